@@ -1,0 +1,49 @@
+"""Package language models: read, write and convert APR, GGUF, safetensors and Hugging Face folders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import AprError
+
+__version__ = "0.1.0"
+
+# Public name -> module that holds it; loaded on first use so that `import aprfmt` stays cheap.
+_LAZY = {
+    "detect": "aprfmt.formats",
+    "open": "aprfmt.formats",
+    "RawTensor": "aprfmt.formats.apr2_write",
+    "save_file": "aprfmt.formats.apr2_write",
+    "load_file": "aprfmt.formats.apr2_write",
+    "stamp_file": "aprfmt.convert.stamp",
+    "import_model": "aprfmt.convert.api",
+    "export_model": "aprfmt.convert.api",
+    "convert_model": "aprfmt.convert.api",
+    "Report": "aprfmt.convert.api",
+    "Model": "aprfmt.model",
+    "Tensor": "aprfmt.model",
+}
+
+__all__ = ["AprError", "__version__", *sorted(_LAZY)]
+
+if TYPE_CHECKING:
+    from aprfmt.convert.api import Report, convert_model, export_model, import_model
+    from aprfmt.convert.stamp import stamp_file
+    from aprfmt.formats import detect, open
+    from aprfmt.formats.apr2_write import RawTensor, load_file, save_file
+    from aprfmt.model import Model, Tensor
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""What models are made of: the architecture table, tensor names, hyper-parameters, reversible row moves."""

@@ -1,0 +1,152 @@
+"""The dtype table: names, container ids, block geometry. A new dtype is one row here and one in the tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aprfmt.errors import LimitError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """One tensor dtype.
+
+    Attributes:
+        name: the name shown to users, `F32`, `Q4_K`, `AprQ8`.
+        apr_id: id in an APR v2 index, None where the container has none.
+        ggml_id: GGML type number, None where GGML has none.
+        safetensors: spelling in a safetensors header, None where it has none.
+        block: values in a block (1 for plain dtypes).
+        block_bytes: bytes of a block.
+        numpy: numpy dtype string of a plain dtype's stored elements, None for block types.
+        kind: "plain", "aprq" (codecs.aprq) or "ggml" (gguf.quants).
+    """
+
+    name: str
+    apr_id: int | None
+    ggml_id: int | None
+    safetensors: str | None
+    block: int
+    block_bytes: int
+    numpy: str | None = None
+    kind: str = "ggml"
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether values share scales in blocks."""
+        return self.block != 1 or self.kind != "plain"
+
+    def n_bytes(self, shape: tuple[int, ...]) -> int:
+        """Stored bytes of a tensor of `shape` (row-major). Raises UsageError where blocks do not divide a row.
+
+        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds the flat length up to blocks of 32.
+        """
+        n = n_elements(shape)
+        if self.name == "AprQ8":
+            return 4 + n if n else 0
+        if self.name == "AprQ4":
+            return self.block_bytes * -(-n // self.block)
+        if self.block > 1 and n and shape[-1] % self.block:
+            raise UsageError(f"{self.name} stores blocks of {self.block} values; a row of {shape[-1]} does not divide")
+        return n // self.block * self.block_bytes
+
+
+def n_elements(shape: tuple[int, ...]) -> int:
+    """Product of the dims; raises LimitError beyond 2^63 (files give dims as u64)."""
+    n = 1
+    for dim in shape:
+        n *= dim
+    if n >= 1 << 63:
+        raise LimitError(f"a tensor of shape {list(shape)} has more elements than any file can hold")
+    return n
+
+
+DTYPES: dict[str, Dtype] = {
+    row.name: row
+    for row in (
+        #     name        apr   ggml  safetensors block bytes numpy  kind
+        Dtype("F32", 0, 0, "F32", 1, 4, "<f4", "plain"),
+        Dtype("F16", 1, 1, "F16", 1, 2, "<f2", "plain"),
+        Dtype("BF16", 30, 30, "BF16", 1, 2, "<u2", "plain"),
+        Dtype("F64", 3, 28, "F64", 1, 8, "<f8", "plain"),
+        Dtype("I8", 6, 24, "I8", 1, 1, "<i1", "plain"),
+        Dtype("I16", None, 25, "I16", 1, 2, "<i2", "plain"),
+        Dtype("I32", 4, 26, "I32", 1, 4, "<i4", "plain"),
+        Dtype("I64", 5, 27, "I64", 1, 8, "<i8", "plain"),
+        Dtype("U8", 7, None, "U8", 1, 1, "<u1", "plain"),
+        Dtype("U16", None, None, "U16", 1, 2, "<u2", "plain"),
+        Dtype("U32", None, None, "U32", 1, 4, "<u4", "plain"),
+        Dtype("U64", None, None, "U64", 1, 8, "<u8", "plain"),
+        Dtype("BOOL", None, None, "BOOL", 1, 1, "<u1", "plain"),
+        Dtype("F8_E4M3", None, None, "F8_E4M3", 1, 1, "<u1", "plain"),
+        Dtype("F8_E5M2", None, None, "F8_E5M2", 1, 1, "<u1", "plain"),
+        Dtype("F8_E8M0", None, None, "F8_E8M0", 1, 1, "<u1", "plain"),
+        Dtype("C64", None, None, "C64", 1, 8, "<c8", "plain"),
+        Dtype("AprQ4", 128, None, None, 32, 18, None, "aprq"),
+        Dtype("AprQ8", 129, None, None, 1, 1, None, "aprq"),
+        Dtype("Q4_0", None, 2, None, 32, 18),
+        Dtype("Q4_1", None, 3, None, 32, 20),
+        Dtype("Q5_0", None, 6, None, 32, 22),
+        Dtype("Q5_1", None, 7, None, 32, 24),
+        Dtype("Q8_0", None, 8, None, 32, 34),
+        Dtype("Q8_1", None, 9, None, 32, 40),
+        Dtype("Q2_K", None, 10, None, 256, 84),
+        Dtype("Q3_K", None, 11, None, 256, 110),
+        Dtype("Q4_K", 12, 12, None, 256, 144),
+        Dtype("Q5_K", None, 13, None, 256, 176),
+        Dtype("Q6_K", 14, 14, None, 256, 210),
+        Dtype("Q8_K", None, 15, None, 256, 292),
+        Dtype("IQ2_XXS", None, 16, None, 256, 66),
+        Dtype("IQ2_XS", None, 17, None, 256, 74),
+        Dtype("IQ3_XXS", None, 18, None, 256, 98),
+        Dtype("IQ1_S", None, 19, None, 256, 50),
+        Dtype("IQ4_NL", None, 20, None, 32, 18),
+        Dtype("IQ3_S", None, 21, None, 256, 110),
+        Dtype("IQ2_S", None, 22, None, 256, 82),
+        Dtype("IQ4_XS", None, 23, None, 256, 136),
+        Dtype("IQ1_M", None, 29, None, 256, 56),
+        Dtype("TQ1_0", None, 34, None, 256, 54),
+        Dtype("TQ2_0", None, 35, None, 256, 66),
+        Dtype("MXFP4", None, 39, None, 32, 17),
+        Dtype("NVFP4", None, 40, None, 64, 36),
+        Dtype("Q1_0", None, 41, None, 128, 18),
+    )
+}
+
+# Ids that readers must still accept: the two native quants before their ids moved out of GGML's range.
+_APR_LEGACY_IDS = {8: "AprQ4", 9: "AprQ8"}
+
+_BY_APR_ID = {row.apr_id: row for row in DTYPES.values() if row.apr_id is not None}
+_BY_APR_ID |= {key: DTYPES[name] for key, name in _APR_LEGACY_IDS.items()}
+_BY_GGML_ID = {row.ggml_id: row for row in DTYPES.values() if row.ggml_id is not None}
+_BY_SAFETENSORS = {row.safetensors: row for row in DTYPES.values() if row.safetensors is not None}
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+_BY_NAME = {_key(name): row for name, row in DTYPES.items()}
+
+
+def find_dtype(name: str) -> Dtype:
+    """The row called `name`; case and underscores do not matter (`Q4K`, `q4_k`, `apr_q8`). Raises UsageError."""
+    row = _BY_NAME.get(_key(name))
+    if row is None:
+        raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))
+    return row
+
+
+def dtype_by_apr_id(apr_id: int) -> Dtype | None:
+    """The row of an APR v2 index id, legacy ids 8 and 9 included; None if the id is invalid."""
+    return _BY_APR_ID.get(apr_id)
+
+
+def dtype_by_ggml_id(ggml_id: int) -> Dtype | None:
+    """The row of a GGML type number; None if it is unknown here."""
+    return _BY_GGML_ID.get(ggml_id)
+
+
+def dtype_by_safetensors(spelling: str) -> Dtype | None:
+    """The row of a safetensors dtype; None if it is unknown here."""
+    return _BY_SAFETENSORS.get(spelling)

@@ -1,0 +1,1 @@
+"""Conversion: any readable model to any writable container, planned first, then streamed."""

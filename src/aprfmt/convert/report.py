@@ -1,0 +1,80 @@
+"""What a conversion did, or with a plan would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of import_model, export_model and convert_model; `to_json` is the CLI's object.
+
+    Attributes:
+        source, output: paths as given.
+        format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx".
+        architecture: row id of arch.table, or the source's own word.
+        tensor_count: tensors in the output.
+        input_bytes, output_bytes: sizes of all files read and written.
+        dtypes: output dtype -> {tensors, params, bytes}.
+        lossless: whether the source can be had back byte for byte from the output.
+        losses: what the output does not hold exactly, one sentence each.
+        memory_bytes: estimate of the peak working memory.
+        tensors: output tensors with source name, dtypes and shape; filled for plans.
+    """
+
+    source: str
+    output: str
+    format: str
+    architecture: str | None
+    tensor_count: int
+    input_bytes: int
+    output_bytes: int
+    dtypes: dict[str, dict[str, int]]
+    lossless: bool
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    verify: dict[str, Any] | None = None
+    plan: bool = False
+    memory_bytes: int = 0
+    tensors: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
+        body: dict[str, Any] = {
+            "source": self.source,
+            "output": self.output,
+            "format": self.format,
+            "architecture": self.architecture,
+            "tensor_count": self.tensor_count,
+            "input_bytes": self.input_bytes,
+            "output_bytes": self.output_bytes,
+            "dtypes": self.dtypes,
+            "seconds": round(self.seconds, 3),
+            "warnings": self.warnings,
+            "lossless": self.lossless,
+            "losses": self.losses,
+        }
+        if self.verify is not None:
+            body["verify"] = self.verify
+        if self.plan:
+            body |= {"plan": True, "memory_bytes": self.memory_bytes, "tensors": self.tensors}
+        return body
+
+
+def overlay(base: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with only those keys changed that differ between `then` and `now`.
+
+    `base` is what a source file said, `then` what this package derives from it, `now` what it derives after the
+    user's edits: so edits take effect, and whatever we do not model stays as the source had it.
+    """
+    out = dict(base)
+    for key, value in now.items():
+        if key not in then or then[key] != value:
+            out[key] = value
+    for key in then:
+        if key not in now:
+            out.pop(key, None)
+    return out

@@ -1,0 +1,206 @@
+"""Every error of the package, with its exit code and its JSON form.
+
+    AprError                         code              exit
+    ├── UsageError(ValueError)       usage             2
+    ├── NotFoundError(FileNotFound)  not-found         3
+    ├── UnknownFormatError(Value)    unknown-format    3
+    ├── CorruptError(ValueError)     corrupt           4
+    │   ├── TruncatedError           truncated         4
+    │   ├── ChecksumError            checksum          4
+    │   └── LimitError               limit             4
+    ├── UnsupportedError(ValueError) unsupported       4
+    ├── RefusedError(ValueError)     refused           5
+    │   ├── ExistsError(FileExists)  exists            5
+    │   └── UnmappedError            unmapped          5
+    ├── MissingDependencyError       missing-dependency 6
+    ├── StorageError(OSError)        storage           7
+    └── RunError(RuntimeError)       run               8
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, ClassVar
+
+__all__ = [
+    "AprError",
+    "ChecksumError",
+    "CorruptError",
+    "ExistsError",
+    "LimitError",
+    "MissingDependencyError",
+    "NotFoundError",
+    "RefusedError",
+    "RunError",
+    "StorageError",
+    "TruncatedError",
+    "UnknownFormatError",
+    "UnmappedError",
+    "UnsupportedError",
+    "UsageError",
+    "storage_error",
+]
+
+
+class AprError(Exception):
+    """What went wrong, where (path, tensor, byte offset) and what to type next.
+
+    Args:
+        message: one sentence: what and why.
+        path: the file concerned.
+        tensor: the tensor concerned.
+        offset: byte offset from the start of the file.
+        hint: the next thing to try, a command where there is one.
+        code: overrides the class's code; scripts rely on it.
+    """
+
+    code: str = "error"
+    exit_code: ClassVar[int] = 4
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = os.fspath(path) if path is not None else None
+        self.tensor = tensor
+        self.offset = offset
+        self.hint = hint
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        where = [f"tensor {self.tensor!r}"] if self.tensor is not None else []
+        if self.offset is not None:
+            where.append(f"byte {self.offset}")
+        text = self.message + (f" ({', '.join(where)})" if where else "")
+        return f"{self.path}: {text}" if self.path else text
+
+    def to_json(self) -> dict[str, Any]:
+        """The `error` object of the JSON envelope."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "path": self.path,
+            "tensor": self.tensor,
+            "offset": self.offset,
+            "hint": self.hint,
+        }
+
+
+class UsageError(AprError, ValueError):
+    """An option or argument that makes no sense."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class NotFoundError(AprError, FileNotFoundError):
+    """The file is not there."""
+
+    code = "not-found"
+    exit_code = 3
+
+
+class UnknownFormatError(AprError, ValueError):
+    """The file is there, but is of no known format."""
+
+    code = "unknown-format"
+    exit_code = 3
+
+
+class CorruptError(AprError, ValueError):
+    """The container breaks its own rules."""
+
+    code = "corrupt"
+
+
+class TruncatedError(CorruptError):
+    """The file ends before the data it announces."""
+
+    code = "truncated"
+
+
+class ChecksumError(CorruptError):
+    """A stored checksum or signature does not match the bytes."""
+
+    code = "checksum"
+
+
+class LimitError(CorruptError):
+    """A count, length or depth is beyond what a sane file holds."""
+
+    code = "limit"
+
+
+class UnsupportedError(AprError, ValueError):
+    """A well-formed container that this version cannot read or write."""
+
+    code = "unsupported"
+
+
+class RefusedError(AprError, ValueError):
+    """The request would lose data or make a broken model."""
+
+    code = "refused"
+    exit_code = 5
+
+
+class ExistsError(RefusedError, FileExistsError):
+    """The output is there already."""
+
+    code = "exists"
+
+
+class UnmappedError(RefusedError):
+    """A tensor, or a whole architecture, has no name in the target format."""
+
+    code = "unmapped"
+
+
+class MissingDependencyError(AprError, ImportError):
+    """An optional package or a device is missing."""
+
+    code = "missing-dependency"
+    exit_code = 6
+
+
+class StorageError(AprError, OSError):
+    """The operating system refused: disk full, permission, I/O error."""
+
+    code = "storage"
+    exit_code = 7
+
+
+class RunError(AprError, RuntimeError):
+    """Inference, evaluation or training gave no valid result."""
+
+    code = "run"
+    exit_code = 8
+
+
+_OS_HINTS = {
+    errno.ENOSPC: "free some space or write to another disk; nothing was left behind",
+    errno.EDQUOT: "free some space or raise the quota; nothing was left behind",
+    errno.EACCES: "check the permissions of the file and of its folder",
+    errno.EPERM: "check the permissions of the file and of its folder",
+    errno.EROFS: "write to another folder",
+}
+
+
+def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
+    """An OSError as the AprError that fits it (missing files are NotFoundError, the rest StorageError)."""
+    if isinstance(error, AprError):
+        return error
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NotFoundError("no such file or folder", path=path)
+    reason = error.strerror or type(error).__name__
+    return StorageError(reason, path=path, hint=_OS_HINTS.get(error.errno or 0))

@@ -1,0 +1,23 @@
+"""CRC-32 (IEEE 802.3, the one of zlib): isal when it is installed, else zlib; equal values."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+try:
+    from isal import isal_zlib as _backend
+except ImportError:
+    _backend = zlib
+
+crc32: Callable[..., int] = _backend.crc32
+"""crc32(data, value=0): the checksum of `data`, continued from `value`."""
+
+
+def crc32_of(*parts: Any) -> int:
+    """CRC-32 of the parts laid end to end."""
+    value = 0
+    for part in parts:
+        value = crc32(part, value)
+    return value

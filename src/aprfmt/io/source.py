@@ -1,0 +1,112 @@
+"""A bounds-checked, read-only view of a file or of bytes in memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+from typing import Self
+
+from aprfmt.errors import RefusedError, TruncatedError, storage_error
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Source:
+    """Bytes of one file: `view` maps them without a copy, `read_into` copies them without mapping.
+
+    `view` is for small or random reads and for handing tensors to the user: the memoryview stays valid as
+    long as somebody holds it, also after `close`. `read_into` is for streaming: it keeps the resident set
+    small, because pages that were only read do not count as mapped.
+    """
+
+    def __init__(self, path: str, fd: int | None, data: Buffer | None, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        self._view: memoryview | None = memoryview(data) if data is not None else None
+        self._map_lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Opens `path` for reading. Raises NotFoundError, StorageError, or RefusedError for what is no plain file."""
+        name = os.fspath(path)
+        try:
+            fd = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            raise storage_error(error, name) from error
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise RefusedError("not a plain file", path=name)
+        return cls(name, fd, None, info.st_size)
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, path: str | os.PathLike[str]) -> Self:
+        """The same over bytes in memory, for images that had to be decompressed; `path` is for messages."""
+        return cls(os.fspath(path), None, data, len(data))
+
+    def check(self, offset: int, n_bytes: int, what: str = "data", tensor: str | None = None) -> None:
+        """Raises TruncatedError unless [offset, offset + n_bytes) lies inside the file."""
+        if offset < 0 or n_bytes < 0 or offset + n_bytes > self.size:
+            raise TruncatedError(
+                f"{what} needs bytes {offset} to {offset + n_bytes}, but the file has {self.size}",
+                path=self.path,
+                tensor=tensor,
+                offset=offset,
+                hint="the file is cut short or damaged: fetch it again",
+            )
+
+    def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
+        """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default)."""
+        n_bytes = self.size - offset if n_bytes is None else n_bytes
+        self.check(offset, n_bytes)
+        if self._view is None:
+            with self._map_lock:
+                if self._view is None:
+                    self._view = self._map()
+        return self._view[offset : offset + n_bytes].toreadonly()
+
+    def _map(self) -> memoryview:
+        if self._fd is None:
+            raise ValueError(f"{self.path}: the file is closed")
+        if self.size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
+
+    def read(self, offset: int, n_bytes: int) -> bytes:
+        """A copy of `n_bytes` bytes at `offset`."""
+        self.check(offset, n_bytes)
+        buffer = bytearray(n_bytes)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from `offset`; safe to call from several threads."""
+        self.check(offset, len(buffer))
+        if self._fd is None:
+            buffer[:] = self.view(offset, len(buffer))
+            return
+        done = 0
+        while done < len(buffer):
+            try:
+                n = os.preadv(self._fd, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise storage_error(error, self.path) from error
+            if n == 0:
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
+            done += n
+
+    def close(self) -> None:
+        """Closes the file. Views that were handed out keep their mapping until they are dropped."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._view = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,33 @@
+"""Caps that a crafted file runs into before anything is allocated for it. One test a cap."""
+
+from __future__ import annotations
+
+MAX_NDIM = 8
+"""Dimensions of a tensor; the APR writer keeps no more."""
+
+MAX_NAME_BYTES = 65_535
+"""Tensor names: the APR index counts them in 16 bits."""
+
+MAX_METADATA_BYTES = 256 << 20
+"""Metadata section of an APR file."""
+
+MAX_HEADER_BYTES = 512 << 20
+"""JSON header of a safetensors file, key-value block of a GGUF."""
+
+MAX_KEY_BYTES = 65_535
+"""A GGUF key."""
+
+MAX_ARRAY_DEPTH = 8
+"""Nesting of GGUF arrays."""
+
+MAX_JSON_DEPTH = 127
+"""Nesting of JSON metadata, the outermost object counted."""
+
+MAX_SPLITS = 65_535
+"""Parts of a split GGUF or shards of a safetensors index."""
+
+MAX_UNCOMPRESSED_BYTES = 1 << 30
+"""What an APR v1 payload or a compressed legacy image may unpack to."""
+
+MAX_TEXT_FILE_BYTES = 256 << 20
+"""A JSON or text file of a Hugging Face folder."""

@@ -1,0 +1,160 @@
+"""An opened model, the same whatever its container: tensors by name, lazy metadata, tokenizer, hyper-parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from aprfmt.io.source import Source
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.tokenizer.model import Tokenizer
+
+
+class Tensor:
+    """One tensor of an opened file.
+
+    Attributes:
+        name: as the container spells it.
+        dtype: name of a row of codecs.dtypes (the true dtype, also where the container stores opaque rows).
+        shape: row-major, outermost dimension first, in every container.
+        offset: of the first byte, from the start of the file.
+        n_bytes: stored length, without padding.
+        source: the file that holds the bytes.
+    """
+
+    __slots__ = ("dtype", "n_bytes", "name", "offset", "shape", "source")
+
+    def __init__(
+        self, name: str, dtype: str, shape: tuple[int, ...], offset: int, n_bytes: int, source: Source
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self.offset = offset
+        self.n_bytes = n_bytes
+        self.source = source
+
+    def raw(self) -> memoryview:
+        """The stored bytes, read-only and without a copy. Valid after the model is closed."""
+        return self.source.view(self.offset, self.n_bytes)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values, decoded: BF16 and quantised dtypes as float32, the others as they are stored."""
+        from aprfmt.codecs.convert import decode
+
+        return decode(self.dtype, self.raw(), self.shape, tensor=self.name)
+
+    def torch(self) -> torch.Tensor:
+        """The values as a torch tensor of its own memory. Raises MissingDependencyError without torch."""
+        from aprfmt.codecs.convert import decode_torch
+
+        return decode_torch(self.dtype, self.raw(), self.shape, tensor=self.name)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.dtype}, {list(self.shape)}, {self.n_bytes} bytes)"
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name, in file order. Of several entries with one name the mapping gives the first; `entries` all."""
+
+    def __init__(self, entries: Sequence[Tensor]) -> None:
+        self.entries = tuple(entries)
+        self._by_name: dict[str, Tensor] = {t.name: t for t in reversed(self.entries)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(t.name for t in self.entries))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
+class Model:
+    """An opened model; use it in a `with` block. The format modules build it, nobody subclasses it.
+
+    Attributes:
+        path: what was opened (a file or a folder).
+        format: id of the container: "apr-v2", "apr-v1", "apr-legacy", "gguf", "safetensors", "hf".
+        label: the container as users know it: "APR v2", "GGUF v3", "SafeTensors", "HF folder".
+        version: of the container, "2.0", "3", "" where it has none.
+        sources: every file that is open, the main one first.
+        tensors: by name; `tensors.entries` holds duplicates too.
+        checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be costly, hence a call.
+        flags: container flags by name.
+        warnings: what is odd but readable.
+        native: the format module's own view (header fields, key-value pairs), for writers of the same format.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        format: str,
+        label: str,
+        version: str,
+        sources: Sequence[Source],
+        tensors: Sequence[Tensor],
+        load_metadata: Callable[[], Mapping[str, Any]],
+        load_tokenizer: Callable[[Model], Tokenizer | None],
+        load_hparams: Callable[[Model], Hyperparams],
+        checksum: Callable[[], dict[str, str]] = lambda: {"header": "none", "footer": "none"},
+        flags: Mapping[str, bool] | None = None,
+        warnings: Sequence[str] = (),
+        native: Any = None,
+    ) -> None:
+        self.path = path
+        self.format = format
+        self.label = label
+        self.version = version
+        self.sources = tuple(sources)
+        self.tensors = Tensors(tensors)
+        self.checksum = checksum
+        self.flags = dict(flags or {})
+        self.warnings = list(warnings)
+        self.native = native
+        self._load_metadata = load_metadata
+        self._load_tokenizer = load_tokenizer
+        self._load_hparams = load_hparams
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """APR metadata, GGUF key-value pairs, safetensors `__metadata__` or config.json, parsed on first use."""
+        return self._load_metadata()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The embedded tokenizer, None where the file has none; parsed on first use."""
+        return self._load_tokenizer(self)
+
+    @cached_property
+    def hparams(self) -> Hyperparams:
+        """Dimensions and constants of the network, under one set of names for every container."""
+        return self._load_hparams(self)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its files."""
+        return sum(source.size for source in self.sources)
+
+    def close(self) -> None:
+        """Closes the files; views of tensors that are still held stay valid."""
+        for source in self.sources:
+            source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}, {self.label}, {len(self.tensors)} tensors)"

@@ -1,0 +1,51 @@
+"""The tokenizer value that every container is read into and written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class TokenType(IntEnum):
+    """GGML token types (llama.h `llama_token_type`)."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(slots=True)
+class Tokenizer:
+    """A tokenizer as data; nothing here encodes text.
+
+    Attributes:
+        model: GGUF spelling of the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece), "bert", "t5", "none".
+        tokens: text of each id, added tokens included; holes hold `[PAD{id}]` with type UNUSED.
+        merges: "left right", by rank; empty for non-BPE.
+        types: a TokenType an id; empty when the source says nothing.
+        scores: one an id; empty when the source has none.
+        pre: llama.cpp's pre-tokenizer name, None when it is not known.
+        special: ids by role under GGUF's names: bos, eos, unk, pad (GGUF: padding), sep, mask, cls, eot, eom,
+            fim_pre, fim_suf, fim_mid, fim_pad, fim_rep, fim_sep.
+        flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, where the source says so.
+        chat_template: the default Jinja template.
+        chat_templates: further templates by name.
+        n_added: how many ids come from added_tokens (0 when the source does not tell).
+        files: Hugging Face tokenizer files as they were, by file name (tokenizer.json, tokenizer_config.json, ...).
+    """
+
+    model: str
+    tokens: list[str]
+    merges: list[str] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    pre: str | None = None
+    special: dict[str, int] = field(default_factory=dict)
+    flags: dict[str, bool] = field(default_factory=dict)
+    chat_template: str | None = None
+    chat_templates: dict[str, str] = field(default_factory=dict)
+    n_added: int = 0
+    files: dict[str, bytes] = field(default_factory=dict)

