@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt-material"))
+CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 

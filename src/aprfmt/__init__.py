@@ -15,6 +15,8 @@ _LAZY = {
     "RawTensor": "aprfmt.formats.apr2_write",
     "save_file": "aprfmt.formats.apr2_write",
     "load_file": "aprfmt.formats.apr2_write",
+    "read_v1": "aprfmt.formats.apr1",
+    "write_v1": "aprfmt.formats.apr1",
     "stamp_file": "aprfmt.convert.stamp",
     "import_model": "aprfmt.convert.api",
     "export_model": "aprfmt.convert.api",
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from aprfmt.convert.api import Report, convert_model, export_model, import_model
     from aprfmt.convert.stamp import stamp_file
     from aprfmt.formats import detect, open
+    from aprfmt.formats.apr1 import read_v1, write_v1
     from aprfmt.formats.apr2_write import RawTensor, load_file, save_file
     from aprfmt.model import Model, Tensor
 

@@ -31,3 +31,9 @@ MAX_UNCOMPRESSED_BYTES = 1 << 30
 
 MAX_TEXT_FILE_BYTES = 256 << 20
 """A JSON or text file of a Hugging Face folder."""
+
+MAX_TOKEN_ID = 1 << 24
+"""Ids of a tokenizer; the largest vocabularies in use stay below a sixteenth of it."""
+
+MAX_VOCAB_HOLES = 1 << 16
+"""Ids without a token beyond as many as there are tokens."""

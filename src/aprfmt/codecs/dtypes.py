@@ -37,17 +37,20 @@ class Dtype:
         return self.block != 1 or self.kind != "plain"
 
     def n_bytes(self, shape: tuple[int, ...]) -> int:
-        """Stored bytes of a tensor of `shape` (row-major). Raises UsageError where blocks do not divide a row.
+        """Stored bytes of a tensor of `shape` (row-major). Raises UsageError where blocks divide no row.
 
-        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds the flat length up to blocks of 32.
+        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds the flat length up to whole blocks.
         """
         n = n_elements(shape)
         if self.name == "AprQ8":
             return 4 + n if n else 0
         if self.name == "AprQ4":
             return self.block_bytes * -(-n // self.block)
-        if self.block > 1 and n and shape[-1] % self.block:
-            raise UsageError(f"{self.name} stores blocks of {self.block} values; a row of {shape[-1]} does not divide")
+        cols = shape[-1] if shape else 1
+        if self.block > 1 and n and cols % self.block:
+            raise UsageError(
+                f"{self.name} stores blocks of {self.block} values; a row of {cols} does not divide"
+            )
         return n // self.block * self.block_bytes
 
 
@@ -130,7 +133,7 @@ _BY_NAME = {_key(name): row for name, row in DTYPES.items()}
 
 
 def find_dtype(name: str) -> Dtype:
-    """The row called `name`; case and underscores do not matter (`Q4K`, `q4_k`, `apr_q8`). Raises UsageError."""
+    """The row called `name`; case and underscores do not matter (`Q4K`, `apr_q8`). Raises UsageError."""
     row = _BY_NAME.get(_key(name))
     if row is None:
         raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))

@@ -6,12 +6,13 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+crc32: Callable[..., int] = zlib.crc32
 try:
-    from isal import isal_zlib as _backend
-except ImportError:
-    _backend = zlib
+    from isal import isal_zlib
 
-crc32: Callable[..., int] = _backend.crc32
+    crc32 = isal_zlib.crc32
+except ImportError:
+    pass
 """crc32(data, value=0): the checksum of `data`, continued from `value`."""
 
 

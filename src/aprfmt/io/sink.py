@@ -51,6 +51,11 @@ class AtomicFile:
         self._fd = -1
         self._temporary = ""
 
+    @property
+    def temporary(self) -> str:
+        """Path of the unfinished file, for checks before it is published."""
+        return self._temporary
+
     def __enter__(self) -> Self:
         folder, name = os.path.split(self.target)
         check_space(folder, self._n_bytes)

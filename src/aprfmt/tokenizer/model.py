@@ -35,6 +35,7 @@ class Tokenizer:
         chat_templates: further templates by name.
         n_added: how many ids come from added_tokens (0 when the source does not tell).
         files: Hugging Face tokenizer files as they were, by file name (tokenizer.json, tokenizer_config.json, ...).
+        gguf_keys: the GGUF keys in the order of the file they came from; only their order, so not compared.
     """
 
     model: str
@@ -49,3 +50,4 @@ class Tokenizer:
     chat_templates: dict[str, str] = field(default_factory=dict)
     n_added: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
+    gguf_keys: list[str] = field(default_factory=list, compare=False)

@@ -1,0 +1,48 @@
+# make demo   the main job on a real model, in a fresh environment
+# make test   the whole suite
+# make check  format, lint, types
+# make bench  ratios against peers, see docs/benchmarks.md
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
+	@APR_DEMO_MODEL="$$(ls $${APR_MATERIAL:-$$HOME/.cache/aprfmt/material}/smollm2/*.gguf 2>/dev/null | head -n 1)" \
+		$(BIN)/apr demo -o demo-output --force
+
+test: $(VENV)/.test
+	@$(BIN)/python tools/fetch_material.py || echo "no network: tests that need real material are skipped" >&2
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+check: $(VENV)/.check
+	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/python tools/bench_open.py
+	$(BIN)/python tools/bench_convert.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[fast]"
+	tools/install_llama.sh $(BIN)/python || echo "llama-cpp-python could not be built: the demo goes without llama.cpp" >&2
+	@touch $@
+
+$(VENV)/.test: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[test]"
+	tools/install_llama.sh $(BIN)/python
+	@touch $@
+
+$(VENV)/.check: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

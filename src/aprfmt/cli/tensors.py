@@ -1,0 +1,114 @@
+"""`apr tensors`: one row a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Any
+
+import typer
+
+from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import human_bytes, out, table
+from aprfmt.cli.progress import Bar
+from aprfmt.model import Tensor
+
+
+def command(
+    file: ModelArgument,
+    *,
+    filter: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="GLOB", help="Only names that match; without * or ?: contain it."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="At most N tensors; 0 is all.")
+    ] = 0,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Mean, deviation, range, NaN, infinities, zeros.")
+    ] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the stored bytes.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """List the tensors: name, dtype, shape (row-major), offset, size.
+
+    \b
+    apr tensors model.gguf --filter '*attn_q*' --stats
+    apr tensors model.apr --hash --json
+    """
+    from aprfmt.formats import open as open_model
+
+    with open_model(file) as model:
+        entries = model.tensors.entries
+        chosen = [t for t in entries if filter is None or _matches(t.name, filter)]
+        shown = chosen[:limit] if limit else chosen
+        with Bar("reading") as bar:
+            advance = bar.factory(sum(t.n_bytes for t in shown)) if bar.factory and (stats or hash) else None
+            rows = []
+            for tensor in shown:
+                rows.append(_row(tensor, stats, hash))
+                if advance:
+                    advance(tensor.n_bytes, tensor.name)
+        body = {
+            "file": file,
+            "format": model.label,
+            "tensor_count": len(entries),
+            "matched": len(chosen),
+            "tensors": rows,
+        }
+        out.result(body, _text(rows, stats, hash))
+        if len(shown) < len(entries):
+            out.hint(f"{len(shown)} of {len(entries)} tensors shown")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if any(c in pattern for c in "*?["):
+        return fnmatchcase(name, pattern)
+    return pattern in name
+
+
+def _row(tensor: Tensor, stats: bool, hash: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "offset": tensor.offset,
+        "size_bytes": tensor.n_bytes,
+    }
+    if stats:
+        from aprfmt.inspect.stats import tensor_stats
+
+        row |= tensor_stats(tensor).to_json()
+    if hash:
+        from aprfmt.inspect.stats import tensor_sha256
+
+        row["sha256"] = tensor_sha256(tensor)
+    return row
+
+
+def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
+    header = ["name", "dtype", "shape"]
+    cells = [[r["name"], r["dtype"], "×".join(map(str, r["shape"])) or "scalar"] for r in rows]
+    if stats:
+        some_odd = any(r["nan_count"] or r["inf_count"] for r in rows)
+        header += ["mean", "std", "min", "max", "zeros", *(["odd"] if some_odd else [])]
+        for cell, r in zip(cells, rows, strict=True):
+            odd = [
+                f"{r[key]:,} {word}" for key, word in (("nan_count", "NaN"), ("inf_count", "inf")) if r[key]
+            ]
+            cell += [*(_figure(r[key]) for key in ("mean", "std", "min", "max")), f"{r['zero_fraction']:.1%}"]
+            cell += [" ".join(odd) or "-"] if some_odd else []
+    else:
+        header += ["size", "offset"]
+        for cell, r in zip(cells, rows, strict=True):
+            cell += [human_bytes(r["size_bytes"]), str(r["offset"])]
+    if hash:
+        header.append("sha256")
+        for cell, r in zip(cells, rows, strict=True):
+            cell.append(r["sha256"] if not out.data_stream.isatty() else r["sha256"][:12])
+    return table(header, cells, right="size offset mean std min max zeros", indent=0)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,81 @@
+"""`apr validate`: integrity and content rules, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import out, printable
+from aprfmt.cli.progress import Bar
+
+if TYPE_CHECKING:
+    from aprfmt.inspect.validate import Verdict
+
+_MARKS = {
+    "pass": ("ok  ", "green"),
+    "warn": ("warn", "yellow"),
+    "fail": ("FAIL", "red"),
+    "skip": ("-   ", "dim"),
+}
+_MAX_LINES = 20
+
+
+def command(
+    file: ModelArgument,
+    *,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
+    min_score: Annotated[
+        int, typer.Option("--min-score", metavar="N", min=0, max=100, help="Fail under this score.")
+    ] = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Check checksums, extents, values, names, shapes and tokenizer. Exit 0 passed, 5 failed.
+
+    \b
+    apr validate model.apr
+    apr validate model.gguf --strict --min-score 95 --json
+    """
+    from aprfmt.formats import open as open_model
+    from aprfmt.inspect.validate import validate, weight_bytes
+
+    with open_model(file) as model, Bar("validating") as bar:
+        advance = bar.factory(weight_bytes(model)) if bar.factory else None
+        verdict = validate(model, strict=strict, min_score=min_score, progress=advance)
+        label = model.label
+    body = {
+        "file": file,
+        "format": label,
+        "passed": verdict.passed,
+        "checks": verdict.checks,
+        "skipped": verdict.skipped,
+        "score": verdict.score,
+    }
+    out.result(body, _text(file, label, verdict, min_score))
+    return 0 if verdict.passed else 5
+
+
+def _text(file: str, label: str, verdict: Verdict, min_score: int) -> Iterator[str]:
+    yield f"{out.style(printable(file), 'bold')}  {label}"
+    shown: dict[str, int] = {}
+    for check in verdict.checks:
+        n = shown[check["id"]] = shown.get(check["id"], 0) + 1
+        if n <= _MAX_LINES:
+            tensor = f" ({check['tensor']})" if "tensor" in check else ""
+            yield _line(check["status"], check["id"], check["message"] + tensor)
+    for name, n in shown.items():
+        if n > _MAX_LINES:
+            yield f"        {n - _MAX_LINES} more of {name}; --json lists all"
+    for skip in verdict.skipped:
+        yield _line("skip", skip["id"], "not applicable: " + skip["message"])
+    word, style = ("passed", "green") if verdict.passed else ("FAILED", "red")
+    goal = f", at least {min_score} wanted" if verdict.score < min_score else ""
+    yield f"{out.style(word, style)}, score {verdict.score} of 100{goal}"
+
+
+def _line(status: str, name: str, message: str) -> str:
+    mark, style = _MARKS[status]
+    return f"  {out.style(mark, style)}  {name:<18}  {printable(message)}"

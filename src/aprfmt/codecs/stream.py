@@ -1,0 +1,68 @@
+"""Regrouping of byte and value streams, so that codecs see whole blocks whatever pieces the bytes come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.io.source import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+STEP = 1 << 18
+"""Values a piece: 1 MiB of float32; a multiple of every block size."""
+
+BLOCK = 1 << 16
+"""Values that the arithmetic works on at a time, so that its temporaries stay in the cache."""
+
+
+def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:
+    """The same bytes in pieces of multiples of `unit`, at most `piece` (itself a multiple) long.
+
+    What is left at the end, if it is no whole unit, comes last.
+    """
+    pending = b""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        if not view.nbytes:
+            continue
+        view = view.cast("B")
+        if pending:  # never a whole unit
+            take = unit - len(pending)
+            pending += bytes(view[:take])
+            view = view[take:]
+            if len(pending) < unit:
+                continue
+            yield pending
+            pending = b""
+        whole = len(view) // unit * unit
+        for start in range(0, whole, piece):
+            yield view[start : min(start + piece, whole)]
+        pending = bytes(view[whole:])
+    if pending:
+        yield pending
+
+
+def rebatch(arrays: Iterable[Array], unit: int) -> Iterator[Array]:
+    """The same values in 1-d arrays whose lengths are multiples of `unit`; a rest that is none comes last."""
+    import numpy as np
+
+    pending: Array | None = None
+    for values in arrays:
+        if pending is not None:
+            values = np.concatenate([pending, values])
+        whole = values.size // unit * unit
+        if whole:
+            yield values[:whole]
+        pending = values[whole:] if whole < values.size else None
+    if pending is not None:
+        yield pending
+
+
+def blocks(n: int, size: int = BLOCK) -> Iterator[slice]:
+    """Slices of at most `size` that cover range(n)."""
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))

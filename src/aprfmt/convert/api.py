@@ -1,0 +1,279 @@
+"""import_model, export_model, convert_model: one job under three names, planned, checked, then streamed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from aprfmt import formats
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert.canonical import Canonical, canonical
+from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer
+from aprfmt.convert.dtype_choice import Losses
+from aprfmt.convert.recipe import KEY, Recipe, read_recipe
+from aprfmt.convert.report import Report
+from aprfmt.convert.run import StartProgress, write_file, write_folder
+from aprfmt.convert.to_apr import apr_layout, source_recipe
+from aprfmt.convert.to_gguf import GgufOptions, embedding_rows, gguf_layout
+from aprfmt.convert.to_hf import folder_layouts, safetensors_layout
+from aprfmt.convert.verify import require_llama, verify_gguf
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.pipe import source_chunks
+from aprfmt.io.segments import FileLayout, Stream
+from aprfmt.io.sink import check_target
+from aprfmt.model import Model
+
+__all__ = ["Report", "convert_model", "export_model", "import_model"]
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every option of a conversion, as in the command line; see interface.md of the README's option table."""
+
+    arch: str | None = None
+    dtype: str = "keep"
+    tokenizer: PathLike | None = None
+    license: str | None = None
+    data_source: str | None = None
+    data_license: str | None = None
+    allow_no_config: bool = False
+    allow_unmapped: bool = False
+    format: str | None = None
+    pre: str | None = None
+    pad_style: str = "llama.cpp"
+    shard_size: int | None = None
+    verify: bool = False
+    plan: bool = False
+    force: bool = False
+    progress: StartProgress | None = None
+
+    def changes_nothing(self) -> bool:
+        """Whether the options leave the model itself alone."""
+        quiet = {"format", "verify", "plan", "force", "progress", "allow_no_config", "allow_unmapped"}
+        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in quiet)
+
+
+@dataclass(slots=True)
+class Output:
+    """What a target format made of a model: files, tensors, and whether they are the imported source itself."""
+
+    layouts: list[FileLayout]
+    tensors: list[OutTensor]
+    lossless: bool
+    folder: bool = False
+
+
+def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
+    """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to an `.apr` file `dst`.
+
+    Options: arch, dtype, tokenizer, license, data_source, data_license, allow_no_config, allow_unmapped, plan,
+    force, progress. Raises AprError; nothing is left behind then.
+    """
+    return _convert(src, dst, _options(options | {"format": "apr"}))
+
+
+def export_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
+    """Converts any readable model to `format`: "gguf", "safetensors", "hf" or "mlx" (else by the suffix of `dst`).
+
+    Options: dtype, pre, pad_style, shard_size (bytes), verify, arch, allow_unmapped, plan, force, progress.
+    """
+    return _convert(src, dst, _options(options))
+
+
+def convert_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
+    """Converts any readable model to any writable form; options of import_model and export_model together."""
+    return _convert(src, dst, _options(options))
+
+
+def _options(given: dict[str, Any]) -> Options:
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
+    return Options(**given)
+
+
+def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
+    start = time.monotonic()
+    target = target_format(dst, options.format)
+    if options.verify and target != "gguf":
+        raise UsageError("--verify loads a GGUF in llama.cpp; this output is none", hint="export to a .gguf file")
+    if options.verify and not options.plan:
+        require_llama()
+    with formats.open(src) as model:
+        if not options.plan:
+            check_target(dst, _paths(model), options.force)
+        c, output, losses = _plan(model, target, Path(dst), options)
+        report = _report(c, output, losses, src, dst, target, options)
+        if not options.plan:
+            _write(os.fspath(dst), c, output, options, report)
+            report.losses = losses.sentences()
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _paths(model: Model) -> list[str]:
+    return [str(model.path), *(source.path for source in model.sources)]
+
+
+TARGETS = {"apr": "apr-v2", "gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "mlx"}
+_SUFFIXES = {".apr": "apr", ".gguf": "gguf", ".safetensors": "safetensors"}
+
+
+def target_format(dst: PathLike, name: str | None = None) -> str:
+    """The target's key in TARGETS: `name`, else by the suffix of `dst` (a folder is "hf"). Raises UsageError."""
+    if name is not None:
+        if name not in TARGETS:
+            raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(TARGETS))
+        return name
+    suffix = Path(dst).suffix.lower()
+    if suffix in _SUFFIXES:
+        return _SUFFIXES[suffix]
+    if suffix in (".bin", ".pt", ".pth", ".onnx", ".ggml", ".json"):
+        raise UsageError(f"cannot write {suffix} files", hint="name the format with --format: " + ", ".join(TARGETS))
+    return "hf"
+
+
+def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canonical, Output, Losses]:
+    losses = Losses()
+    if target == "apr" and model.format.startswith("apr") and options.changes_nothing():
+        return _copy(model, dst), _copied(model, dst), losses
+    c = canonical(model, arch=options.arch, allow_unmapped=options.allow_unmapped)
+    complete_hparams(c, options.allow_no_config)
+    _override(c, options)
+    check_before_writing(c, options.allow_unmapped)
+    recipe = _recipe(c, target)
+    return c, _WRITERS[target](c, dst.name, options, recipe, losses), losses
+
+
+def _copy(model: Model, dst: Path) -> Canonical:
+    return Canonical(model, None, model.hparams, None, {}, {}, {}, list(model.warnings))
+
+
+def _copied(model: Model, dst: Path) -> Output:
+    """The same `.apr`, byte for byte, whatever its generation."""
+    source = model.sources[0]
+    segment = Stream(source.size, lambda: source_chunks(source, 0, source.size), dst.name)
+    tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
+    return Output([FileLayout(dst.name, [segment])], tensors, True)
+
+
+def _override(c: Canonical, options: Options) -> None:
+    for name in ("license", "data_source", "data_license"):
+        value = getattr(options, name)
+        if value is not None:
+            c.info[name] = value
+    if options.tokenizer is not None:
+        c.tokenizer = read_tokenizer(Path(options.tokenizer), c)
+
+
+def _recipe(c: Canonical, target: str) -> Recipe | None:
+    value = None
+    if c.model.format == "apr-v2":
+        value = c.model.metadata.get(KEY)
+    elif c.model.format == target and target != "gguf":
+        value = source_recipe(c)
+    return read_recipe(value, c.tensors, c.tokenizer, str(c.model.path)) if value is not None else None
+
+
+def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    own_tokenizer = options.tokenizer is None
+    layout, tensors = apr_layout(c, name, options.dtype, losses.overflow, with_source=own_tokenizer)
+    for tensor in tensors:
+        losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
+    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
+    has_record = kept and own_tokenizer and c.model.format in ("gguf", "hf", "safetensors")
+    return Output([layout], tensors, has_record)
+
+
+def _to_gguf(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    wanted = GgufOptions(options.dtype, options.pre, options.pad_style, options.allow_unmapped)
+    layout, tensors, same = gguf_layout(c, name, wanted, recipe, losses)
+    return Output([layout], tensors, same)
+
+
+def _to_safetensors(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    layout, tensors, same = safetensors_layout(c, name, options.dtype, recipe, losses)
+    return Output([layout], tensors, same)
+
+
+def _to_hf(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    layouts, tensors, same = folder_layouts(c, options.dtype, options.shard_size, recipe, losses)
+    return Output(layouts, tensors, same, folder=True)
+
+
+def _to_mlx(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    layouts, tensors, same = folder_layouts(c, options.dtype, options.shard_size, recipe, losses, "mlx")
+    return Output(layouts, tensors, same, folder=True)
+
+
+_WRITERS: dict[str, Callable[[Canonical, str, Options, Recipe | None, Losses], Output]] = {
+    "apr": _to_apr,
+    "gguf": _to_gguf,
+    "safetensors": _to_safetensors,
+    "hf": _to_hf,
+    "mlx": _to_mlx,
+}
+
+
+def _report(
+    c: Canonical, output: Output, losses: Losses, src: PathLike, dst: PathLike, target: str, options: Options
+) -> Report:
+    dtypes: dict[str, dict[str, int]] = {}
+    for tensor in output.tensors:
+        row = dtypes.setdefault(tensor.dtype, {"tensors": 0, "params": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["params"] += n_elements(tensor.shape)
+        row["bytes"] += tensor.n_bytes
+    report = Report(
+        source=os.fspath(src),
+        output=os.fspath(dst),
+        format=TARGETS[target],
+        architecture=c.hparams.architecture,
+        tensor_count=len(output.tensors),
+        input_bytes=c.model.size_bytes,
+        output_bytes=sum(layout.n_bytes for layout in output.layouts),
+        dtypes=dtypes,
+        lossless=output.lossless,
+        warnings=c.warnings,
+        losses=losses.sentences(),
+        plan=options.plan,
+    )
+    if options.plan:
+        report.memory_bytes = _memory(c)
+        report.tensors = [
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes} for t in output.tensors
+        ]
+    return report
+
+
+def _memory(c: Canonical) -> int:
+    """Estimate of peak memory: interpreter and numpy, the pipeline's buffers, the tokenizer's strings."""
+    n_strings = len(c.tokenizer.tokens) + len(c.tokenizer.merges) if c.tokenizer is not None else 0
+    return (64 << 20) + (24 << 20) + 400 * n_strings
+
+
+def _write(dst: str, c: Canonical, output: Output, options: Options, report: Report) -> None:
+    if output.folder:
+        write_folder(dst, output.layouts, force=options.force, progress=options.progress)
+        return
+    if len(output.layouts) != 1:
+        raise RefusedError("the output is several files", path=dst, hint="name a folder with -o")
+
+    def check(temporary: str) -> None:
+        report.verify = verify_gguf(temporary, embedding_rows(c))
+
+    write_file(
+        dst,
+        output.layouts[0],
+        force=options.force,
+        progress=options.progress,
+        check=check if options.verify else None,
+    )

@@ -1,0 +1,216 @@
+"""Any opened model under one set of names: Hugging Face tensor names and row order, one hyper-parameter set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.arch import names
+from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.table import ARCHITECTURES, Architecture, find
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert.transfer import CanonicalTensor, Move
+from aprfmt.errors import RefusedError, UnmappedError, UsageError
+from aprfmt.model import Model, Tensor
+from aprfmt.tokenizer.model import Tokenizer
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(slots=True)
+class Canonical:
+    """A model ready to be written in any container.
+
+    Attributes:
+        model: what was opened.
+        arch: its row of the architecture table; None when no row fits (names are then the source's own).
+        hparams, tokenizer: as read, with the user's overrides.
+        info: descriptive fields under APR's typed names: name, description, author, license, ...
+        tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
+        dropped: tensors of the source that are not carried, with the name that holds the same bytes.
+        warnings: what the user should know.
+    """
+
+    model: Model
+    arch: Architecture | None
+    hparams: Hyperparams
+    tokenizer: Tokenizer | None
+    info: dict[str, Any]
+    tensors: dict[str, CanonicalTensor]
+    dropped: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        return sum(n_elements(t.shape) for t in self.tensors.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Stored bytes of all tensors."""
+        return sum(t.n_bytes for t in self.tensors.values())
+
+
+def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = False) -> Canonical:
+    """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
+
+    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
+    """
+    row = _find_row(model, arch)
+    if row is None and not allow_unmapped:
+        raise _unknown_architecture(model)
+    hparams = model.hparams
+    if row is not None:
+        hparams.architecture = row.id
+    tensors = _named(model, row, hparams, allow_unmapped)
+    dropped = _drop_tied_head(tensors, hparams)
+    return Canonical(model, row, hparams, model.tokenizer, describe(model), tensors, dropped, list(model.warnings))
+
+
+def _find_row(model: Model, arch: str | None) -> Architecture | None:
+    if arch is not None and arch != "auto":
+        row = ARCHITECTURES.get(arch) or find(hf_class=arch) or find(model_type=arch) or find(gguf=arch)
+        if row is None:
+            raise UsageError(f"unknown architecture {arch!r}", hint="known: " + ", ".join(ARCHITECTURES))
+        return row
+    hparams = model.hparams
+    if model.format == "gguf":
+        return find(gguf=hparams.architecture)
+    return find(hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture)
+
+
+def _unknown_architecture(model: Model) -> UnmappedError:
+    hparams = model.hparams
+    word = hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
+    if word is None:
+        return UnmappedError(
+            "the file does not say what architecture it is",
+            path=model.path,
+            hint="name it with --arch, one of: " + ", ".join(ARCHITECTURES),
+        )
+    return UnmappedError(
+        f"architecture {word!r} has no row in the architecture table",
+        path=model.path,
+        hint=f"known: {', '.join(ARCHITECTURES)}; --allow-unmapped keeps the tensors under their own names",
+    )
+
+
+def _named(
+    model: Model, row: Architecture | None, hparams: Hyperparams, allow_unmapped: bool
+) -> dict[str, CanonicalTensor]:
+    tensors: dict[str, CanonicalTensor] = {}
+    gguf_names = row is not None and (model.format == "gguf" or "token_embd.weight" in model.tensors)
+    for tensor in model.tensors.entries:
+        if row is None:
+            item = CanonicalTensor(tensor.name, tensor)
+        elif gguf_names:
+            item = _from_gguf(tensor, row, hparams, allow_unmapped, model)
+        else:
+            item = CanonicalTensor(_hf_name(tensor, row, allow_unmapped, model), tensor)
+        if item.name in tensors:
+            raise RefusedError("two tensors of one name", path=model.path, tensor=tensor.name)
+        tensors[item.name] = item
+    return tensors
+
+
+def _from_gguf(
+    tensor: Tensor, row: Architecture, hparams: Hyperparams, allow_unmapped: bool, model: Model
+) -> CanonicalTensor:
+    name = names.to_hf(row, tensor.name)
+    if name is None:
+        if not allow_unmapped and tensor.name not in row.gguf_only:
+            raise _unmapped(tensor, row, model, "gguf")
+        return CanonicalTensor(tensor.name, tensor)
+    move = move_to_gguf(row, hparams, name)
+    return CanonicalTensor(name, tensor, move.inverse() if move else None)
+
+
+def _hf_name(tensor: Tensor, row: Architecture, allow_unmapped: bool, model: Model) -> str:
+    if names.to_gguf(row, tensor.name) is not None or tensor.name in row.gguf_only or names.ignorable(row, tensor.name):
+        return tensor.name
+    prefixed = f"model.{tensor.name}"
+    if names.to_gguf(row, prefixed) is not None:
+        return prefixed
+    if allow_unmapped:
+        return tensor.name
+    raise _unmapped(tensor, row, model, "hf")
+
+
+def _unmapped(tensor: Tensor, row: Architecture, model: Model, side: str) -> UnmappedError:
+    return UnmappedError(
+        f"the tensor has no name in architecture {row.id!r}; the nearest is {names.nearest(row, tensor.name, side)!r}",
+        path=model.path,
+        tensor=tensor.name,
+        hint="check --arch, or carry it under its own name with --allow-unmapped",
+    )
+
+
+def move_to_gguf(row: Architecture, hparams: Hyperparams, name: str) -> Move | None:
+    """The row move that takes tensor `name` from Hugging Face order to llama.cpp's; None where they agree."""
+    spec = names.move_of(row, name)
+    if spec is None:
+        return None
+    move, field_name = spec
+    n_heads = getattr(hparams, field_name) or (hparams.num_heads if field_name == "num_kv_heads" else None)
+    if not n_heads:
+        raise RefusedError(f"{field_name} is unknown, so the rows cannot be brought into order", tensor=name)
+    return Move(move, n_heads)
+
+
+def _drop_tied_head(tensors: dict[str, CanonicalTensor], hparams: Hyperparams) -> dict[str, str]:
+    """Drops a head that is declared tied and holds the embedding's bytes; a different one is kept and untied."""
+    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    if head is None:
+        if hparams.tied is None and embedding is not None:
+            hparams.tied = True
+        return {}
+    if not hparams.tied or embedding is None:
+        return {}
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and _equal_bytes(head, embedding)
+    if not same:
+        hparams.tied = False
+        return {}
+    del tensors[HEAD]
+    return {HEAD: EMBEDDING}
+
+
+def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
+    return a.source.offset == b.source.offset and a.source.source is b.source.source or all(
+        x == y for x, y in zip(a.chunks(), b.chunks(), strict=True)
+    )
+
+
+# Typed APR field -> GGUF key, for containers that are not APR.
+GENERAL_KEYS = {
+    "name": "general.name",
+    "description": "general.description",
+    "author": "general.author",
+    "license": "general.license",
+    "version": "general.version",
+    "source": "general.source.url",
+}
+
+INFO_FIELDS = (*GENERAL_KEYS, "data_source", "data_license")
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """Descriptive fields of a model under APR's typed names, as far as its container has them."""
+    reader: Callable[[Model], dict[str, Any]] = {"gguf": _describe_gguf, "apr-v2": _describe_apr, "apr-legacy": _describe_apr}.get(
+        model.format, _describe_plain
+    )
+    return {key: value for key, value in reader(model).items() if isinstance(value, str) and value}
+
+
+def _describe_gguf(model: Model) -> dict[str, Any]:
+    return {field_name: model.metadata.get(key) for field_name, key in GENERAL_KEYS.items()}
+
+
+def _describe_apr(model: Model) -> dict[str, Any]:
+    return {field_name: model.metadata.get(field_name) for field_name in INFO_FIELDS}
+
+
+def _describe_plain(model: Model) -> dict[str, Any]:
+    path = model.path.absolute()
+    return {"name": path.name if path.is_dir() else path.stem}

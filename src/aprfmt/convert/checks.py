@@ -1,0 +1,113 @@
+"""What must hold before a byte is written: dimensions known, tensors complete, vocabulary and embedding agreeing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from aprfmt.arch import names
+from aprfmt.convert.canonical import EMBEDDING, Canonical
+from aprfmt.errors import NotFoundError, RefusedError, storage_error
+from aprfmt.limits import MAX_TEXT_FILE_BYTES
+from aprfmt.tokenizer import hf as tokenizer_hf
+from aprfmt.tokenizer.model import Tokenizer
+
+# What no runtime can do without (the reference runtime's load gate asks for the same).
+REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def complete_hparams(c: Canonical, allow_no_config: bool) -> None:
+    """Refuses weights without a config.json, or with `allow_no_config` takes from the shapes what they tell."""
+    h = c.hparams
+    if not c.tensors or c.model.format not in ("hf", "safetensors") or h.hidden_size is not None:
+        return
+    if not allow_no_config:
+        raise RefusedError(
+            "no config.json beside the weights: dimensions and architecture are unknown",
+            path=c.model.path,
+            hint="put the model's config.json there, or import with --allow-no-config --arch NAME",
+        )
+    shapes = {t.name: t.shape for t in c.tensors.values()}
+    if EMBEDDING in shapes:
+        h.vocab_size, h.hidden_size = shapes[EMBEDDING]
+    layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d+)\.", name))}
+    h.num_layers = max(layers) + 1 if layers else None
+    if (gate := shapes.get("model.layers.0.mlp.gate_proj.weight")) is not None:
+        h.intermediate_size = gate[0]
+    if (norm := shapes.get("model.layers.0.self_attn.q_norm.weight")) is not None:
+        h.head_dim = norm[0]
+        h.num_heads = shapes["model.layers.0.self_attn.q_proj.weight"][0] // norm[0]
+        h.num_kv_heads = shapes["model.layers.0.self_attn.k_proj.weight"][0] // norm[0]
+    c.warnings.append("no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown")
+
+
+def check_before_writing(c: Canonical, allow_unmapped: bool) -> None:
+    """Raises RefusedError or UnmappedError for a model that could not be loaded again."""
+    if c.tensors and c.arch is not None:
+        if not allow_unmapped:
+            names.check_tensors(c.arch, c.hparams, [n for n in c.tensors if n not in c.arch.gguf_only])
+        names.check_shapes(c.arch, c.hparams, {t.name: t.shape for t in c.tensors.values()})
+    check_vocabulary(c)
+
+
+def check_vocabulary(c: Canonical) -> None:
+    """The token list may be shorter than the embedding (it is padded on export), never longer."""
+    embedding = c.tensors.get(EMBEDDING)
+    if c.tokenizer is None:
+        if c.tensors:
+            c.warnings.append("no tokenizer: the output is not self-contained; add one with --tokenizer DIR")
+        return
+    if embedding is not None and len(c.tokenizer.tokens) > embedding.shape[0]:
+        raise RefusedError(
+            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, the embedding {embedding.shape[0]} rows",
+            path=c.model.path,
+            tensor=EMBEDDING,
+            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
+        )
+
+
+def read_tokenizer(path: Path, c: Canonical) -> Tokenizer:
+    """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
+    if not path.exists():
+        raise NotFoundError("no such tokenizer file or folder", path=path)
+    candidates = [path / name for name in _TOKENIZER_FILES] if path.is_dir() else [path]
+    files = {}
+    for file in candidates:
+        try:
+            if file.is_file():
+                if file.stat().st_size > MAX_TEXT_FILE_BYTES:
+                    raise RefusedError("too large for a tokenizer file", path=file)
+                files["tokenizer.json" if file == path else file.name] = file.read_bytes()
+        except OSError as error:
+            raise storage_error(error, file) from error
+    config = _config(path / "config.json") if path.is_dir() else None
+    tokenizer = tokenizer_hf.read_files(files, config)
+    if tokenizer is None:
+        raise RefusedError(
+            "no tokenizer in the folder", path=path, hint="it must hold tokenizer.json (or vocab.json and merges.txt)"
+        )
+    return tokenizer
+
+
+def _config(path: Path) -> dict[str, object] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RefusedError(f"not JSON: {error}", path=path) from error
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,95 @@
+"""Which dtype each output tensor gets: what `--dtype` means, tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aprfmt.codecs.convert import can_encode
+from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.errors import UsageError
+
+# Blocks of 256 values that do not divide a row fall back to blocks of 32, and those to F16, as llama.cpp does.
+_FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(slots=True)
+class Losses:
+    """Collects what an output does not hold exactly."""
+
+    widened: int = 0
+    changed: dict[tuple[str, str], int] = field(default_factory=dict)
+    overflows: int = 0
+
+    def note(self, source: str, target: str) -> None:
+        """Counts one tensor converted from dtype `source` to `target`."""
+        if not is_exact(source, target):
+            key = (source, target)
+            self.changed[key] = self.changed.get(key, 0) + 1
+
+    def overflow(self, n: int) -> None:
+        """Counts values that became infinite."""
+        self.overflows += n
+
+    def sentences(self) -> list[str]:
+        """One sentence a kind of loss."""
+        out = [f"{n} tensors rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
+        if self.overflows:
+            out.append(f"{self.overflows} values were beyond the target's range and became infinite")
+        return out
+
+
+# Source dtype -> targets that hold each of its values exactly.
+_EXACT = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
+
+
+def is_exact(source: str, target: str) -> bool:
+    """Whether every value of `source` can be told again from `target`; decoded blocks are exact in F32."""
+    if source == target or target in _EXACT.get(source, ()):
+        return True
+    return DTYPES[source].kind != "plain" and target == "F32"
+
+
+def requested(dtype: str) -> str | None:
+    """The dtype row that `--dtype` names, None for "keep". Raises UsageError when it cannot be written."""
+    if dtype == "keep":
+        return None
+    name = find_dtype(dtype).name
+    if name not in ("F32", "F16", "BF16") and not (DTYPES[name].is_quantized and can_encode(name)):
+        writable = [row for row in DTYPES if row in ("F32", "F16", "BF16") or DTYPES[row].is_quantized and can_encode(row)]
+        raise UsageError(f"weights cannot be written as {name}", hint="one of: keep, " + ", ".join(writable).lower())
+    return name
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether llama.cpp keeps the tensor in the model's dtype: weights of two dims and more that are no norm."""
+    return len(shape) >= 2 and name.endswith(".weight") and not name.endswith("norm.weight")
+
+
+def matrix_dtype(tensor: CanonicalTensor, dtype: str) -> str:
+    """The dtype of `tensor` in an `.apr` when `dtype` is asked for: quantised types apply to matrices only.
+
+    Vectors stay F32 (or become it), integers stay as they are.
+    """
+    target = requested(dtype)
+    if target is None or not _is_float(tensor.dtype):
+        return tensor.dtype
+    if target in _FLOATS:
+        return target
+    return fitting(target, tensor.shape) if is_matrix(tensor.name, tensor.shape) else "F32"
+
+
+def fitting(target: str, shape: tuple[int, ...]) -> str:
+    """`target`, or the nearest dtype whose blocks divide a row of `shape`."""
+    row = DTYPES[target]
+    if row.kind == "plain" or row.kind == "aprq" or shape[-1] % row.block == 0:
+        return target
+    if target in _FALLBACK:
+        return fitting(_FALLBACK[target], shape)
+    return "F16"
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in _FLOATS or DTYPES[dtype].kind != "plain"

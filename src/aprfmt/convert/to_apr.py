@@ -1,0 +1,172 @@
+"""Canonical form -> `.apr`: typed metadata, tokenizer, the record of the source files, tensors in HF order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aprfmt.arch import hparams as hp
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.canonical import Canonical
+from aprfmt.convert.dtype_choice import matrix_dtype
+from aprfmt.convert.recipe import KEY, RecipeWriter
+from aprfmt.convert.transfer import Move
+from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats.gguf import GgufPart
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout
+from aprfmt.tokenizer import apr as tokenizer_apr
+
+HAS_VOCAB = 0x0200
+QUANTIZED = 0x0020
+HAS_MODEL_CARD = 0x0080
+
+# Container of the source -> APR's `original_format`.
+_ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
+
+
+def apr_layout(
+    c: Canonical, name: str, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
+) -> tuple[FileLayout, list[OutTensor]]:
+    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), and its tensors.
+
+    The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
+    """
+    tensors = [t.out(t.name, matrix_dtype(t, dtype), overflow=overflow) for t in c.tensors.values()]
+    kept = all(out.dtype == c.tensors[out.name].dtype for out in tensors)
+    metadata = apr_metadata_of(c, tensors)
+    if kept and with_source and (recipe := source_recipe(c)) is not None:
+        metadata[KEY] = recipe
+    if true_dtypes := apr2_write.true_dtypes(tensors):
+        metadata["aprfmt.tensors"] = true_dtypes
+    segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=_flags(c, tensors))
+    return FileLayout(name, segments, crc_footer=True), tensors
+
+
+def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
+    flags = HAS_VOCAB if c.tokenizer is not None and c.tokenizer.tokens else 0
+    if any(DTYPES[t.dtype].is_quantized for t in tensors):
+        flags |= QUANTIZED
+    if isinstance(c.model.native, HfNative) and any(p.name == "README.md" for p in c.model.native.other_files):
+        flags |= HAS_MODEL_CARD
+    return flags
+
+
+def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
+    """The metadata of an `.apr` for `c`, without the record of its source files."""
+    h = c.hparams
+    metadata: dict[str, Any] = {
+        "model_type": h.hf_model_type or h.architecture or "",
+        **c.info,
+        "original_format": _ORIGINAL.get(c.model.format),
+        "total_size": sum(t.n_bytes for t in tensors),
+        "param_count": c.n_params,
+        **hp.to_apr(h),
+    }
+    if c.tokenizer is not None:
+        metadata |= tokenizer_apr.to_metadata(c.tokenizer)
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def source_recipe(c: Canonical) -> dict[str, Any] | None:
+    """The record from which the source files can be rebuilt byte for byte; None for sources that have none."""
+    native = c.model.native
+    if c.model.format == "gguf":
+        return _gguf_recipe(c, native.parts)
+    if isinstance(native, HfNative) and c.model.format == "hf":
+        return _hf_recipe(c, native)
+    if c.model.format == "safetensors":
+        return _safetensors_recipe(c)
+    return None
+
+
+def _gguf_recipe(c: Canonical, parts: list[GgufPart]) -> dict[str, Any]:
+    writer = RecipeWriter("gguf", c.tokenizer)
+    by_source = {t.source.name: t for t in c.tensors.values()}
+    for part in parts:
+        writer.start(part.source.path.rpartition("/")[2])
+        _gguf_header(writer, part)
+        position = part.infos_end
+        for info in sorted(part.infos, key=lambda i: (i.offset, i.n_bytes)):
+            if info.n_bytes == 0:
+                continue
+            item = by_source.get(info.name)
+            writer.literal(part.source.view(position, info.offset - position))
+            if item is None:
+                replaced = c.dropped[_dropped_name(c, info.name)]
+                item = c.tensors[replaced]
+            writer.tensor(item.name, info.n_bytes, _inverse(item.move))
+            position = info.offset + info.n_bytes
+        writer.literal(part.source.view(position))
+    return writer.value()
+
+
+def _dropped_name(c: Canonical, gguf_name: str) -> str:
+    from aprfmt.arch import names
+
+    assert c.arch is not None
+    name = names.to_hf(c.arch, gguf_name)
+    assert name is not None
+    return name
+
+
+def _inverse(move: Move | None) -> Move | None:
+    return move.inverse() if move else None
+
+
+# GGUF key -> list of the tokenizer that it holds.
+_LIST_KEYS = {
+    "tokenizer.ggml.tokens": "tokens",
+    "tokenizer.ggml.merges": "merges",
+    "tokenizer.ggml.token_type": "types",
+    "tokenizer.ggml.scores": "scores",
+}
+
+
+def _gguf_header(writer: RecipeWriter, part: GgufPart) -> None:
+    position = 0
+    for key, which in sorted(_LIST_KEYS.items(), key=lambda item: getattr(part.entries.get(item[0]), "start", 0)):
+        entry = part.entries.get(key)
+        if entry is None:
+            continue
+        writer.literal(part.source.view(position, entry.value_start - position))
+        writer.gguf_list(which, part.source.view(entry.value_start, entry.end - entry.value_start))
+        position = entry.end
+    writer.literal(part.source.view(position, part.infos_end - position))
+
+
+def _safetensors_recipe(c: Canonical) -> dict[str, Any]:
+    writer = RecipeWriter("safetensors", c.tokenizer)
+    source = c.model.sources[0]
+    writer.start(source.path.rpartition("/")[2])
+    _safetensors_file(writer, c, source.path)
+    return writer.value()
+
+
+def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
+    writer = RecipeWriter("hf", c.tokenizer)
+    for path in native.other_files:
+        data = (native.folder / path).read_bytes()
+        writer.start(path.as_posix())
+        if path.name == "tokenizer.json":
+            writer.tokenizer_json(data)
+        else:
+            writer.literal(data)
+    for name, source, _, _ in native.shards:
+        writer.start(name)
+        _safetensors_file(writer, c, source.path)
+    return writer.value()
+
+
+def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
+    source = next(s for s in c.model.sources if s.path == path)
+    names = {t.source.name: t.name for t in c.tensors.values()} | c.dropped
+    position = 0
+    for tensor in sorted(c.model.tensors.entries, key=lambda t: (t.offset, t.n_bytes)):
+        if tensor.source is not source or tensor.n_bytes == 0:
+            continue
+        writer.literal(source.view(position, tensor.offset - position))
+        writer.tensor(names[tensor.name], tensor.n_bytes)
+        position = tensor.offset + tensor.n_bytes
+    writer.literal(source.view(position))

@@ -1,0 +1,205 @@
+"""Canonical form -> GGUF: the source's own bytes when nothing changed, else keys and tensors as llama.cpp wants them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names, rope
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.canonical import EMBEDDING, GENERAL_KEYS, Canonical, move_to_gguf
+from aprfmt.convert.dtype_choice import Losses, fitting, is_matrix, requested
+from aprfmt.convert.recipe import Recipe
+from aprfmt.convert.report import overlay
+from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.formats import gguf, gguf_write
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
+from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout
+from aprfmt.tokenizer import ggml
+
+Kv: TypeAlias = tuple[str, Any, Any]
+
+ROPE_FREQS = "rope_freqs.weight"
+
+# Dominant dtype -> llama.cpp's file type number (llama.h, `enum llama_ftype`).
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12,
+    "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25,
+    "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufOptions:
+    """What the user asked of a GGUF export."""
+
+    dtype: str = "keep"
+    pre: str | None = None
+    pad_style: str = "llama.cpp"
+    allow_unmapped: bool = False
+
+
+def gguf_layout(
+    c: Canonical, name: str, options: GgufOptions, recipe: Recipe | None, losses: Losses
+) -> tuple[FileLayout, list[OutTensor], bool]:
+    """The GGUF for `c`, its tensors, and whether it is the imported file itself.
+
+    Raises RefusedError or UnmappedError before anything is written when llama.cpp could not load the result.
+    """
+    tensors = list(_tensors(c, options, losses))
+    base = _base_keys(c, recipe)
+    keys = _keys(c, options, base, tensors)
+    unchanged = base is not None and keys == [bytes(base.raw(key)) for key in base] and options.dtype == "keep"
+    if unchanged and recipe is not None and len(recipe.files) == 1:
+        return FileLayout(name, recipe.layouts()[0].segments), tensors, True
+    alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
+    return FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment)), tensors, False
+
+
+def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
+    wanted = requested(options.dtype)
+    row = c.arch
+    if row is None:
+        if not options.allow_unmapped:
+            raise UnmappedError(
+                f"architecture {c.hparams.architecture!r} has no GGUF mapping",
+                path=c.model.path,
+                hint="--allow-unmapped writes the tensors under their own names",
+            )
+        for tensor in c.tensors.values():
+            yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), overflow=losses.overflow)
+        return
+    if ROPE_FREQS not in c.tensors and (factors := _llama3_factors(c)) is not None:
+        yield _rope_freqs(factors)
+    for tensor in sorted(c.tensors.values(), key=lambda t: names.order(row, t.name)):
+        gguf_name = names.to_gguf(row, tensor.name)
+        if gguf_name is None:
+            if names.ignorable(row, tensor.name):
+                continue
+            gguf_name = tensor.name
+        move = move_to_gguf(row, c.hparams, tensor.name)
+        yield tensor.out(gguf_name, _dtype(tensor, wanted, losses), move, losses.overflow)
+
+
+def _llama3_factors(c: Canonical) -> list[float] | None:
+    h = c.hparams
+    scaling = h.extra.get("rope_scaling") or {}
+    if scaling.get("rope_type") != "llama3" or not h.head_dim:
+        return None
+    return rope.llama3_factors(h.rope_theta or 10000.0, h.head_dim, scaling, h.max_position_embeddings)
+
+
+def _rope_freqs(factors: list[float]) -> OutTensor:
+    data = struct.pack(f"<{len(factors)}f", *factors)
+    return OutTensor(ROPE_FREQS, "F32", (len(factors),), len(data), lambda: [data])
+
+
+def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
+    row = DTYPES[tensor.dtype]
+    if wanted is not None and is_matrix(tensor.name, tensor.shape):
+        target = fitting(wanted, tensor.shape)
+    elif row.kind == "aprq" or (row.ggml_id is not None and row.block > 1 and tensor.n_bytes != row.n_bytes(tensor.shape)):
+        target = "F16"  # APR's own blocks and its row-padded K-quants do not exist in GGUF
+    elif row.ggml_id is None:
+        raise RefusedError(f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16")
+    elif row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape):
+        target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
+    else:
+        target = tensor.dtype
+    losses.note(tensor.dtype, target)
+    return target
+
+
+def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
+    """The key-value pairs of the GGUF that `c` came from."""
+    if c.model.format == "gguf":
+        first: GgufPart = c.model.native.parts[0]
+        return first.kv
+    if recipe is not None and recipe.format == "gguf":
+        return gguf.read_pairs(recipe.head(next(iter(recipe.files))), str(c.model.path))
+    return None
+
+
+def _keys(
+    c: Canonical, options: GgufOptions, base: KvMapping | None, tensors: list[OutTensor]
+) -> list[Kv | bytes]:
+    """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
+    now = {kv[0]: kv for kv in derived_keys(c, options, tensors)}
+    if base is None:
+        return list(now.values())
+    then = {kv[0]: kv for kv in _keys_as_imported(c, base)}
+    if options.dtype == "keep":  # the source's own word for its mix of types stands
+        del now["general.file_type"]
+    del then["general.file_type"]
+    whole = {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
+    return list(overlay(whole, then, now).values())
+
+
+def _keys_as_imported(c: Canonical, base: KvMapping) -> list[Kv]:
+    """What derived_keys gives for the source itself, before any edit."""
+    hparams = hp.from_gguf(base, [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors))
+    if c.arch is not None:
+        hparams.architecture = c.arch.id
+    info = {field: base[key] for field, key in GENERAL_KEYS.items() if key in base}
+    source = Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), info, c.tensors)
+    return derived_keys(source, GgufOptions(), [])
+
+
+def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
+    """Every key of a GGUF for `c`, in the order of llama.cpp's own converter."""
+    architecture = c.arch.gguf if c.arch else c.hparams.architecture or "unknown"
+    keys: list[Kv] = [
+        ("general.architecture", GgufType.STRING, architecture),
+        ("general.type", GgufType.STRING, "model"),
+    ]
+    keys += [(key, GgufType.STRING, c.info[field]) for field, key in GENERAL_KEYS.items() if c.info.get(field)]
+    n_rows = embedding_rows(c)
+    if c.arch is not None:
+        keys += [(k, GgufType[t], v) for k, t, v in hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows)]
+    keys.append(("general.file_type", GgufType.UINT32, FILE_TYPES.get(dominant_dtype(tensors), 0)))
+    if c.tokenizer is not None:
+        keys += [_typed(kv) for kv in ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)]
+    keys.append(("general.quantization_version", GgufType.UINT32, 2))
+    return keys
+
+
+def _typed(kv: Kv) -> Kv:
+    key, kind, value = kv
+    if isinstance(kind, tuple):
+        return key, (GgufType[kind[0]], GgufType[kind[1]]), value
+    return key, GgufType[kind], value
+
+
+def _with_pre(c: Canonical, options: GgufOptions) -> Any:
+    tokenizer = c.tokenizer
+    assert tokenizer is not None
+    if options.pre is not None:
+        return replace(tokenizer, pre=options.pre)
+    if tokenizer.pre is None and tokenizer.model == "gpt2":
+        raise RefusedError(
+            "the pre-tokenizer of this tokenizer is not known to llama.cpp's table",
+            path=c.model.path,
+            hint="name the nearest one with --pre, for instance --pre qwen2, llama-bpe or gpt-2",
+        )
+    return tokenizer
+
+
+def embedding_rows(c: Canonical) -> int | None:
+    """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
+    tensor = c.tensors.get(EMBEDDING)
+    return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
+
+
+def dominant_dtype(tensors: list[OutTensor]) -> str:
+    """The dtype with most bytes among the matrices."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        if len(tensor.shape) >= 2:
+            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+    return max(totals, key=lambda d: totals[d], default="F32")

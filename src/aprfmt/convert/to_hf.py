@@ -1,0 +1,170 @@
+"""Canonical form -> safetensors: one file, or a Hugging Face folder with config, tokenizer and shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.canonical import Canonical
+from aprfmt.convert.dtype_choice import Losses, requested
+from aprfmt.convert.recipe import Recipe
+from aprfmt.convert.report import overlay
+from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.errors import RefusedError
+from aprfmt.formats import safetensors
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.tokenizer import hf_write
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+CONFIG = "config.json"
+
+# Stored dtype -> config.json's word for it.
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+
+
+def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
+    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantised blocks become F16.
+
+    Raises RefusedError for dtypes that safetensors has not.
+    """
+    wanted = requested(dtype)
+    if wanted is not None and DTYPES[wanted].safetensors is None:
+        raise RefusedError(
+            f"safetensors has no dtype {wanted}", path=c.model.path, hint="use --dtype f32, f16 or bf16, or export to GGUF"
+        )
+    out = []
+    for tensor in c.tensors.values():
+        if c.arch is not None and tensor.name in c.arch.gguf_only:
+            continue  # derived from config.json's rope settings by every Hugging Face reader
+        target = _dtype(tensor, wanted)
+        losses.note(tensor.dtype, target)
+        out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
+    row = c.arch
+    return sorted(out, key=lambda t: names.order(row, t.name)) if row is not None else out
+
+
+def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
+    row = DTYPES[tensor.dtype]
+    is_float = row.name in _TORCH_NAMES or row.kind != "plain"
+    if wanted is not None and is_float:
+        return wanted
+    return tensor.dtype if row.safetensors is not None else "F16"
+
+
+def safetensors_layout(
+    c: Canonical, name: str, dtype: str, recipe: Recipe | None, losses: Losses
+) -> tuple[FileLayout, list[OutTensor], bool]:
+    """One safetensors file for `c`, its tensors, and whether it is the imported file itself."""
+    tensors = hf_tensors(c, dtype, losses)
+    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
+    if recipe is not None and recipe.format == "safetensors" and kept and len(recipe.files) == 1:
+        return FileLayout(name, recipe.layouts()[0].segments), tensors, True
+    metadata = dict(c.model.metadata) if c.model.format == "safetensors" else {"format": "pt"}
+    return FileLayout(name, safetensors.layout(tensors, _strings(metadata))), tensors, False
+
+
+def _strings(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if isinstance(value, str)}
+
+
+def folder_layouts(
+    c: Canonical, dtype: str, shard_bytes: int | None, recipe: Recipe | None, losses: Losses, framework: str = "pt"
+) -> tuple[list[FileLayout], list[OutTensor], bool]:
+    """Every file of a Hugging Face folder for `c`, its tensors, and whether they are the imported files themselves.
+
+    `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX).
+    """
+    tensors = hf_tensors(c, dtype, losses)
+    texts = _source_texts(c, recipe)
+    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
+    config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
+    if recipe is not None and recipe.format == "hf" and kept and config_kept and shard_bytes is None and framework == "pt":
+        return recipe.layouts(), tensors, True
+    files = {CONFIG: config, **_tokenizer_files(c, texts)}
+    files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
+    layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
+    return layouts + _shards(tensors, shard_bytes or DEFAULT_SHARD_BYTES, framework), tensors, False
+
+
+def _is_weight_file(name: str) -> bool:
+    return name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
+    if recipe is not None and recipe.format == "hf":
+        return recipe.text_files()
+    if c.model.format == "hf" and c.model.native is not None:
+        native = c.model.native
+        return {path.as_posix(): (native.folder / path).read_bytes() for path in native.other_files}
+    return {}
+
+
+def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
+    """config.json, and whether it is the source's own."""
+    if c.arch is None and source is None:
+        raise RefusedError(
+            f"architecture {c.hparams.architecture!r} has no config.json mapping",
+            path=c.model.path,
+            hint="export to one safetensors file instead: -o model.safetensors",
+        )
+    if c.arch is None:
+        return source or b"{}", True
+    now = hp.to_hf_config(c.hparams)
+    if source is None:
+        return _json(now | {"dtype": _torch_dtype(tensors)}), False
+    base = json.loads(source)
+    then = hp.to_hf_config(hp.from_hf_config(base))
+    config = overlay(base, then, now)
+    if not kept:
+        config.pop("torch_dtype", None)
+        config.pop("quantization_config", None)
+        config["dtype"] = _torch_dtype(tensors)
+    return (source, True) if config == base else (_json(config), False)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _torch_dtype(tensors: list[OutTensor]) -> str:
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+    return _TORCH_NAMES.get(max(totals, key=lambda d: totals[d], default="F32"), "float32")
+
+
+def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+    if c.tokenizer is None:
+        return {}
+    if "tokenizer.json" in texts or "tokenizer.model" in texts:
+        return {}  # the source's own files are carried as they are
+    return hf_write.to_hf_files(c.tokenizer, c.hparams)
+
+
+def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
+    groups: list[list[OutTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.n_bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.n_bytes
+    metadata = {"format": framework}
+    if len(groups) == 1:
+        return [FileLayout("model.safetensors", safetensors.layout(groups[0], metadata))]
+    file_names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    weight_map = {t.name: name for name, group in zip(file_names, groups, strict=True) for t in group}
+    index = {
+        "metadata": {"total_size": sum(t.n_bytes for t in tensors)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    layouts = [
+        FileLayout(name, safetensors.layout(group, metadata)) for name, group in zip(file_names, groups, strict=True)
+    ]
+    return [*layouts, FileLayout("model.safetensors.index.json", [Literal(_json(index))])]

@@ -1,0 +1,353 @@
+"""APR v1 (`APRN`): one serialised object with MessagePack metadata; signed and encrypted forms too.
+
+    0                 header, 32 bytes
+    32                metadata (MessagePack map)
+    32 + metadata     payload as stored: bincode bytes, compressed, then encrypted
+                      [signature 64, public key 32]
+    end - 4           CRC-32 of everything before
+
+The payload is opaque here: which struct it holds is known only to the program that saved it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import (
+    ChecksumError,
+    CorruptError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+)
+from aprfmt.formats import apr1_crypto as crypto
+from aprfmt.formats import apr1_metadata
+from aprfmt.io.compress import lz4, unlz4, unzstd, zstd
+from aprfmt.io.crc import crc32, crc32_of
+from aprfmt.io.sink import AtomicFile
+from aprfmt.io.source import Buffer, Source
+from aprfmt.limits import MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
+from aprfmt.model import Model, Tensor
+
+MAGIC = b"APRN"
+_HEADER = struct.Struct("<4sBBHIIIBBB9x")
+_FIELDS = (
+    *("magic", "major", "minor", "model_type", "metadata_size", "payload_size", "uncompressed_size"),
+    *("compression", "flags", "quality"),
+)
+_FOOTER = 4
+_SIGNATURE_BLOCK = crypto.SIGNATURE_BYTES + crypto.PUBLIC_KEY_BYTES
+
+MODEL_TYPES = {
+    0x01: "LinearRegression",
+    0x02: "LogisticRegression",
+    0x03: "DecisionTree",
+    0x04: "RandomForest",
+    0x05: "GradientBoosting",
+    0x06: "KMeans",
+    0x07: "Pca",
+    0x08: "NaiveBayes",
+    0x09: "Knn",
+    0x0A: "Svm",
+    0x10: "NgramLm",
+    0x11: "Tfidf",
+    0x12: "CountVectorizer",
+    0x20: "NeuralSequential",
+    0x21: "NeuralCustom",
+    0x30: "ContentRecommender",
+    0x40: "MixtureOfExperts",
+    0xFF: "Custom",
+}
+ENCRYPTED, SIGNED, LICENSED = 0x01, 0x02, 0x08
+FLAGS = {
+    "encrypted": ENCRYPTED,
+    "signed": SIGNED,
+    "streaming": 0x04,
+    "licensed": LICENSED,
+    "trueno_native": 0x10,
+    "quantized": 0x20,
+    "has_model_card": 0x40,
+}
+COMPRESSIONS = {0: "none", 1: "zstd-3", 2: "zstd-19", 3: "lz4"}
+_PACK: dict[int, Callable[[Buffer], bytes]] = {
+    0: bytes,
+    1: lambda data: zstd(data, 3),
+    2: lambda data: zstd(data, 19),
+    3: lz4,
+}
+_UNPACK: dict[int, Callable[[Buffer, str], bytes]] = {
+    0: lambda data, path: bytes(data),
+    1: unzstd,
+    2: unzstd,
+    3: unlz4,
+}
+
+
+class V1File:
+    """A v1 file in memory. Its CRC, header, metadata and signature were checked when it was read.
+
+    Attributes:
+        path: where it came from.
+        header: magic (bytes), major, minor, model_type, metadata_size, payload_size, uncompressed_size,
+            compression, flags (bit 7 masked away), quality.
+        metadata_bytes: the MessagePack text; `write_v1` takes it as it is.
+        metadata: the same, parsed.
+        signature_ok: None where the file is not signed, else True (a bad signature is refused when reading).
+        warnings: what is odd but readable.
+    """
+
+    def __init__(
+        self,
+        data: memoryview,
+        path: str,
+        *,
+        password: str | bytes | None = None,
+        private_key: bytes | None = None,
+        public_key: bytes | None = None,
+    ) -> None:
+        self.path = path
+        self.warnings: list[str] = []
+        self._data = data
+        self._password = password
+        self._private_key = private_key
+        self.header = _parse_header(data, path)
+        self.payload_offset = _HEADER.size + self.header["metadata_size"]
+        self._payload_end = self.payload_offset + self.header["payload_size"]
+        _check_layout(data, self._payload_end, self.header, path, self.warnings)
+        self.metadata_bytes = bytes(data[_HEADER.size : self.payload_offset])
+        self.metadata = apr1_metadata.parse(self.metadata_bytes, path, _HEADER.size)
+        self.signature_ok: bool | None = None
+        if self.header["flags"] & SIGNED:
+            block = bytes(data[self._payload_end : self._payload_end + _SIGNATURE_BLOCK])
+            crypto.verify(data[: self._payload_end], block, path, public_key)
+            self.signature_ok = True
+        elif public_key is not None:
+            raise ChecksumError("a signed file was asked for, this one is not signed", path=path)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the payload needs a password or a private key."""
+        return bool(self.header["flags"] & ENCRYPTED)
+
+    @property
+    def stored_payload(self) -> bytes:
+        """The payload as the file has it: compressed, encrypted."""
+        return bytes(self._data[self.payload_offset : self._payload_end])
+
+    @cached_property
+    def payload(self) -> bytes:
+        """The bincode bytes. Raises RefusedError without the right key, CorruptError for damage."""
+        stored = self.stored_payload
+        if self.is_encrypted:
+            stored = crypto.decrypt(stored, self.path, password=self._password, private_key=self._private_key)
+        plain = _UNPACK[self.header["compression"]](stored, self.path)
+        self._compare_size(len(plain))
+        return plain
+
+    def _compare_size(self, n_bytes: int) -> None:
+        if n_bytes != self.header["uncompressed_size"]:
+            announced = self.header["uncompressed_size"]
+            self.warnings.append(f"the header announces {announced} bytes of payload, there are {n_bytes}")
+
+    def payload_tensor(self, source: Source) -> list[Tensor]:
+        """The U8 tensor `payload`, zero-copy over `source` where it is stored plain; none if encrypted."""
+        if self.is_encrypted:
+            self.warnings.append("the payload is encrypted: aprfmt.read_v1 takes its password or private key")
+            return []
+        offset, n_bytes = self.payload_offset, self.header["payload_size"]
+        if self.header["compression"]:
+            offset, n_bytes = 0, len(self.payload)
+            source = Source.from_bytes(self.payload, self.path)
+        else:
+            self._compare_size(n_bytes)
+        return [Tensor("payload", "U8", (n_bytes,), offset, n_bytes, source)]
+
+
+def _parse_header(data: memoryview, path: str) -> dict[str, Any]:
+    if len(data) < _HEADER.size + _FOOTER:
+        raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one {len(data)}", path=path)
+    header = dict(zip(_FIELDS, _HEADER.unpack_from(data), strict=True))
+    if header["magic"] != MAGIC:
+        raise CorruptError("not an APR v1 file: it does not begin with APRN", path=path, offset=0)
+    header["flags"] &= 0x7F
+    if header["major"] > 1:
+        version = f"{header['major']}.{header['minor']}"
+        raise UnsupportedError(f"APR v1 container of version {version}; 1.0 is the last", path=path, offset=4)
+    return header
+
+
+def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str, warnings: list[str]) -> None:
+    """Bounds before the checksum, so that a file cut short is called that; the meaning of fields after it."""
+    end += _SIGNATURE_BLOCK if header["flags"] & SIGNED else 0
+    if end > len(data) - _FOOTER:
+        raise TruncatedError(
+            f"the header announces {end + _FOOTER} bytes, the file has {len(data)}",
+            path=path,
+            offset=8,
+            hint="the file is cut short or damaged: fetch it again",
+        )
+    stored, computed = int.from_bytes(data[-_FOOTER:], "little"), crc32(data[:-_FOOTER])
+    if stored != computed:
+        raise ChecksumError(
+            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}",
+            path=path,
+            offset=len(data) - _FOOTER,
+            hint="the file is damaged: fetch it again",
+        )
+    if header["model_type"] not in MODEL_TYPES:
+        raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)
+    if header["compression"] not in COMPRESSIONS:
+        raise UnsupportedError(f"unknown compression {header['compression']}", path=path, offset=20)
+    for name, limit, offset in (
+        ("metadata_size", MAX_METADATA_BYTES, 8),
+        ("uncompressed_size", MAX_UNCOMPRESSED_BYTES, 16),
+    ):
+        if header[name] > limit:
+            raise LimitError(f"{name} is {header[name]}; the limit is {limit}", path=path, offset=offset)
+    if end < len(data) - _FOOTER:
+        warnings.append(f"{len(data) - _FOOTER - end} bytes between the payload and the checksum are ignored")
+
+
+def read_v1(
+    path: str | os.PathLike[str],
+    *,
+    password: str | bytes | None = None,
+    private_key: bytes | None = None,
+    public_key: bytes | None = None,
+) -> V1File:
+    """Reads an APR v1 file.
+
+    Args:
+        path: the file.
+        password: of a payload encrypted by password.
+        private_key: 32 raw bytes, X25519, of the recipient of an encrypted payload; goes before `password`.
+        public_key: 32 raw bytes, Ed25519: the only key that may have signed the file. Without it the embedded
+            key is used, which proves that the file is whole, but not who signed it.
+
+    Raises:
+        CorruptError, ChecksumError (also for a bad or missing signature), UnsupportedError, NotFoundError.
+        Keys of an encrypted payload are used when `.payload` is asked for, which raises RefusedError where
+        they do not fit.
+    """
+    with Source.open(path) as source:
+        keys: dict[str, Any] = {"password": password, "private_key": private_key, "public_key": public_key}
+        return V1File(source.view(), source.path, **keys)
+
+
+def write_v1(
+    path: str | os.PathLike[str],
+    payload: bytes,
+    *,
+    model_type: int,
+    metadata: Mapping[str, Any] | bytes,
+    compression: int = 0,
+    quality: int | None = None,
+    flags: int | None = None,
+    password: str | bytes | None = None,
+    recipient_public_key: bytes | None = None,
+    signing_key: bytes | None = None,
+    entropy: crypto.Entropy = os.urandom,
+    force: bool = True,
+) -> None:
+    """Writes an APR v1 file under its name in one step.
+
+    Args:
+        path: the output.
+        payload: bincode bytes of the model.
+        model_type: a key of MODEL_TYPES.
+        metadata: fields of apr1_metadata.FIELDS, or MessagePack bytes to store as they are.
+        compression: 0 none, 1 zstd level 3, 2 zstd level 19, 3 LZ4; before encryption.
+        quality: score from 1 to 100, None for a model that was not validated.
+        flags: flag bits; by default LICENSED where the metadata has a license and the file is neither signed
+            nor encrypted. SIGNED and ENCRYPTED follow the keys in any case.
+        password: encrypts under a password (Argon2id, AES-256-GCM).
+        recipient_public_key: 32 raw bytes, X25519: encrypts for its owner.
+        signing_key: 32-byte Ed25519 seed: signs header, metadata and stored payload.
+        entropy: source of salts, nonces and ephemeral keys; for tests.
+        force: whether an existing file is replaced; else ExistsError.
+
+    Raises:
+        UsageError: a value that the format cannot hold.
+        StorageError: the operating system refused.
+    """
+    if password is not None and recipient_public_key is not None:
+        raise UsageError("a payload is encrypted by password or for a recipient, not both")
+    _check_arguments(model_type, compression, quality, len(payload))
+    raw = bytes(metadata) if isinstance(metadata, bytes | bytearray) else apr1_metadata.dump(metadata)
+    parsed = apr1_metadata.parse(raw, os.fspath(path))
+    stored = _PACK[compression](payload)
+    bits = 0
+    if password is not None:
+        stored, bits = crypto.encrypt_password(stored, password, entropy), ENCRYPTED
+    elif recipient_public_key is not None:
+        stored, bits = crypto.encrypt_recipient(stored, recipient_public_key, entropy), ENCRYPTED
+    bits |= SIGNED if signing_key is not None else 0
+    if flags is not None:
+        bits |= flags & 0x7F & ~(ENCRYPTED | SIGNED)
+    elif not bits and parsed.get("license") is not None:
+        bits = LICENSED
+    if max(len(raw), len(stored)) >= 1 << 32:
+        raise UsageError("an APR v1 file counts metadata and payload in 32 bits", path=path)
+    values = (MAGIC, 1, 0, model_type, len(raw), len(stored), len(payload), compression, bits, quality or 0)
+    body = _HEADER.pack(*values) + raw + stored
+    if signing_key is not None:
+        body += crypto.sign(body, signing_key)
+    with AtomicFile(path, force=force, n_bytes=len(body) + _FOOTER) as sink:
+        sink.write(body)
+        sink.write(struct.pack("<I", crc32_of(body)))
+
+
+def _check_arguments(model_type: int, compression: int, quality: int | None, n_payload: int) -> None:
+    if model_type not in MODEL_TYPES:
+        known = ", ".join(f"{key:#x} {name}" for key, name in MODEL_TYPES.items())
+        raise UsageError(f"unknown model type {model_type}", hint=f"known: {known}")
+    if compression not in COMPRESSIONS:
+        raise UsageError(f"unknown compression {compression}", hint="0 none, 1 zstd-3, 2 zstd-19, 3 lz4")
+    if quality is not None and not 1 <= quality <= 100:
+        raise UsageError(f"quality is {quality}; a validated model has 1 to 100, another one None")
+    if n_payload > MAX_UNCOMPRESSED_BYTES:
+        raise UsageError(f"the payload has {n_payload} bytes; readers stop at {MAX_UNCOMPRESSED_BYTES}")
+
+
+def open_model(path: Path) -> Model:
+    """A v1 file as a Model: its payload is one U8 tensor, `payload`, unpacked; absent while encrypted.
+
+    `metadata` holds the header fields, `model_type` by name, and the MessagePack fields; `native` is the
+    V1File. Raises CorruptError, ChecksumError, UnsupportedError, NotFoundError.
+    """
+    source = Source.open(path)
+    try:
+        file = V1File(source.view(), source.path)
+        tensors = file.payload_tensor(source)
+    except BaseException:
+        source.close()
+        raise
+    header = {key: value for key, value in file.header.items() if key != "magic"}
+    model_type = MODEL_TYPES[header["model_type"]]
+    return Model(
+        path=path,
+        format="apr-v1",
+        label="APR v1",
+        version=f"{header['major']}.{header['minor']}",
+        sources=[source],
+        tensors=tensors,
+        load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
+        load_tokenizer=lambda _: None,
+        load_hparams=_no_hparams,
+        checksum=lambda: {"header": "none", "footer": "ok"},
+        flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()},
+        warnings=file.warnings,
+        native=file,
+    )
+
+
+def _no_hparams(_: Model) -> Any:
+    from aprfmt.arch.hparams import Hyperparams
+
+    return Hyperparams()

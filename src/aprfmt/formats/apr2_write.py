@@ -1,0 +1,351 @@
+"""Writing APR v2: the layout of a file, `save_file` and `load_file`.
+
+Index entries stand in the order of their full UTF-8 names; the blobs too, or in the order given (streaming
+form). Names are cut to 256 bytes and shapes to 8 dims, as the reference writer does. Every section and blob
+is padded to 64 bytes with zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype
+from aprfmt.errors import AprError, LimitError, RefusedError, UsageError
+from aprfmt.formats import apr_metadata
+from aprfmt.formats.apr2 import FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
+from aprfmt.formats.apr_index import ALIGNMENT
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.crc import crc32_of
+from aprfmt.io.pipe import source_chunks, write_layout
+from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros, padding
+from aprfmt.io.sink import AtomicFile, check_target
+from aprfmt.io.source import Buffer
+from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from aprfmt.model import Model, Tensor
+
+MAX_WRITTEN_NAME_BYTES = 256
+
+_ROW_MAJOR = FLAGS["layout_row_major"]
+_COMPRESSED = FLAGS["lz4_compressed"] | FLAGS["zstd_compressed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor whose bytes are encoded already.
+
+    Attributes:
+        dtype: any name of codecs.dtypes, in any spelling (`Q4_K`, `q4k`).
+        shape: row-major, outermost dimension first.
+        data: the stored bytes.
+    """
+
+    dtype: str
+    shape: Sequence[int]
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: bytes
+    dtype_id: int
+    shape: tuple[int, ...]
+    blob: Stream
+
+
+def stored_form(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """(index dtype id, shape in the index) of a tensor.
+
+    A dtype without an id of its own is stored as U8 rows: [product of the outer dims, bytes of a row], one
+    row for a tensor of one dimension or none. Raises UsageError where blocks do not divide a row.
+    """
+    row = DTYPES[dtype]
+    if row.apr_id is not None:
+        return row.apr_id, shape
+    n_bytes = row.n_bytes(shape)
+    n_rows = math.prod(shape[:-1])
+    u8 = DTYPES["U8"].apr_id
+    assert u8 is not None
+    return u8, (n_rows, n_bytes // n_rows if n_rows else 0)
+
+
+def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, Any]]:
+    """The metadata value that names dtype and shape of every tensor that is stored as U8 rows; {} if there
+    is none.
+
+    Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key
+    can hold it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for tensor in tensors:
+        if DTYPES[tensor.dtype].apr_id is None:
+            try:
+                name = _name_bytes(tensor.name)[:MAX_WRITTEN_NAME_BYTES].decode()
+            except UnicodeDecodeError:
+                raise RefusedError(
+                    f"a {tensor.dtype} tensor needs a name of at most {MAX_WRITTEN_NAME_BYTES} bytes",
+                    tensor=tensor.name,
+                    hint="rename it, or store it as F32",
+                ) from None
+            found[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+    return found
+
+
+def layout(
+    metadata: bytes, tensors: Sequence[OutTensor], *, flags: int = 0, streaming: bool = False
+) -> list[Segment]:
+    """The file without its CRC footer, which FileLayout(crc_footer=True) adds.
+
+    Args:
+        metadata: the JSON text, with TRUE_DTYPES_KEY where `true_dtypes(tensors)` has entries.
+        tensors: duplicates of a name allowed, kept in this order.
+        flags: header flags; LAYOUT_ROW_MAJOR is always added.
+        streaming: blobs in the order given instead of the order of the index.
+    """
+    entries = [_entry(tensor) for tensor in tensors]
+    order = sorted(range(len(entries)), key=lambda i: entries[i].name)
+    return _assemble(metadata, entries, order, range(len(entries)) if streaming else order, flags=flags)
+
+
+def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | None = None) -> list[Segment]:
+    """An opened v2 file again, without its footer: with nothing changed the same bytes, gaps and all.
+
+    With other metadata or flags the sections are laid out anew; the order of index and blobs, the stored
+    dtype ids and the version stay. Files of an older magic come out under the current one, unpacked images
+    without compression flags.
+
+    Args:
+        model: of format "apr-v2", or a legacy form with a v2 image.
+        metadata: the JSON text, None to keep it.
+        flags: header flags, None to keep them; LAYOUT_ROW_MAJOR is added as soon as anything is laid out
+        anew.
+    """
+    native = model.native
+    if not isinstance(native, Apr2Native):
+        raise UsageError(f"not an APR v2 image but {model.label}", path=model.path)
+    header, source = native.header, native.source
+    stored = native.metadata_bytes()
+    is_same = metadata in (None, stored) and flags in (None, header.flags)
+    if is_same and model.format == "apr-v2":
+        end = min(native.index.data_end, source.size)
+        tail: list[Segment] = [Zeros(native.index.data_end - end)] if end < native.index.data_end else []
+        return [Stream(end, lambda: source_chunks(source, 0, end)), *tail]
+    flags = header.flags if flags is None else flags
+    if model.format != "apr-v2":
+        flags &= ~_COMPRESSED
+    entries = [_stored_entry(native, i, tensor) for i, tensor in enumerate(model.tensors.entries)]
+    return _assemble(
+        stored if metadata is None else metadata,
+        entries,
+        range(len(entries)),
+        native.index.blob_order(),
+        flags=flags,
+        version=header.version,
+    )
+
+
+def rewrite(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    metadata: bytes | None = None,
+    flags: int | None = None,
+    force: bool = False,
+) -> None:
+    """Writes an opened v2 file to `path` with a correct footer; see layout_from_model. Refuses its own
+    source.
+    """
+    check_target(path, [source.path for source in model.sources], force)
+    _write(layout_from_model(model, metadata, flags), path, force)
+
+
+def _stored_entry(native: Apr2Native, position: int, tensor: Tensor) -> _Entry:
+    source, offset, n_bytes = tensor.source, tensor.offset, tensor.n_bytes
+    shape = native.index.stored_shapes.get(position, tensor.shape)
+    dtype_id = native.index.dtype_ids[position]
+    if native.header.magic != MAGIC and DTYPES[tensor.dtype].apr_id is not None:
+        dtype_id = DTYPES[tensor.dtype].apr_id or 0
+    stream = Stream(n_bytes, lambda: source_chunks(source, offset, n_bytes), tensor.name)
+    return _Entry(_name_bytes(tensor.name), dtype_id, shape, stream)
+
+
+def _entry(tensor: OutTensor) -> _Entry:
+    dtype_id, shape = stored_form(tensor.dtype, tensor.shape)
+    if any(not 0 <= dim < 1 << 64 for dim in shape):
+        raise UsageError(f"the shape {list(shape)} does not fit the container", tensor=tensor.name)
+    return _Entry(_name_bytes(tensor.name), dtype_id, shape, tensor.stream())
+
+
+def _name_bytes(name: str) -> bytes:
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise UsageError("a tensor name must be valid Unicode", tensor=ascii(name)) from None
+
+
+def _assemble(
+    metadata: bytes,
+    entries: Sequence[_Entry],
+    index_order: Sequence[int],
+    blob_order: Sequence[int],
+    *,
+    flags: int,
+    version: tuple[int, int] = (2, 0),
+) -> list[Segment]:
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise LimitError(f"the metadata takes {len(metadata)} bytes, more than {MAX_METADATA_BYTES}")
+    if len(entries) >= 1 << 32:
+        raise LimitError(f"{len(entries)} tensors do not fit the header")
+    offsets = [0] * len(entries)
+    blobs: list[Segment] = []
+    position = 0
+    for i in blob_order:
+        blob = entries[i].blob
+        offsets[i] = position
+        gap = padding(blob.n_bytes, ALIGNMENT)
+        blobs += [blob, Zeros(gap)] if gap else [blob] if blob.n_bytes else []
+        position += blob.n_bytes + gap
+    index = b"".join(_index_entry(entries[i], offsets[i]) for i in index_order)
+    index_offset = HEADER_BYTES + len(metadata) + padding(len(metadata), ALIGNMENT)
+    data_offset = index_offset + len(index) + padding(len(index), ALIGNMENT)
+    header = _header(
+        version,
+        flags,
+        tensor_count=len(entries),
+        metadata_offset=HEADER_BYTES,
+        metadata_size=len(metadata),
+        tensor_index_offset=index_offset,
+        data_offset=data_offset,
+    )
+    head = b"".join((header, metadata.ljust(index_offset - HEADER_BYTES, b"\0"), index))
+    return [Literal(head.ljust(data_offset, b"\0")), *blobs]
+
+
+def _index_entry(entry: _Entry, offset: int) -> bytes:
+    name = entry.name[:MAX_WRITTEN_NAME_BYTES]
+    dims = entry.shape[:MAX_NDIM]
+    return struct.pack(
+        f"<H{len(name)}sBB{len(dims) + 2}Q",
+        len(name),
+        name,
+        entry.dtype_id,
+        len(dims),
+        *dims,
+        offset,
+        entry.blob.n_bytes,
+    )
+
+
+def _header(version: tuple[int, int], flags: int, **sections: int) -> bytes:
+    if not 0 <= flags <= 0xFFFF or flags & FLAGS["layout_column_major"]:
+        raise UsageError(f"the flags {flags:#x} are no 16 bits that a reader accepts")
+    fields = {
+        "magic": MAGIC,
+        "major": version[0],
+        "minor": version[1],
+        "flags": flags | _ROW_MAJOR,
+        **sections,
+    }
+    blank = HEADER.pack(*fields.values(), 0, bytes(20))
+    return HEADER.pack(*fields.values(), crc32_of(blank[:40], blank[44:]), bytes(20))
+
+
+def save_file(  # noqa: PLR0917 - a public signature
+    tensors: Mapping[str, np.ndarray[Any, Any] | RawTensor] | Sequence[tuple[str, Any]],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any] | None = None,
+    flags: int | None = None,
+    streaming: bool = False,
+    generation: str = "Current",
+    force: bool = True,
+) -> None:
+    """Writes an APR v2 file; it appears under its name only when it is complete.
+
+    Args:
+        tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes
+        for which
+            the container has no id are stored as U8 rows with their true dtype in the metadata.
+        path: the output.
+        metadata: typed fields and further keys; an AprMetadata is written as the bytes it was.
+        flags: header flags; LAYOUT_ROW_MAJOR is always added.
+        streaming: blobs in the order given instead of sorted by name.
+        generation: form of the metadata, a key of apr_metadata.GENERATIONS.
+        force: whether an existing file is replaced; else ExistsError.
+
+    Raises:
+        UsageError: a value or dtype that the container cannot hold, or bytes that do not fit dtype and shape.
+        StorageError: the operating system refused.
+    """
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    outs = [_out_tensor(name, tensor) for name, tensor in pairs]
+    values: Mapping[str, Any] = metadata or {}
+    if found := true_dtypes(outs):
+        values = {**values, apr_metadata.TRUE_DTYPES_KEY: found}
+    raw = apr_metadata.dump(values, generation)
+    _write(layout(raw, outs, flags=flags or 0, streaming=streaming), path, force)
+
+
+def _write(segments: Sequence[Segment], path: str | os.PathLike[str], force: bool) -> None:
+    plan = FileLayout(os.path.basename(os.fspath(path)), segments, crc_footer=True)
+    with AtomicFile(path, force=force, n_bytes=plan.n_bytes) as sink:
+        write_layout(plan, sink)
+
+
+def _out_tensor(name: str, tensor: Any) -> OutTensor:
+    if isinstance(tensor, RawTensor):
+        row = find_dtype(tensor.dtype)
+        data = memoryview(tensor.data).cast("B")
+        shape = tuple(tensor.shape)
+        _check_data(name, row, shape, len(data))
+    else:
+        row, shape, data = _from_array(name, tensor)
+    return OutTensor(name, row.name, shape, len(data), lambda: (data,))
+
+
+def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> None:
+    if not all(isinstance(dim, int) and dim >= 0 for dim in shape):
+        raise UsageError(f"the shape {list(shape)} is not made of counts", tensor=name)
+    try:
+        expected = {row.n_bytes(shape)}
+    except AprError:
+        if row.apr_id is None:
+            raise
+        # A K-quant of the container may pad each row to whole blocks, or only the last block.
+        n_rows = math.prod(shape[:-1])
+        expected = {n_rows * -(-shape[-1] // row.block) * row.block_bytes}
+        expected.add(-(-n_rows * shape[-1] // row.block) * row.block_bytes)
+    if n_bytes not in expected:
+        want = " or ".join(str(n) for n in sorted(expected))
+        raise UsageError(f"{n_bytes} bytes given where {row.name} {list(shape)} takes {want}", tensor=name)
+
+
+def _from_array(name: str, array: Any) -> tuple[Dtype, tuple[int, ...], memoryview]:
+    import numpy as np
+
+    array = np.asarray(array)
+    plain = {
+        np.dtype(row.numpy): row for row in reversed(DTYPES.values()) if row.kind == "plain" and row.numpy
+    }
+    plain[np.dtype(bool)] = DTYPES["BOOL"]
+    plain[np.dtype("u1")], plain[np.dtype("<u2")] = DTYPES["U8"], DTYPES["U16"]
+    row = plain.get(array.dtype.newbyteorder("<"))
+    if row is None:
+        raise UsageError(f"arrays of dtype {array.dtype} have no place in the container", tensor=name)
+    contiguous = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    return row, tuple(array.shape), contiguous.reshape(-1).view(np.uint8).data.toreadonly()
+
+
+def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """The decoded tensors of a model file, by name; of a repeated name the first. Raises AprError."""
+    from aprfmt.formats import open as open_file
+
+    with open_file(path) as model:
+        return {name: tensor.numpy() for name, tensor in model.tensors.items()}

@@ -1,0 +1,318 @@
+"""The metadata section of an APR v2 file: typed fields in a fixed order, then any other key of the user.
+
+Five generations of the text differ in which unset fields are written. Files are read in any of them and a
+parsed section that nobody changed is written back as the bytes it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from aprfmt.errors import CorruptError, LimitError, UsageError
+from aprfmt.io import jsonx
+from aprfmt.limits import MAX_METADATA_BYTES
+
+TRUE_DTYPES_KEY = "aprfmt.tensors"
+"""Custom key with the dtypes that the container has no id for; always the last one of the text."""
+
+_U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1
+
+
+def _unsigned(limit: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and 0 <= value <= limit
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "bool": (lambda value: isinstance(value, bool), "a boolean"),
+    "u8": (_unsigned(_U8), "an integer from 0 to 255"),
+    "u32": (_unsigned(_U32), "an unsigned 32-bit integer"),
+    "u64": (_unsigned(_U64), "an unsigned integer"),
+    "f32": (lambda value: type(value) is float or (type(value) is int and abs(value) <= _U64), "a number"),
+}
+
+# Sub-object -> its fields in writing order: kind, and whether it must be there.
+_OBJECTS: dict[str, dict[str, tuple[str, bool]]] = {
+    "quantization": {
+        "quant_type": ("str", True),
+        "bits": ("u8", True),
+        "block_size": ("u64", False),
+        "symmetric": ("bool", True),
+    },
+    "sharding": {
+        "shard_count": ("u64", True),
+        "shard_index": ("u64", True),
+        "total_size": ("u64", True),
+        "pattern": ("str", False),
+    },
+    "special_tokens": dict.fromkeys(
+        ("bos_token", "eos_token", "unk_token", "pad_token", "im_start_token", "im_end_token"), ("str", False)
+    ),
+}
+
+_KINDS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "model_type",
+            "name",
+            "description",
+            "author",
+            "license",
+            "data_source",
+            "data_license",
+            "version",
+            "source",
+            "original_format",
+            "created_at",
+        ),
+        "str",
+    ),
+    "total_size": "u64",
+    "param_count": "u64",
+    "quantization": "object",
+    "sharding": "object",
+    "chat_template": "str",
+    "chat_format": "str",
+    "special_tokens": "object",
+    "architecture": "str",
+    "hf_architecture": "str",
+    "hf_model_type": "str",
+    "hidden_size": "u64",
+    "num_layers": "u64",
+    "num_heads": "u64",
+    "num_kv_heads": "u64",
+    "vocab_size": "u64",
+    "intermediate_size": "u64",
+    "max_position_embeddings": "u64",
+    "rope_theta": "f32",
+    "rope_type": "u32",
+    "rms_norm_eps": "f32",
+    "head_dim": "u64",
+    "num_experts": "u64",
+    "num_experts_per_tok": "u64",
+    "moe_intermediate_size": "u64",
+}
+
+TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)
+"""The typed fields in writing order; every other key is the user's."""
+
+# Fields that no file may leave null, and what an absent one means.
+_REQUIRED: dict[str, Any] = {"model_type": "", "total_size": 0, "param_count": 0}
+# Written even when unset, in every generation that knows them.
+_ALWAYS = {*_REQUIRED, "license", "data_source", "data_license"}
+
+_GEN_C = TYPED_FIELDS
+_GEN_B = tuple(name for name in _GEN_C if name not in ("hf_architecture", "hf_model_type"))
+_GEN_A = tuple(name for name in _GEN_B if name not in ("data_source", "data_license"))
+_GEN_0 = _GEN_A[: _GEN_A.index("sharding") + 1]
+
+GENERATIONS: dict[str, tuple[str, ...]] = {
+    "Current": TYPED_FIELDS,
+    "GenC": _GEN_C,
+    "GenB": _GEN_B,
+    "GenA": _GEN_A,
+    "Gen0": _GEN_0,
+}
+"""Generation -> the typed fields it knows. All but Current write an unset field as null instead of leaving
+it out.
+"""
+
+# Typed field -> the names other tools use for it, in order of preference.
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_dim", "d_model", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_heads", "n_head"),
+    "num_kv_heads": ("num_key_value_heads", "n_kv_heads"),
+    "vocab_size": ("n_vocab",),
+    "intermediate_size": ("ffn_dim", "intermediate_dim", "n_inner"),
+    "max_position_embeddings": ("max_seq_len", "context_length", "n_ctx"),
+    "rms_norm_eps": ("layer_norm_eps", "norm_eps"),
+}
+
+# Field of a stamp -> metadata key.
+_STAMPS = {
+    "license": "license",
+    "data_source": "data_source",
+    "data_license": "data_license",
+    "hf_architecture": "hf_architecture",
+    "hf_model_type": "hf_model_type",
+    "architecture": "architecture",
+    "tokenizer_vocab": "tokenizer.vocabulary",
+    "tokenizer_merges": "tokenizer.merges",
+    "tokenizer_model_type": "tokenizer.model_type",
+}
+
+
+class AprMetadata(Mapping[str, Any]):
+    """A parsed metadata section, read-only, with every key as the file has it, explicit nulls included.
+
+    `dict(metadata)` gives a copy to change; `dump` writes an AprMetadata back as its own bytes.
+    """
+
+    def __init__(self, raw: bytes, values: dict[str, Any]) -> None:
+        self.raw = raw
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @cached_property
+    def generation(self) -> str:
+        """The generation (a key of GENERATIONS) that writes these fields; Current when nothing tells."""
+        typed = {name for name in TYPED_FIELDS if name in self._values}
+        if any(self._values[name] is None for name in typed - _ALWAYS):
+            for name in ("GenC", "GenB", "GenA", "Gen0"):
+                if typed == set(GENERATIONS[name]):
+                    return name
+        return "Current"
+
+    def __repr__(self) -> str:
+        return f"AprMetadata({self.generation}, {len(self.raw)} bytes, {list(self._values)[:8]})"
+
+
+def parse(raw: bytes | memoryview) -> AprMetadata:
+    """A metadata section as a mapping. Raises CorruptError where it is no JSON object of the right types."""
+    raw = bytes(raw)
+    values = jsonx.loads(raw)
+    if not isinstance(values, dict):
+        raise CorruptError(f"the metadata is not a JSON object but {_json_kind(values)}")
+    problem = _find_problem(values)
+    if problem:
+        raise CorruptError(f"metadata {problem}")
+    return AprMetadata(raw, values)
+
+
+def dump(values: Mapping[str, Any], generation: str = "Current") -> bytes:
+    """The metadata section for `values` in a generation's form; an AprMetadata gives its own bytes back.
+
+    Typed fields come first in their order, the other keys sorted after them, TRUE_DTYPES_KEY last. A typed
+    name that an older generation does not know is written among the other keys.
+
+    Raises UsageError for values of the wrong type, LimitError beyond MAX_METADATA_BYTES.
+    """
+    if isinstance(values, AprMetadata):
+        return values.raw
+    if generation not in GENERATIONS:
+        raise UsageError(
+            f"unknown metadata generation {generation!r}", hint="known: " + ", ".join(GENERATIONS)
+        )
+    if not all(isinstance(key, str) for key in values):
+        raise UsageError("metadata keys must be strings")
+    problem = _find_problem(values)
+    if problem:
+        raise UsageError(f"metadata {problem}")
+    fields = GENERATIONS[generation]
+    typed = [
+        f'"{name}":{_field_text(name, values.get(name))}'
+        for name in fields
+        if generation != "Current" or name in _ALWAYS or values.get(name) is not None
+    ]
+    custom = sorted(set(values).difference(fields), key=lambda key: (key == TRUE_DTYPES_KEY, key))
+    text = ",".join(typed + [f"{jsonx.quote(key)}:{jsonx.dumps(values[key], 2)}" for key in custom])
+    try:
+        raw = f"{{{text}}}".encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("metadata holds a lone surrogate, which UTF-8 cannot", offset=error.start) from None
+    if len(raw) > MAX_METADATA_BYTES:
+        raise LimitError(f"the metadata takes {len(raw)} bytes, more than {MAX_METADATA_BYTES}")
+    return raw
+
+
+def _field_text(name: str, value: Any) -> str:
+    kind = _KINDS[name]
+    if value is None:
+        value = _REQUIRED.get(name)
+    if value is None:
+        return "null"
+    if kind == "f32":
+        return jsonx.f32_text(float(value))
+    if kind == "object":
+        return "{" + ",".join(f'"{key}":{jsonx.dumps(value.get(key))}' for key in _OBJECTS[name]) + "}"
+    return jsonx.dumps(value)
+
+
+def _find_problem(values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the typed fields, in words, or None."""
+    for name, kind in _KINDS.items():
+        if name not in values:
+            continue
+        value = values[name]
+        if value is None:
+            if name in _REQUIRED:
+                return f"field {name!r} must not be null"
+        elif kind == "object":
+            problem = _find_object_problem(name, value)
+            if problem:
+                return problem
+        elif not _CHECKS[kind][0](value):
+            return f"field {name!r} must be {_CHECKS[kind][1]}, not {_json_kind(value)}"
+    return None
+
+
+def _find_object_problem(name: str, value: Any) -> str | None:
+    if not isinstance(value, Mapping):
+        return f"field {name!r} must be an object, not {_json_kind(value)}"
+    for key, (kind, required) in _OBJECTS[name].items():
+        item = value.get(key)
+        if item is None:
+            if required:
+                return f"field {name!r} lacks {key!r}"
+        elif not _CHECKS[kind][0](item):
+            return f"field '{name}.{key}' must be {_CHECKS[kind][1]}, not {_json_kind(item)}"
+    return None
+
+
+def _json_kind(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float):
+        return jsonx.dumps(value) if not isinstance(value, int) else str(value).lower()[:40]
+    if isinstance(value, str):
+        return "a string"
+    return "an object" if isinstance(value, Mapping) else "an array"
+
+
+def canonicalize_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without the names that other tools use for typed fields; their first number fills an unset
+    field.
+
+    A file must never hold a typed field together with one of its aliases: the reference reader would drop
+    all metadata.
+    """
+    result = dict(values)
+    for name, aliases in _ALIASES.items():
+        is_number = _CHECKS[_KINDS[name]][0]
+        found = [result.pop(alias) for alias in aliases if alias in result]
+        if result.get(name) is None:
+            for value in filter(is_number, found):
+                result[name] = value
+                break
+    return result
+
+
+def stamp(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with a provenance patch: license, data_source, data_license, hf_architecture, hf_model_type,
+    architecture, tokenizer_vocab, tokenizer_merges (lists; empty ones change nothing), tokenizer_model_type.
+
+    The caller sets the HAS_VOCAB flag when the patch has a vocabulary. Raises UsageError for an empty patch
+    or an unknown field.
+    """
+    fields = {name: value for name, value in patch.items() if value is not None}
+    unknown = sorted(set(fields) - set(_STAMPS))
+    if unknown or not fields:
+        reason = f"unknown stamp fields: {', '.join(unknown)}" if unknown else "the stamp is empty"
+        raise UsageError(reason, hint="known: " + ", ".join(_STAMPS))
+    result = dict(values)
+    for name, value in fields.items():
+        if isinstance(value, Sequence) and not isinstance(value, str) and not value:
+            continue
+        result[_STAMPS[name]] = value
+        if name == "tokenizer_vocab":
+            result["tokenizer.vocab_size"] = len(value)
+    return result

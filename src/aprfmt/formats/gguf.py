@@ -1,0 +1,360 @@
+"""GGUF reader, versions 2 and 3, single files and split ones. Nothing is decoded before it is asked for.
+
+0   4  magic "GGUF"
+4   4  u32 version
+8   8  u64 tensor count
+16  8  u64 key-value count
+24     key-value entries (gguf_kv), tensor infos, zeros up to the alignment, tensor data
+
+tensor info = name string | u32 n_dims | u64 dims, fastest first | u32 ggml type | u64 offset in the data
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
+from aprfmt.errors import (
+    CorruptError,
+    LimitError,
+    RefusedError,
+    UnknownFormatError,
+    UnsupportedError,
+    UsageError,
+)
+from aprfmt.formats.gguf_kv import Cursor, GgufType, KvEntry, KvMapping
+from aprfmt.io.segments import padding
+from aprfmt.io.source import Source
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES
+from aprfmt.model import Model, Tensor
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.tokenizer.model import Tokenizer
+
+DEFAULT_ALIGNMENT = 32
+"""Of the tensor data, where `general.alignment` is absent."""
+
+MAX_DIMS = 4
+"""GGML_MAX_DIMS."""
+
+LOADER_NAME_BYTES = 63
+"""Longest tensor name that llama.cpp loads (GGML_MAX_NAME less the terminator)."""
+
+_LEAST_ENTRY_BYTES = 14
+_LEAST_INFO_BYTES = 24
+_INFOS = tuple(struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1))
+_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
+_BIG_ENDIAN_HINT = "convert it with llama.cpp's gguf-py script gguf_convert_endian.py first"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor info as the file has it.
+
+    Attributes:
+        name: of the tensor.
+        ggml_type: GGML type number.
+        ne: dims as stored, fastest first.
+        offset_in_data: as stored.
+        offset: from the start of the file.
+        n_bytes: stored length without padding.
+    """
+
+    name: str
+    ggml_type: int
+    ne: tuple[int, ...]
+    offset_in_data: int
+    offset: int
+    n_bytes: int
+
+
+@dataclass(slots=True)
+class GgufPart:
+    """One file of a model.
+
+    Attributes:
+        source: the open file.
+        version: 2 or 3.
+        alignment: of the tensor data.
+        n_kv: number of key-value pairs.
+        entries: the pairs in file order, located but not decoded.
+        infos: tensor infos in file order.
+        infos_end: first byte behind the tensor infos.
+        data_start: first byte of the tensor data.
+        kv: the pairs, decoded on access.
+    """
+
+    source: Source
+    version: int
+    alignment: int
+    n_kv: int
+    entries: dict[str, KvEntry]
+    infos: list[TensorInfo]
+    infos_end: int
+    data_start: int
+    kv: KvMapping
+
+
+@dataclass(slots=True)
+class GgufNative:
+    """What writers of GGUF need: every part, in order."""
+
+    parts: list[GgufPart]
+
+
+def open_model(path: Path) -> Model:
+    """Opens a GGUF file; any part of a split model opens all of them, with the metadata of the first.
+
+    Raises UnsupportedError (version 1, big-endian, unknown tensor type), CorruptError and its kinds,
+    RefusedError (a part is missing or belongs elsewhere), NotFoundError, StorageError.
+    """
+    with ExitStack() as stack:
+        parts = _read_all(path, stack)
+        tensors = [_tensor(info, part.source) for part in parts for info in part.infos]
+        _check_unique(tensors)
+        model = Model(
+            path=path,
+            format="gguf",
+            label=f"GGUF v{parts[0].version}",
+            version=str(parts[0].version),
+            sources=[part.source for part in parts],
+            tensors=tensors,
+            load_metadata=lambda: parts[0].kv,
+            load_tokenizer=_load_tokenizer,
+            load_hparams=_load_hparams,
+            warnings=_warnings(tensors),
+            native=GgufNative(parts),
+        )
+        stack.pop_all()
+    return model
+
+
+def _load_tokenizer(model: Model) -> Tokenizer | None:
+    from aprfmt.tokenizer.ggml import from_gguf
+
+    return from_gguf(model.metadata)
+
+
+def _load_hparams(model: Model) -> Hyperparams:
+    from aprfmt.arch.hparams import from_gguf
+
+    return from_gguf(model.metadata, tuple(model.tensors))
+
+
+def _tensor(info: TensorInfo, source: Source) -> Tensor:
+    dtype = dtype_by_ggml_id(info.ggml_type)
+    assert dtype is not None
+    # An empty tensor may be placed behind padding that the last tensor's writer left out.
+    offset = info.offset if info.n_bytes else min(info.offset, source.size)
+    return Tensor(info.name, dtype.name, info.ne[::-1], offset, info.n_bytes, source)
+
+
+def _check_unique(tensors: list[Tensor]) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise CorruptError("two tensors have one name", path=tensor.source.path, tensor=tensor.name)
+        seen.add(tensor.name)
+
+
+def _warnings(tensors: list[Tensor]) -> list[str]:
+    long = [t.name for t in tensors if len(t.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES]
+    return [f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {name}" for name in long]
+
+
+# --- split models ---
+
+
+def _read_all(path: Path, stack: ExitStack) -> list[GgufPart]:
+    first = _read_part(path, stack)
+    count = _split_number(first, "split.count", 1)
+    if count <= 1:
+        return [first]
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        raise RefusedError(
+            f"the file is one of {count} parts, but its name does not end in -0000N-of-{count:05d}.gguf",
+            path=path,
+            hint="give the parts the names under which they were written",
+        )
+    own = _split_number(first, "split.no", -1)
+    names = [f"{match['stem']}-{no + 1:05d}-of-{count:05d}.gguf" for no in range(count)]
+    missing = next((name for name in names if not path.with_name(name).exists()), None)
+    if missing is not None:
+        raise RefusedError(
+            f"part {missing} of the split model is missing",
+            path=path,
+            hint=f"put all {count} parts in one folder",
+        )
+    parts = [first if no == own else _read_part(path.with_name(name), stack) for no, name in enumerate(names)]
+    _check_parts(parts, names)
+    return parts
+
+
+def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
+    for no, (part, name) in enumerate(zip(parts, names, strict=True)):
+        found = (_split_number(part, "split.no", -1), _split_number(part, "split.count", 1))
+        if found != (no, len(parts)) or Path(part.source.path).name != name:
+            raise RefusedError(
+                f"the file is part {found[0] + 1} of {found[1]}, its name says {no + 1} of {len(parts)}",
+                path=part.source.path,
+                hint="give the parts the names under which they were written",
+            )
+    n_tensors = sum(len(part.infos) for part in parts)
+    expected = _split_number(parts[0], "split.tensors.count", n_tensors)
+    if expected != n_tensors:
+        raise RefusedError(
+            f"the parts hold {n_tensors} tensors, the first one announces {expected}",
+            path=parts[0].source.path,
+            hint="fetch all parts of one and the same release",
+        )
+
+
+def _split_number(part: GgufPart, key: str, default: int) -> int:
+    value = part.kv.get(key, default)
+    if type(value) is not int:
+        raise CorruptError(
+            f"{key!r} is not an integer", path=part.source.path, offset=part.entries[key].start
+        )
+    return value
+
+
+# --- one file ---
+
+
+def _read_part(path: Path, stack: ExitStack) -> GgufPart:
+    source = stack.enter_context(Source.open(path))
+    data = source.view(0, min(source.size, MAX_HEADER_BYTES))
+    cursor = Cursor(data, source.path, more=source.size > len(data))
+    version, n_tensors, n_kv = _read_header(cursor)
+    entries = _read_entries(cursor, n_kv)
+    kv = KvMapping(data, entries)
+    alignment = _alignment(kv, source.path)
+    raw_infos = _read_infos(cursor, n_tensors)
+    data_start = cursor.pos + padding(cursor.pos, alignment)
+    infos = [_place(raw, data_start, alignment, source) for raw in raw_infos]
+    _check_overlap(infos, source.path)
+    return GgufPart(source, version, alignment, n_kv, entries, infos, cursor.pos, data_start, kv)
+
+
+def _read_header(cursor: Cursor) -> tuple[int, int, int]:
+    cursor.need(4, "the magic")
+    magic = bytes(cursor.data[:4])
+    cursor.pos = 4
+    if magic == b"FUGG":
+        raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=0, hint=_BIG_ENDIAN_HINT)
+    if magic != b"GGUF":
+        raise UnknownFormatError("not a GGUF file: its magic is missing", path=cursor.path)
+    version = cursor.u32("the version")
+    if version and not version & 0xFFFF:
+        raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=4, hint=_BIG_ENDIAN_HINT)
+    if version == 1:
+        hint = "fetch a newer file of the model: version 1 was replaced in August 2023"
+        raise UnsupportedError("GGUF version 1", path=cursor.path, offset=4, hint=hint)
+    if version not in (2, 3):
+        kind = CorruptError if version == 0 else UnsupportedError
+        raise kind(f"GGUF version {version}; versions 2 and 3 can be read", path=cursor.path, offset=4)
+    n_tensors, n_kv = cursor.u64("the tensor count"), cursor.u64("the key count")
+    least = n_kv * _LEAST_ENTRY_BYTES + n_tensors * _LEAST_INFO_BYTES
+    cursor.need(least, f"a header of {n_kv} keys and {n_tensors} tensors")
+    return version, n_tensors, n_kv
+
+
+def _read_entries(cursor: Cursor, n_kv: int) -> dict[str, KvEntry]:
+    entries: dict[str, KvEntry] = {}
+    for _ in range(n_kv):
+        entry = cursor.entry()
+        if entry.key in entries:
+            raise CorruptError(f"the key {entry.key!r} is there twice", path=cursor.path, offset=entry.start)
+        entries[entry.key] = entry
+    return entries
+
+
+def _alignment(kv: Mapping[str, Any], path: str) -> int:
+    if "general.alignment" not in kv:
+        return DEFAULT_ALIGNMENT
+    assert isinstance(kv, KvMapping)
+    entry = kv.entries["general.alignment"]
+    value = kv["general.alignment"]
+    if entry.type is not GgufType.UINT32 or value < 1 or value & (value - 1):
+        raise CorruptError(
+            "'general.alignment' is not a power of two stored as UINT32", path=path, offset=entry.start
+        )
+    return int(value)
+
+
+_RawInfo = tuple[str, int, tuple[int, ...], int, int]
+
+
+def _read_infos(cursor: Cursor, n_tensors: int) -> list[_RawInfo]:
+    """Per tensor: name, ggml type, dims, offset in the data, position of the info."""
+    infos: list[_RawInfo] = []
+    for _ in range(n_tensors):
+        start = cursor.pos
+        name = cursor.string(MAX_NAME_BYTES, "a tensor name")
+        n_dims = cursor.u32("a tensor's dimension count")
+        if n_dims > MAX_DIMS:
+            raise LimitError(
+                f"{n_dims} dimensions, GGUF has at most {MAX_DIMS}",
+                path=cursor.path,
+                tensor=name,
+                offset=start,
+            )
+        *ne, ggml_type, offset = cursor.unpack(_INFOS[n_dims], "a tensor's dims, type and offset")
+        infos.append((name, ggml_type, tuple(ne), offset, start))
+    return infos
+
+
+def _place(raw: _RawInfo, data_start: int, alignment: int, source: Source) -> TensorInfo:
+    name, ggml_type, ne, offset, start = raw
+    n_bytes = _stored_bytes(raw, source.path)
+    if offset % alignment:
+        raise CorruptError(
+            f"the data offset {offset} is no multiple of the alignment {alignment}",
+            path=source.path,
+            tensor=name,
+            offset=start,
+        )
+    if n_bytes:
+        source.check(data_start + offset, n_bytes, "the tensor", name)
+    return TensorInfo(name, ggml_type, ne, offset, data_start + offset, n_bytes)
+
+
+def _stored_bytes(raw: _RawInfo, path: str) -> int:
+    name, ggml_type, ne, _, start = raw
+    dtype = dtype_by_ggml_id(ggml_type)
+    if dtype is None:
+        known = ", ".join(row.name for row in DTYPES.values() if row.ggml_id is not None)
+        raise UnsupportedError(
+            f"unknown GGML type {ggml_type}", path=path, tensor=name, offset=start, hint=f"known: {known}"
+        )
+    if any(dim >= 1 << 63 for dim in ne):
+        raise LimitError(f"dims {list(ne)} are beyond 2^63", path=path, tensor=name, offset=start)
+    try:
+        return dtype.n_bytes(ne[::-1] or (1,))
+    except LimitError as error:
+        raise LimitError(error.message, path=path, tensor=name, offset=start) from error
+    except UsageError as error:
+        raise CorruptError(error.message, path=path, tensor=name, offset=start) from error
+
+
+def _check_overlap(infos: list[TensorInfo], path: str) -> None:
+    spans = sorted((info.offset, info.offset + info.n_bytes, info.name) for info in infos if info.n_bytes)
+    for (_, end, before), (start, _, name) in pairwise(spans):
+        if start < end:
+            raise CorruptError(f"the tensor overlaps {before!r}", path=path, tensor=name, offset=start)
+
+
+def read_pairs(data: bytes, path: str) -> KvMapping:
+    """The key-value pairs of a GGUF of which `data` holds at least the header; tensors are not looked at."""
+    cursor = Cursor(memoryview(data), path, more=True)
+    _, _, n_kv = _read_header(cursor)
+    return KvMapping(cursor.data, _read_entries(cursor, n_kv))

@@ -1,0 +1,160 @@
+"""GGUF writer: key-value entries from typed values, and the layout of a file. See gguf.py for the bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from aprfmt.codecs.dtypes import find_dtype
+from aprfmt.errors import AprError, UnsupportedError, UsageError
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, MAX_DIMS
+from aprfmt.formats.gguf_kv import FORMATS, Cursor, GgufType, decode
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import Literal, Segment, Zeros, padding
+from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES
+
+__all__ = ["KV", "GgufType", "ValueType", "encode_kv", "encode_value", "layout"]
+
+ValueType: TypeAlias = "GgufType | tuple[GgufType, ValueType]"
+"""A scalar type, or (GgufType.ARRAY, element type); element types may be arrays again."""
+
+KV: TypeAlias = tuple[str, ValueType, Any]
+"""Key, type, value; an array's value is a sequence."""
+
+
+def encode_value(type: ValueType, value: Any) -> bytes:
+    """The bytes of `value` without its type; arrays begin with element type and count.
+
+    Strings may be given as str (lone surrogates of undecodable bytes become those bytes again) or bytes.
+    Raises UsageError when the value does not fit the type.
+    """
+    return _encode(type, value, 0)
+
+
+def _encode(kind: ValueType, value: Any, depth: int) -> bytes:
+    try:
+        if isinstance(kind, tuple):
+            return _encode_array(kind, value, depth + 1)
+        if kind is GgufType.STRING:
+            return _encode_string(value)
+        if kind is GgufType.ARRAY:
+            raise UsageError("an array needs its element type: (GgufType.ARRAY, element type)")
+        return struct.pack("<" + FORMATS[kind], value)
+    except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise UsageError(f"the value does not fit {_spell(kind)}: {error}") from error
+
+
+def _encode_string(value: str | bytes) -> bytes:
+    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(memoryview(value))
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _encode_array(kind: tuple[GgufType, ValueType], values: Sequence[Any], depth: int) -> bytes:
+    if depth > MAX_ARRAY_DEPTH:
+        raise UsageError(f"arrays are nested deeper than {MAX_ARRAY_DEPTH}")
+    elem = kind[1]
+    head = struct.pack("<IQ", _number(elem), len(values))
+    if isinstance(elem, GgufType) and elem in FORMATS:
+        return head + struct.pack(f"<{len(values)}{FORMATS[elem]}", *values)
+    if elem is GgufType.STRING:
+        return head + b"".join(map(_encode_string, values))
+    return head + b"".join(_encode(elem, value, depth) for value in values)
+
+
+def _number(kind: ValueType) -> int:
+    return int(kind[0] if isinstance(kind, tuple) else kind)
+
+
+def _spell(kind: ValueType) -> str:
+    return f"ARRAY of {_spell(kind[1])}" if isinstance(kind, tuple) else kind.name
+
+
+def encode_kv(key: str, type: ValueType, value: Any) -> bytes:
+    """The bytes of a whole entry: key, type, value. Raises UsageError."""
+    raw = _encode_string(key)
+    if not 0 < len(raw) - 8 <= MAX_KEY_BYTES:
+        raise UsageError(f"a GGUF key has 1 to {MAX_KEY_BYTES} bytes, {key[:40]!r} has {len(raw) - 8}")
+    try:
+        return raw + struct.pack("<I", _number(type)) + encode_value(type, value)
+    except UsageError as error:
+        raise UsageError(f"key {key!r}: {error.message}") from error
+
+
+def layout(
+    kv: Sequence[KV | bytes],
+    tensors: Sequence[OutTensor],
+    *,
+    alignment: int = DEFAULT_ALIGNMENT,
+    version: int = 3,
+) -> list[Segment]:
+    """A GGUF file: header, keys and tensors in the order given, each tensor padded to `alignment`.
+
+    A pair may be given as the bytes of its entry, copied from another file. An alignment other than 32 has to
+    stand in `kv` as `general.alignment` too.
+
+    Raises UsageError (doubled names, wrong values), UnsupportedError (a dtype or a dimension count that GGUF
+    does not have).
+    """
+    if version not in (2, 3):
+        raise UsageError(f"GGUF version {version}; versions 2 and 3 can be written")
+    entries = [item if isinstance(item, bytes) else encode_kv(*item) for item in kv]
+    _check_keys(entries, alignment)
+    infos, offset = [], 0
+    for tensor in tensors:
+        infos.append(_encode_info(tensor, offset))
+        offset += tensor.n_bytes + padding(tensor.n_bytes, alignment)
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise UsageError("two tensors have one name")
+    head = b"".join([b"GGUF", struct.pack("<IQQ", version, len(tensors), len(kv)), *entries, *infos])
+    segments: list[Segment] = [Literal(head), *_pad(len(head), alignment)]
+    for tensor in tensors:
+        segments += [tensor.stream(), *_pad(tensor.n_bytes, alignment)]
+    return segments
+
+
+def _pad(n_bytes: int, alignment: int) -> list[Segment]:
+    missing = padding(n_bytes, alignment)
+    return [Zeros(missing)] if missing else []
+
+
+def _check_keys(entries: Sequence[bytes], alignment: int) -> None:
+    keys: set[str] = set()
+    stated = DEFAULT_ALIGNMENT
+    for raw in entries:
+        view = memoryview(raw)
+        cursor = Cursor(view, "")
+        try:
+            entry = cursor.entry()
+        except AprError as error:
+            raise UsageError(f"an encoded entry is damaged: {error.message}") from error
+        if entry.end != len(raw):
+            raise UsageError(f"bytes follow the encoded entry {entry.key!r}")
+        if entry.key in keys:
+            raise UsageError(f"the key {entry.key!r} is given twice")
+        keys.add(entry.key)
+        if entry.key == "general.alignment":
+            stated = decode(view, entry)
+    if stated != alignment or alignment < 1 or alignment & (alignment - 1):
+        raise UsageError(f"the alignment is {alignment}, but 'general.alignment' says {stated}")
+
+
+def _encode_info(tensor: OutTensor, offset: int) -> bytes:
+    dtype = find_dtype(tensor.dtype)
+    if dtype.ggml_id is None:
+        raise UnsupportedError(
+            f"GGUF has no type for {dtype.name}", tensor=tensor.name, hint="choose another one with --dtype"
+        )
+    if len(tensor.shape) > MAX_DIMS:
+        raise UnsupportedError(
+            f"{len(tensor.shape)} dimensions, GGUF has at most {MAX_DIMS}", tensor=tensor.name
+        )
+    if dtype.n_bytes(tensor.shape or (1,)) != tensor.n_bytes:
+        raise UsageError(
+            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}",
+            tensor=tensor.name,
+        )
+    n_dims = len(tensor.shape)
+    return _encode_string(tensor.name) + struct.pack(
+        f"<I{n_dims}QIQ", n_dims, *reversed(tensor.shape), dtype.ggml_id, offset
+    )

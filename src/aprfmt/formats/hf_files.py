@@ -1,0 +1,131 @@
+"""Text files of a Hugging Face folder: which ones belong to a model, reading JSON, finding the tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import CorruptError, LimitError, storage_error
+from aprfmt.io.source import Source
+from aprfmt.limits import MAX_TEXT_FILE_BYTES
+
+if TYPE_CHECKING:
+    from aprfmt.tokenizer.model import Tokenizer
+
+TEMPLATE_FOLDER = "additional_chat_templates"
+"""The one subfolder whose files belong to the tokenizer."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "*.model",
+    "*.tiktoken",
+    "generation_config.json",
+    "chat_template*",
+    f"{TEMPLATE_FOLDER}/*.jinja",
+)
+"""Name patterns of the files that tokenizer.hf is given."""
+
+KEPT_FILES = (
+    *TOKENIZER_FILES,
+    "*.json",
+    "*.jinja",
+    "*.md",
+    "*.txt",
+    "*.py",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    "tokenizer*",
+    "vocab*",
+    "merges*",
+    ".gitattributes",
+)
+"""Name patterns of the files that belong to a model beside its weights."""
+
+_WEIGHT_SUFFIXES = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".apr", ".h5", ".msgpack"),
+    *(".onnx", ".onnx_data", ".ot", ".npz", ".npy"),
+)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Plain files of the folder and of its template folder, sorted, with forward slashes.
+
+    Raises NotFoundError, StorageError.
+    """
+    try:
+        names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+        templates = folder / TEMPLATE_FOLDER
+        if templates.is_dir():
+            names += [f"{TEMPLATE_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.is_file()]
+    except OSError as error:
+        raise storage_error(error, folder) from error
+    return sorted(names)
+
+
+def kept_files(names: Iterable[str]) -> list[Path]:
+    """Those of `names` that belong to a model beside its weights."""
+    return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(_WEIGHT_SUFFIXES)]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    # `*` must not reach into the subfolder: its files are named by their own pattern.
+    return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def read_text_file(path: Path) -> bytes:
+    """All bytes of a JSON or text file. Raises LimitError beyond MAX_TEXT_FILE_BYTES, NotFoundError."""
+    with Source.open(path) as source:
+        if source.size > MAX_TEXT_FILE_BYTES:
+            raise LimitError(f"the file has {source.size} bytes, the cap is {MAX_TEXT_FILE_BYTES}", path=path)
+        return source.read(0, source.size)
+
+
+def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> dict[str, Any]:
+    """The JSON object in `raw`. Raises CorruptError: no JSON, no object, a doubled key (with `unique`)."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in items:
+            if key in result:
+                raise CorruptError(f"{what} has the key {key!r} twice", path=path)
+            result[key] = value
+        return result
+
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=pairs if unique else None)
+    except CorruptError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{what} is not valid JSON: {error}", path=path) from error
+    if not isinstance(value, dict):
+        raise CorruptError(f"{what} is not a JSON object", path=path)
+    return value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json as a dict. Raises CorruptError, NotFoundError."""
+    return parse_config(read_text_file(path), path)
+
+
+def parse_config(raw: bytes, path: Path) -> dict[str, Any]:
+    """The same from its bytes; of doubled keys the last counts, as in transformers. Raises CorruptError."""
+    return parse_object(raw, str(path), "the file", unique=False)
+
+
+def load_tokenizer(folder: Path, config: Mapping[str, Any] | None) -> Tokenizer | None:
+    """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
+    from aprfmt.tokenizer.hf import read_files
+
+    names = [name for name in list_names(folder) if _matches(name, TOKENIZER_FILES)]
+    return read_files({name: read_text_file(folder / name) for name in names}, config)

@@ -1,0 +1,235 @@
+"""Hugging Face folders: safetensors weights, in one file or in shards with an index, beside config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import (
+    CorruptError,
+    LimitError,
+    NotFoundError,
+    RefusedError,
+    UnknownFormatError,
+)
+from aprfmt.formats.hf_files import (
+    kept_files,
+    list_names,
+    load_tokenizer,
+    parse_config,
+    parse_object,
+    read_text_file,
+)
+from aprfmt.formats.safetensors import Shard, read_shard
+from aprfmt.io.source import Source
+from aprfmt.limits import MAX_SPLITS
+from aprfmt.model import Model
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hparams import Hyperparams
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
+
+
+@dataclass(slots=True)
+class HfNative:
+    """What writers of folders need.
+
+    Attributes:
+        folder: the folder.
+        config: bytes of config.json, None where there is none.
+        index: bytes of the index, None where there is none.
+        index_name: file name of the index.
+        shards: per weights file its name, source, length of the JSON header and `__metadata__`.
+        other_files: the other files worth keeping, relative to the folder, sorted, with config.json.
+    """
+
+    folder: Path
+    config: bytes | None
+    index: bytes | None
+    index_name: str | None
+    shards: list[tuple[str, Source, int, dict[str, str]]]
+    other_files: list[Path]
+
+
+def detect_folder(folder: Path) -> str:
+    """The format id of a folder: "hf" when it holds safetensors weights.
+
+    Raises UnknownFormatError with the way to go on for every other folder.
+    """
+    names = list_names(folder)
+    if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in names):
+        return "hf"
+    models = [name for name in names if name.endswith((".gguf", ".apr"))]
+    if models:
+        hint = f"name the file: {folder / models[0]}"
+        raise UnknownFormatError("the folder holds no safetensors weights", path=folder, hint=hint)
+    if any(name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack")) for name in names):
+        hint = "convert the weights to safetensors first (transformers: save_pretrained)"
+        raise UnknownFormatError("the folder's weights are not safetensors", path=folder, hint=hint)
+    hint = f"expected {SINGLE_NAME} or {INDEX_NAME} in it"
+    raise UnknownFormatError("the folder holds no model weights", path=folder, hint=hint)
+
+
+def open_model(path: Path) -> Model:
+    """Opens a folder, or the folder around a `*.safetensors.index.json`; config.json may be missing.
+
+    Raises RefusedError (a shard or one of its tensors is missing), CorruptError and its kinds,
+    UnknownFormatError, NotFoundError, StorageError.
+    """
+    folder = path if path.is_dir() else path.parent
+    with ExitStack() as stack:
+        names = list_names(folder)
+        index_name, warnings = (path.name, []) if folder != path else _find_index(folder, names)
+        index, shards, more = _read_weights(folder, names, index_name, stack)
+        config_path = folder / "config.json"
+        native = HfNative(
+            folder=folder,
+            config=read_text_file(config_path) if config_path.is_file() else None,
+            index=index,
+            index_name=index_name,
+            shards=[(name, s.source, s.header_bytes, s.metadata) for name, s in shards.items()],
+            other_files=kept_files(name for name in names if name != index_name),
+        )
+        model = Model(
+            path=path,
+            format="hf",
+            label="HF folder",
+            version="",
+            sources=[shard.source for shard in shards.values()],
+            tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
+            load_metadata=lambda: _config(native) or {},
+            load_tokenizer=lambda model: load_tokenizer(folder, _config(model.native)),
+            load_hparams=_load_hparams,
+            warnings=warnings + more,
+            native=native,
+        )
+        stack.pop_all()
+    return model
+
+
+def _load_hparams(model: Model) -> Hyperparams:
+    from aprfmt.arch.hparams import from_hf_config
+
+    return from_hf_config(_config(model.native) or {})
+
+
+def _config(native: HfNative) -> dict[str, Any] | None:
+    return None if native.config is None else parse_config(native.config, native.folder / "config.json")
+
+
+# --- weights ---
+
+
+def _find_index(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
+    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    if INDEX_NAME in found:
+        return _prefer_single(folder, names)
+    if len(found) > 1:
+        raise RefusedError(
+            "the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}"
+        )
+    return (found[0] if found and SINGLE_NAME not in names else None), []
+
+
+def _prefer_single(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The index, unless it is left over from shards that are gone and the whole model lies beside it."""
+    if SINGLE_NAME not in names:
+        return INDEX_NAME, []
+    shards = set(read_weight_map(read_text_file(folder / INDEX_NAME), folder / INDEX_NAME).values())
+    if SINGLE_NAME in shards or shards <= set(names):
+        return INDEX_NAME, []
+    return None, [f"{INDEX_NAME} names files that are not there; {SINGLE_NAME} is used"]
+
+
+def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
+    """Tensor name -> shard file name of an index. Raises CorruptError, LimitError."""
+    weight_map = parse_object(raw, str(path), "the index").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CorruptError("the index has no 'weight_map' of tensor names to file names", path=path)
+    shards = set(weight_map.values())
+    if len(shards) > MAX_SPLITS:
+        raise LimitError(f"the index names {len(shards)} files, the cap is {MAX_SPLITS}", path=path)
+    for name in shards:
+        if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
+            raise CorruptError(f"the index names {name!r}, which is no file of its folder", path=path)
+    return weight_map
+
+
+def _read_weights(
+    folder: Path, names: Sequence[str], index_name: str | None, stack: ExitStack
+) -> tuple[bytes | None, dict[str, Shard], list[str]]:
+    """Bytes of the index, shards by file name in order, warnings."""
+    if index_name is None:
+        shards = {name: read_shard(folder / name, stack) for name in _loose_shards(folder, names)}
+        _owners(shards, folder)
+        return None, shards, []
+    path = folder / index_name
+    raw = read_text_file(path)
+    weight_map = read_weight_map(raw, path)
+    shards = {
+        name: _read_named_shard(folder / name, path, stack) for name in sorted(set(weight_map.values()))
+    }
+    return raw, shards, _check_index(weight_map, shards, path)
+
+
+def _read_named_shard(path: Path, index: Path, stack: ExitStack) -> Shard:
+    try:
+        return read_shard(path, stack)
+    except NotFoundError as error:
+        raise RefusedError(
+            f"shard {path.name} is named by the index, but is missing", path=index, hint="fetch it again"
+        ) from error
+
+
+def _loose_shards(folder: Path, names: Sequence[str]) -> list[str]:
+    """Weights of a folder without an index: one file, or a complete series of numbered ones."""
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if SINGLE_NAME in weights or len(weights) == 1:
+        name = SINGLE_NAME if SINGLE_NAME in weights else weights[0]
+        if (match := _SHARD.fullmatch(name)) is None or int(match["count"]) <= 1:
+            return [name]
+    matches = [_SHARD.fullmatch(name) for name in weights]
+    series = {(m["stem"], m["count"]) for m in matches if m is not None}
+    if None in matches or len(series) != 1:
+        hint = f"name one: {folder / weights[0]}" if weights else None
+        raise RefusedError("it is not clear which files are the model's weights", path=folder, hint=hint)
+    ((stem, count),) = series
+    expected = [f"{stem}-{no:05d}-of-{count}.safetensors" for no in range(1, int(count) + 1)]
+    missing = next((name for name in expected if name not in weights), None)
+    if missing is not None or len(expected) != len(weights):
+        raise RefusedError(f"shard {missing} is missing", path=folder, hint="fetch it again")
+    return expected
+
+
+def _owners(shards: Mapping[str, Shard], folder: Path) -> dict[str, str]:
+    """Tensor name -> file that holds it. Raises CorruptError for a tensor in two files."""
+    owners: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            other = owners.setdefault(tensor.name, name)
+            if other != name:
+                raise CorruptError(f"the tensor is in {other} and in {name}", path=folder, tensor=tensor.name)
+    return owners
+
+
+def _check_index(weight_map: Mapping[str, str], shards: Mapping[str, Shard], path: Path) -> list[str]:
+    owners = _owners(shards, path.parent)
+    for tensor, name in weight_map.items():
+        if owners.get(tensor) != name:
+            raise RefusedError(
+                f"the index places the tensor in {name}, which does not hold it",
+                path=path,
+                tensor=tensor,
+                hint="fetch the index and its shards again, all of one revision",
+            )
+    extra = [name for name in owners if name not in weight_map]
+    return [f"tensors that the index does not name are read too: {', '.join(extra[:5])}"] if extra else []

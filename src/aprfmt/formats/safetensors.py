@@ -1,0 +1,256 @@
+"""safetensors reader and writer, as strict as the format's own library.
+
+0  8  u64 header length n
+8  n  JSON {"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets": [begin, end]}}, spaces
+8+n   tensor data, end to end without gaps, row-major, little-endian
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs.dtypes import DTYPES, dtype_by_safetensors, find_dtype
+from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import Literal, Segment, padding
+from aprfmt.io.source import Source
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
+from aprfmt.model import Model, Tensor
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.tokenizer.model import Tokenizer
+
+MAX_LIBRARY_HEADER_BYTES = 100_000_000
+"""Longest header that the safetensors library reads; ours is MAX_HEADER_BYTES, whichever is less."""
+
+METADATA_KEY = "__metadata__"
+
+
+@dataclass(slots=True)
+class SafetensorsNative:
+    """What writers of safetensors need.
+
+    Attributes:
+        header_bytes: length of the JSON header with its padding; tensor data starts 8 bytes behind that.
+        metadata: `__metadata__`.
+        config_path: config.json beside the file, None where there is none.
+    """
+
+    header_bytes: int
+    metadata: dict[str, str]
+    config_path: Path | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """One opened safetensors file, tensors in the order of their data."""
+
+    source: Source
+    header_bytes: int
+    metadata: dict[str, str]
+    tensors: list[Tensor]
+
+
+def open_model(path: Path) -> Model:
+    """Opens one safetensors file; config.json and tokenizer files beside it are used when they are there.
+
+    Raises CorruptError and its kinds, UnsupportedError (unknown dtype), NotFoundError, StorageError.
+    """
+    with ExitStack() as stack:
+        shard = read_shard(path, stack)
+        config_path = path.with_name("config.json")
+        native = SafetensorsNative(
+            shard.header_bytes, shard.metadata, config_path if config_path.is_file() else None
+        )
+        model = Model(
+            path=path,
+            format="safetensors",
+            label="SafeTensors",
+            version="",
+            sources=[shard.source],
+            tensors=shard.tensors,
+            load_metadata=lambda: shard.metadata,
+            load_tokenizer=_load_tokenizer,
+            load_hparams=_load_hparams,
+            native=native,
+        )
+        stack.pop_all()
+    return model
+
+
+def _load_tokenizer(model: Model) -> Tokenizer | None:
+    return load_tokenizer(model.path.parent, _config(model))
+
+
+def _load_hparams(model: Model) -> Hyperparams:
+    from aprfmt.arch.hparams import from_hf_config
+
+    return from_hf_config(_config(model) or {})
+
+
+def _config(model: Model) -> dict[str, Any] | None:
+    return read_config(model.native.config_path) if model.native.config_path else None
+
+
+# --- reading ---
+
+
+def read_shard(path: Path, stack: ExitStack) -> Shard:
+    """Opens and validates one file; `stack` closes it. Raises what `open_model` raises."""
+    source = stack.enter_context(Source.open(path))
+    header_bytes = _header_bytes(source)
+    raw = source.read(8, header_bytes)
+    if raw[:1] != b"{":
+        raise CorruptError("the header does not begin with '{'", path=source.path, offset=8)
+    header = parse_object(raw, source.path, "the header")
+    metadata = _metadata(header.pop(METADATA_KEY, None), source.path)
+    tensors = [_tensor(name, info, 8 + header_bytes, source) for name, info in header.items()]
+    # The order of the header's keys means nothing; empty tensors come before the one at the same place.
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.n_bytes))
+    _check_contiguous(tensors, 8 + header_bytes, source)
+    return Shard(source, header_bytes, metadata, tensors)
+
+
+def _header_bytes(source: Source) -> int:
+    source.check(0, 8, "the header length")
+    n_bytes = int.from_bytes(source.read(0, 8), "little")
+    cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
+    if n_bytes > cap:
+        raise LimitError(f"the header has {n_bytes} bytes, the cap is {cap}", path=source.path, offset=0)
+    source.check(8, n_bytes, "the header")
+    return n_bytes
+
+
+def _metadata(value: Any, path: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise CorruptError(f"{METADATA_KEY} is not an object of strings", path=path)
+    return value
+
+
+def _tensor(name: str, info: Any, data_start: int, source: Source) -> Tensor:
+    spelling, shape, begin, end = _fields(name, info, source.path)
+    dtype = dtype_by_safetensors(spelling)
+    if dtype is None:
+        known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
+        raise UnsupportedError(
+            f"unknown dtype {spelling!r}", path=source.path, tensor=name, hint=f"known: {known}"
+        )
+    try:
+        n_bytes = dtype.n_bytes(shape)
+    except LimitError as error:
+        raise LimitError(error.message, path=source.path, tensor=name) from error
+    if end - begin != n_bytes:
+        raise CorruptError(
+            f"data_offsets span {end - begin} bytes, {dtype.name} of shape {list(shape)} has {n_bytes}",
+            path=source.path,
+            tensor=name,
+        )
+    return Tensor(name, dtype.name, shape, data_start + begin, n_bytes, source)
+
+
+def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int, int]:
+    try:
+        n_name = len(name.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise CorruptError("a tensor name holds a lone surrogate", path=path, tensor=name) from error
+    if n_name > MAX_NAME_BYTES:
+        raise LimitError(f"a tensor name has {n_name} bytes, the cap is {MAX_NAME_BYTES}", path=path)
+    keys = ("dtype", "shape", "data_offsets")
+    dtype, shape, offsets = map(info.get, keys) if isinstance(info, dict) else (None, None, None)
+    dims, span = _sizes(shape), _sizes(offsets)
+    if not isinstance(dtype, str) or dims is None or span is None or len(span) != 2:
+        raise CorruptError(
+            "its header entry is not {dtype, shape, data_offsets: [begin, end]}", path=path, tensor=name
+        )
+    if len(dims) > MAX_NDIM:
+        raise LimitError(f"{len(dims)} dimensions, the cap is {MAX_NDIM}", path=path, tensor=name)
+    return dtype, dims, span[0], span[1]
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """A list of u64 as a tuple, None for anything else; true and false are no numbers here."""
+    if isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 64 for item in value):
+        return tuple(value)
+    return None
+
+
+def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) -> None:
+    end = data_start
+    for tensor in tensors:
+        if tensor.offset != end:
+            problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap before it"
+            raise CorruptError(
+                f"its data {problem}",
+                path=source.path,
+                tensor=tensor.name,
+                offset=min(tensor.offset, 1 << 63),
+            )
+        end += tensor.n_bytes
+    if end > source.size:
+        raise TruncatedError(
+            f"the tensors end at byte {end}, the file at {source.size}",
+            path=source.path,
+            offset=source.size,
+            hint="the file is cut short or damaged: fetch it again",
+        )
+    if end < source.size:
+        raise CorruptError(f"{source.size - end} bytes follow the last tensor", path=source.path, offset=end)
+
+
+# --- writing ---
+
+
+def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = None) -> list[Segment]:
+    """A safetensors file with the tensors in the order given; the header is padded to 8 bytes with spaces.
+
+    Raises UsageError (doubled or reserved name, wrong size), UnsupportedError (a dtype that safetensors has
+    not), LimitError (a header beyond what the library reads).
+    """
+    header: dict[str, Any] = {} if metadata is None else {METADATA_KEY: dict(metadata)}
+    offset = 0
+    for tensor in tensors:
+        if tensor.name in header or tensor.name == METADATA_KEY:
+            raise UsageError("the tensor's name is taken", tensor=tensor.name)
+        header[tensor.name] = {
+            "dtype": _spelling(tensor),
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.n_bytes],
+        }
+        offset += tensor.n_bytes
+    raw = _dump(header)
+    raw += b" " * padding(len(raw), 8)
+    if len(raw) > MAX_LIBRARY_HEADER_BYTES:
+        raise LimitError(f"the header has {len(raw)} bytes, the library reads {MAX_LIBRARY_HEADER_BYTES}")
+    return [Literal(len(raw).to_bytes(8, "little") + raw), *(tensor.stream() for tensor in tensors)]
+
+
+def _spelling(tensor: OutTensor) -> str:
+    dtype = find_dtype(tensor.dtype)
+    if dtype.safetensors is None:
+        raise UnsupportedError(
+            f"safetensors has no dtype for {dtype.name}",
+            tensor=tensor.name,
+            hint="decode it with --dtype f16, bf16 or f32",
+        )
+    if dtype.n_bytes(tensor.shape) != tensor.n_bytes:
+        raise UsageError(
+            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}",
+            tensor=tensor.name,
+        )
+    return dtype.safetensors
+
+
+def _dump(header: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a name or metadata value is not UTF-8 text: {error.object[:40]!r}") from error

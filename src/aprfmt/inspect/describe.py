@@ -1,0 +1,240 @@
+"""What a model file is, as the JSON of `apr inspect`: from index and metadata, no tensor is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.model import Model, Tensor
+from aprfmt.tokenizer.model import Tokenizer
+
+FOOTER_LIMIT_BYTES = 2 << 30
+"""Up to this size a whole-file checksum is verified unasked; above, it is a job for `apr validate`."""
+
+ALWAYS_PRESENT = ("license", "data_source", "data_license", "hf_architecture", "hf_model_type")
+
+# The typed APR fields that Model.hparams holds under the same name.
+_HPARAM_FIELDS = (
+    "architecture", "hf_architecture", "hf_model_type", "hidden_size", "num_layers", "num_heads",
+    "num_kv_heads", "vocab_size", "intermediate_size", "max_position_embeddings", "rope_theta", "rope_type", "rms_norm_eps",
+    "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
+
+# Typed APR field -> the GGUF key that says the same.
+_GGUF_KEYS = {
+    "name": "general.name",
+    "description": "general.description",
+    "author": "general.author",
+    "license": "general.license",
+    "version": "general.version",
+    "source": "general.source.url",
+    "chat_template": "tokenizer.chat_template",
+}
+
+_REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+# Dtypes that every decoder of the reference runtime reads with their right meaning.
+_RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "token_embd.weight", "embed_tokens.weight")
+
+
+def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
+    """The body of `apr inspect --json`; `quality` adds the score and verifies checksums of any size."""
+    entries = model.tensors.entries
+    metadata = typed_metadata(model)
+    checksum = checksums(model, always=quality)
+    tokenizer = tokenizer_info(model)
+    body: dict[str, Any] = {
+        "file": str(model.path),
+        "format": model.label,
+        "version": model.version,
+        "size_bytes": model.size_bytes,
+        "tensor_count": len(entries),
+        "param_count": sum(n_elements(t.shape) for t in entries),
+        "checksum": checksum,
+        "flags": dict(model.flags),
+        "architecture": metadata.get("architecture"),
+        "metadata": metadata,
+        "dtypes": dtype_table(entries),
+        "tokenizer": tokenizer,
+        "compat": compatibility(model, metadata),
+        "warnings": list(model.warnings),
+    }
+    if quality:
+        body["quality"] = quality_score(metadata, checksum, tokenizer)
+    return body
+
+
+def checksums(model: Model, *, always: bool = True) -> dict[str, str]:
+    """Header and footer checksum; the footer of a huge file is "unchecked" unless `always`."""
+    if not always and model.format.startswith("apr") and model.size_bytes > FOOTER_LIMIT_BYTES:
+        return {"header": "ok", "footer": "unchecked"}
+    return model.checksum()
+
+
+def typed_metadata(model: Model) -> dict[str, Any]:
+    """The typed fields of an APR v2 file that are set, for other containers what says the same.
+
+    The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
+    """
+    is_apr = model.format in ("apr-v2", "apr-legacy")
+    fields = _from_apr(model.metadata) if is_apr else _from_other(model)
+    hparams = model.hparams
+    for name in _HPARAM_FIELDS:
+        value = getattr(hparams, name)
+        if value is not None:
+            fields.setdefault(name, value)
+    return fields | {name: fields.get(name) for name in ALWAYS_PRESENT}
+
+
+def _from_apr(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    from aprfmt.formats.apr_metadata import TYPED_FIELDS
+
+    return {name: metadata[name] for name in TYPED_FIELDS if metadata.get(name) is not None}
+
+
+def _from_other(model: Model) -> dict[str, Any]:
+    metadata = model.metadata
+    if model.format == "gguf":
+        found = {name: metadata.get(key) for name, key in _GGUF_KEYS.items()}
+    elif model.format == "apr-v1":
+        found = {"name": metadata.get("model_name"), "description": metadata.get("description")}
+        found["created_at"] = metadata.get("created_at")
+        card = metadata.get("model_card")
+        found["license"] = card.get("license") if isinstance(card, Mapping) else None
+    else:
+        found = {}
+        native = model.native
+        if getattr(native, "folder", None) is not None:
+            found = _front_matter(model)
+    return {name: value for name, value in found.items() if isinstance(value, str) and value}
+
+
+def _front_matter(model: Model) -> dict[str, Any]:
+    """The licence that a folder's README.md declares in its front matter."""
+    readme = model.native.folder / "README.md"
+    try:
+        with readme.open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(1 << 16)
+    except OSError:
+        return {}
+    if not head.startswith("---"):
+        return {}
+    for line in head[3:].partition("\n---")[0].splitlines():
+        key, colon, value = line.partition(":")
+        if key == "license" and colon:
+            return {"license": value.strip().strip("\"'")}
+    return {}
+
+
+def dtype_table(tensors: Sequence[Tensor]) -> dict[str, dict[str, int]]:
+    """Dtype -> {tensors, params, bytes}, most bytes first."""
+    rows: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        row = rows.setdefault(tensor.dtype, {"tensors": 0, "params": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["params"] += n_elements(tensor.shape)
+        row["bytes"] += tensor.n_bytes
+    return dict(sorted(rows.items(), key=lambda item: (-item[1]["bytes"], item[0])))
+
+
+def tokenizer_info(model: Model) -> dict[str, Any] | None:
+    """Counts and special ids of the embedded tokenizer; None when there is none."""
+    tokenizer = model.tokenizer
+    return None if tokenizer is None else _tokenizer_fields(tokenizer)
+
+
+def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
+    special = tokenizer.special
+    return {
+        "model": tokenizer.model,
+        "pre": tokenizer.pre,
+        "vocab_size": len(tokenizer.tokens),
+        "merges": len(tokenizer.merges),
+        "added": tokenizer.n_added,
+        "bos_id": special.get("bos"),
+        "eos_id": special.get("eos"),
+        "pad_id": special.get("pad"),
+        "unk_id": special.get("unk"),
+        "chat_template": bool(tokenizer.chat_template),
+    }
+
+
+def compatibility(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether the reference runtime can run the file as it is, and every reason why not."""
+    reasons = []
+    if model.format != "apr-v2":
+        reasons.append(f"the container is {model.label}; the runtime wants APR v2")
+    if not metadata.get("architecture"):
+        reasons.append("metadata has no architecture (C-01)")
+    missing = [name for name in _REQUIRED_DIMS if metadata.get(name) is None]
+    if missing:
+        reasons.append(f"metadata has no {', '.join(missing)} (C-03)")
+    for flag in ("encrypted", "lz4_compressed", "zstd_compressed"):
+        if model.flags.get(flag):
+            reasons.append(f"flag {flag} is set")
+    dtypes = sorted({t.dtype for t in model.tensors.entries} - set(_RUNTIME_DTYPES))
+    if dtypes:
+        reasons.append(f"it does not decode {', '.join(dtypes)}; --dtype f16 writes what it reads")
+    reasons += _embedding_reasons(model, metadata)
+    return {"reference_runtime": not reasons, "reasons": reasons}
+
+
+def _embedding_reasons(model: Model, metadata: Mapping[str, Any]) -> list[str]:
+    dims = [n for name in ("vocab_size", "hidden_size") if isinstance(n := metadata.get(name), int)]
+    if len(dims) < 2:
+        return []
+    found = (model.tensors.get(name) for name in (*_EMBEDDINGS, "lm_head.weight"))
+    return [
+        f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
+        for t in found
+        if t is not None and sorted(t.shape) != sorted(dims)
+    ]
+
+
+def quality_score(
+    metadata: Mapping[str, Any], checksum: Mapping[str, str], tokenizer: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Score 0 to 100, and what each part looked at: how well the file describes itself."""
+    sums_ok = checksum["header"] != "bad" and checksum["footer"] != "bad"
+    has_sum = "ok" in (checksum["header"], checksum["footer"])
+    known = {
+        name: metadata.get(name) not in (None, "", "unknown")
+        for name in (*metadata, "architecture", *_REQUIRED_DIMS)
+    }
+    license_points = 9 * known["license"]
+    parts = {
+        "physics": (
+            20 if sums_ok and has_sum else 0,
+            20,
+            "checksums of the container; values are not decoded here",
+        ),
+        "structural": (
+            5 * sum(known[name] for name in ("architecture", "hidden_size", "num_layers", "num_heads")),
+            20,
+            "architecture, hidden_size, num_layers, num_heads",
+        ),
+        "provenance": (
+            license_points + 8 * known["data_source"] + 8 * known["data_license"],
+            25,
+            "license, data_source, data_license",
+        ),
+        "hf_identity": (
+            12 * known["hf_architecture"] + 8 * known["hf_model_type"],
+            20,
+            "hf_architecture, hf_model_type",
+        ),
+        "tokenizer": (
+            15 if tokenizer and tokenizer["vocab_size"] else 0,
+            15,
+            "the tokens themselves, not a flag",
+        ),
+    }
+    score = sum(points for points, _, _ in parts.values())
+    breakdown = {
+        name: {"points": points, "max": most, "looked_at": what}
+        for name, (points, most, what) in parts.items()
+    }
+    return {"score": score, "threshold": 90, "ship_ready": score >= 90, "breakdown": breakdown}

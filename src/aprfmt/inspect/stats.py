@@ -1,0 +1,204 @@
+"""Figures of a tensor in constant memory: bytes are decoded in pieces of about 64 Ki values."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.io.pipe import source_chunks
+from aprfmt.io.source import Buffer
+from aprfmt.model import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+BLOCK_VALUES = 1 << 16
+"""Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Running figures of one tensor; mean, std, min and max are over the finite values."""
+
+    n: int = 0
+    nan_count: int = 0
+    inf_count: int = 0
+    zero_count: int = 0
+    min: float = math.inf
+    max: float = -math.inf
+    _mean: float = 0.0
+    _m2: float = 0.0
+    _n_finite: int = 0
+
+    def add(self, block: Array) -> None:
+        """Takes the values of `block` in, by the pairwise update of mean and squared deviation."""
+        import numpy as np
+
+        values = _as_real(block)
+        if not values.size:
+            return
+        self.n += values.size
+        low, high = float(values.min()), float(values.max())
+        if not (math.isfinite(low) and math.isfinite(high)):
+            self.nan_count += int(np.isnan(values).sum())
+            self.inf_count += int(np.isinf(values).sum())
+            values = values[np.isfinite(values)]
+            if not values.size:
+                return
+            low, high = float(values.min()), float(values.max())
+        self.min, self.max = min(self.min, low), max(self.max, high)
+        if low <= 0 <= high:
+            self.zero_count += values.size - int(np.count_nonzero(values))
+        self._merge(values.astype(np.float64, copy=False))
+
+    def _merge(self, values: Array) -> None:
+        import numpy as np
+
+        n = values.size
+        mean = float(values.mean())
+        centred = values - mean
+        with np.errstate(over="ignore"):
+            m2 = float(np.dot(centred, centred))
+        total = self._n_finite + n
+        delta = mean - self._mean
+        self._m2 += m2 + delta * delta * (self._n_finite * n / total)
+        self._mean += delta * n / total
+        self._n_finite = total
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of `tensors --stats`; None where no finite value was seen."""
+        some = self._n_finite > 0
+        return {
+            "mean": self._mean if some else None,
+            "std": math.sqrt(self._m2 / self._n_finite) if some else None,
+            "min": self.min if some else None,
+            "max": self.max if some else None,
+            "nan_count": self.nan_count,
+            "inf_count": self.inf_count,
+            "zero_fraction": self.zero_count / self.n if self.n else 0.0,
+        }
+
+
+def _as_real(block: Array) -> Array:
+    if block.dtype.kind == "c":
+        return block.view(block.real.dtype)
+    return block.astype("u1") if block.dtype.kind == "b" else block
+
+
+def tensor_stats(tensor: Tensor) -> Stats:
+    """Figures of all values of `tensor`. Raises UnsupportedError for a dtype that cannot be decoded."""
+    stats = Stats()
+    for block in blocks(tensor):
+        stats.add(block)
+    return stats
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """SHA-256 of the stored bytes, in hex."""
+    digest = hashlib.sha256()
+    for chunk in source_chunks(tensor.source, tensor.offset, tensor.n_bytes):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def blocks(tensor: Tensor, step: int = BLOCK_VALUES) -> Iterator[Array]:
+    """All values of `tensor` in order, as flat arrays of `step` values (the last one shorter)."""
+    return values(
+        tensor.dtype,
+        tensor.shape,
+        lambda: source_chunks(tensor.source, tensor.offset, tensor.n_bytes),
+        step,
+        name=tensor.name,
+    )
+
+
+def values(
+    dtype: str,
+    shape: tuple[int, ...],
+    chunks: Callable[[], Iterable[Buffer]],
+    step: int = BLOCK_VALUES,
+    *,
+    name: str | None = None,
+) -> Iterator[Array]:
+    """Decodes the stored bytes that `chunks()` produces; flat arrays of `step` values, the last shorter.
+
+    BF16 and quantised dtypes come as float32, the others as they are stored.
+    """
+    import numpy as np
+
+    pending: list[Array] = []
+    held = 0
+    for piece in _pieces(dtype, shape, chunks(), name):
+        if not held and piece.size == step:
+            yield piece
+            continue
+        pending.append(piece)
+        held += piece.size
+        if held >= step:
+            joined = np.concatenate(pending) if len(pending) > 1 else pending[0]
+            n_whole = held // step * step
+            for start in range(0, n_whole, step):
+                yield joined[start : start + step]
+            pending = [joined[n_whole:]]
+            held -= n_whole
+    if held:
+        yield np.concatenate(pending)
+
+
+def _pieces(
+    dtype: str, shape: tuple[int, ...], chunks: Iterable[Buffer], name: str | None
+) -> Iterator[Array]:
+    from aprfmt.codecs.convert import decode
+
+    n = n_elements(shape)
+    unit_values, unit_bytes, prefix_bytes = _geometry(dtype, shape)
+    units = max(1, BLOCK_VALUES // unit_values)
+    prefix = b""
+    stream = exact_chunks(chunks, units * unit_bytes, first=prefix_bytes)
+    if prefix_bytes and n:
+        prefix = next(stream, b"")
+    done = 0
+    for buffer in stream:
+        size = min(len(buffer) // unit_bytes * unit_values, n - done)
+        piece_shape = (size // shape[-1], shape[-1]) if _is_row_padded(dtype, shape) else (size,)
+        yield decode(dtype, prefix + buffer if prefix else buffer, piece_shape, tensor=name).reshape(-1)
+        done += size
+
+
+def _geometry(dtype: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Values and bytes of the smallest piece that decodes alone; bytes of the head that each piece needs."""
+    row = DTYPES[dtype]
+    if dtype == "AprQ8":  # one float32 scale for the whole tensor, then a byte a value
+        return 1, 1, 4
+    if _is_row_padded(dtype, shape):
+        return shape[-1], -(-shape[-1] // row.block) * row.block_bytes, 0
+    return row.block, row.block_bytes, 0
+
+
+def _is_row_padded(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether each row was filled up to whole blocks, as APR files of the reference do with K-quants."""
+    row = DTYPES[dtype]
+    return row.kind == "ggml" and bool(shape) and shape[-1] % row.block != 0
+
+
+def exact_chunks(chunks: Iterable[Buffer], size: int, *, first: int = 0) -> Iterator[bytes]:
+    """The same bytes in pieces of `size` (the last one shorter), preceded by one of `first` if asked."""
+    pending = bytearray()
+    want = first or size
+    for chunk in chunks:
+        view = memoryview(chunk).cast("B") if not isinstance(chunk, (bytes, bytearray)) else memoryview(chunk)
+        start = 0
+        while len(pending) + len(view) - start >= want:
+            stop = start + want - len(pending)
+            yield bytes(pending) + view[start:stop] if pending else bytes(view[start:stop])
+            pending.clear()
+            start, want = stop, size
+        pending += view[start:]
+    if pending:
+        yield bytes(pending)

@@ -1,0 +1,353 @@
+"""Rules that a model must hold, as a table; the score is the passed share of the rules that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.errors import AprError
+from aprfmt.inspect.stats import BLOCK_VALUES, Stats, blocks
+from aprfmt.model import Model, Tensor
+from aprfmt.tokenizer.model import Tokenizer, TokenType
+
+if TYPE_CHECKING:
+    from aprfmt.convert.canonical import Canonical
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "token_embd.weight", "embed_tokens.weight")
+_HEADS = ("lm_head.weight", "output.weight")
+_MAX_DEAD_SHARE = 0.25
+_REQUIRED = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule has to say: `status` "warn" or "fail", a sentence, the tensor concerned."""
+
+    status: str
+    message: str
+    tensor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A rule that does not apply to this file, and why; it counts neither for nor against."""
+
+    reason: str
+
+
+Result = Iterator[Finding | Skip]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule: id, weight in the score, what holds when it passes, and the function that looks."""
+
+    id: str
+    weight: int
+    holds: str
+    look: Callable[[Subject], Result]
+
+
+class Subject:
+    """A model under examination; what several rules need is computed once."""
+
+    def __init__(self, model: Model, progress: Callable[[int, str], None] | None = None) -> None:
+        self.model = model
+        self._progress = progress or (lambda n_bytes, label: None)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The embedded tokenizer."""
+        return self.model.tokenizer
+
+    @cached_property
+    def embedding(self) -> Tensor | None:
+        """The token embedding, under whatever name."""
+        return self._first(_EMBEDDINGS)
+
+    @property
+    def vocabulary_tensors(self) -> list[Tensor]:
+        """Embedding and output head, as far as they are there and two-dimensional."""
+        found = (self.embedding, self._first(_HEADS))
+        return [t for t in found if t is not None and len(t.shape) == 2]
+
+    def _first(self, names: tuple[str, ...]) -> Tensor | None:
+        return next((t for name in names if (t := self.model.tensors.get(name)) is not None), None)
+
+    @cached_property
+    def canonical(self) -> Canonical | AprError:
+        """The model under Hugging Face names, or why it has no such form."""
+        from aprfmt.convert.canonical import canonical
+
+        try:
+            return canonical(self.model)
+        except AprError as error:
+            return error
+
+    @cached_property
+    def stats(self) -> list[tuple[Tensor, Stats | AprError, list[int]]]:
+        """Each tensor's figures (or why there are none), and all-zero rows of the vocabulary tensors."""
+        vocabulary = {id(t) for t in self.vocabulary_tensors}
+        found = []
+        for tensor in self.model.tensors.entries:
+            dead: list[int] = []
+            try:
+                figures: Stats | AprError = _scan(tensor, dead if id(tensor) in vocabulary else None)
+            except AprError as error:
+                figures = error
+            self._progress(tensor.n_bytes, tensor.name)
+            found.append((tensor, figures, dead))
+        return found
+
+
+def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
+    """One pass over `tensor`; indices of all-zero rows are appended to `dead` where it is given."""
+    import numpy as np
+
+    stats = Stats()
+    columns = tensor.shape[-1] if dead is not None else 0
+    step = columns * max(1, BLOCK_VALUES // columns) if columns else BLOCK_VALUES
+    row = 0
+    for block in blocks(tensor, step):
+        stats.add(block)
+        if dead is not None and columns:
+            rows = block.reshape(-1, columns)
+            dead += (row + np.flatnonzero(~np.any(rows, axis=1))).tolist()
+            row += len(rows)
+    return stats
+
+
+def _header(subject: Subject) -> Result:
+    state = subject.model.checksum()["header"]
+    if state == "bad":
+        yield Finding("fail", "the header's checksum does not match its bytes")
+    elif state != "ok":
+        yield Skip("the container has no header checksum")
+
+
+def _footer(subject: Subject) -> Result:
+    state = subject.model.checksum()["footer"]
+    if state == "bad":
+        yield Finding("fail", "the file's checksum does not match its bytes: the file is damaged")
+    elif state == "absent":
+        yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be seen")
+    elif state != "ok":
+        yield Skip("the container has no checksum over the file")
+
+
+def _extents(subject: Subject) -> Result:
+    for tensor in subject.model.tensors.entries:
+        if tensor.offset + tensor.n_bytes > tensor.source.size:
+            yield Finding("fail", "the data reaches beyond the end of the file", tensor.name)
+        try:
+            need = DTYPES[tensor.dtype].n_bytes(tensor.shape)
+        except AprError:
+            continue  # rows padded to whole blocks; the reader has checked their size
+        if need != tensor.n_bytes:
+            text = f"{tensor.dtype} {list(tensor.shape)} takes {need} bytes, {tensor.n_bytes} are stored"
+            yield Finding("fail", text, tensor.name)
+
+
+def _duplicates(subject: Subject) -> Result:
+    seen: set[str] = set()
+    for tensor in subject.model.tensors.entries:
+        if tensor.name in seen:
+            yield Finding("fail", "two tensors have this name", tensor.name)
+        seen.add(tensor.name)
+    if not seen:
+        yield Skip("the file holds no tensors")
+
+
+def _finite(subject: Subject) -> Result:
+    if not subject.model.tensors:
+        yield Skip("the file holds no tensors")
+    for tensor, stats, _ in subject.stats:
+        if isinstance(stats, AprError):
+            yield Finding("warn", f"the values could not be looked at: {stats.message}", tensor.name)
+        elif stats.nan_count or stats.inf_count:
+            text = f"{stats.nan_count:,} NaN and {stats.inf_count:,} infinite of {stats.n:,} values"
+            yield Finding("fail", text, tensor.name)
+
+
+def _zeros(subject: Subject) -> Result:
+    if not subject.model.tensors:
+        yield Skip("the file holds no tensors")
+    for tensor, stats, _ in subject.stats:
+        if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
+            continue
+        if len(tensor.shape) >= 2:
+            yield Finding("fail", f"all {stats.n:,} values are zero", tensor.name)
+        elif not tensor.name.endswith("bias"):
+            yield Finding("warn", f"all {stats.n:,} values are zero", tensor.name)
+
+
+def _dead_rows(subject: Subject) -> Result:
+    if not subject.vocabulary_tensors:
+        yield Skip("no embedding was recognised")
+    tokenizer = subject.tokenizer
+    for tensor, stats, dead in subject.stats:
+        if not dead or isinstance(stats, AprError) or stats.zero_count == stats.n:
+            continue
+        n_tokens = len(tokenizer.tokens) if tokenizer else tensor.shape[0]
+        types = tokenizer.types if tokenizer else []
+        used = [
+            row for row in dead if row < n_tokens and (row >= len(types) or types[row] != TokenType.UNUSED)
+        ]
+        rest = len(dead) - len(used)
+        if used:
+            status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
+            yield Finding(
+                status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name
+            )
+        if rest:
+            yield Finding("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
+
+
+def _names(subject: Subject) -> Result:
+    found = subject.canonical
+    if isinstance(found, AprError):
+        if found.tensor is None:
+            yield Skip(found.message)
+        else:
+            yield Finding("fail", found.message, found.tensor)
+        return
+    if found.arch is None:
+        yield Skip("the architecture is unknown")
+        return
+    from aprfmt.arch.names import check_tensors
+
+    try:
+        check_tensors(found.arch, found.hparams, found.tensors)
+    except AprError as error:
+        yield Finding("fail", error.message, error.tensor)
+
+
+def _shapes(subject: Subject) -> Result:
+    found = subject.canonical
+    if isinstance(found, AprError) or found.arch is None:
+        yield Skip("the architecture is unknown or its names do not fit")
+        return
+    from aprfmt.arch.names import check_shapes
+
+    try:
+        check_shapes(found.arch, found.hparams, {name: t.shape for name, t in found.tensors.items()})
+    except AprError as error:
+        yield Finding("fail", error.message, error.tensor)
+
+
+def _vocabulary(subject: Subject) -> Result:
+    tokenizer, embedding = subject.tokenizer, subject.embedding
+    if tokenizer is None or embedding is None or len(embedding.shape) != 2:
+        yield Skip("no tokenizer is embedded" if tokenizer is None else "no embedding was recognised")
+        return
+    n_tokens, rows = len(tokenizer.tokens), embedding.shape[0]
+    if n_tokens > rows:
+        yield Finding(
+            "fail", f"the tokenizer has {n_tokens:,} tokens, the embedding {rows:,} rows", embedding.name
+        )
+
+
+def _special_ids(subject: Subject) -> Result:
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        yield Skip("no tokenizer is embedded")
+        return
+    n_tokens = len(tokenizer.tokens)
+    for role, token in sorted(tokenizer.special.items()):
+        if not 0 <= token < n_tokens:
+            yield Finding("fail", f"the {role} token is {token}, the vocabulary ends at {n_tokens - 1}")
+
+
+def _required_keys(subject: Subject) -> Result:
+    hparams = subject.model.hparams
+    missing = [name for name in _REQUIRED if getattr(hparams, name) is None]
+    if missing:
+        # Only a file that presents itself as a language model has to have the dims of one.
+        status = "fail" if subject.embedding is not None and subject.model.format == "apr-v2" else "warn"
+        yield Finding(status, f"the metadata does not say {', '.join(missing)}")
+
+
+RULES = (
+    Rule("container.header", 10, "the header checksum matches", _header),
+    Rule("container.footer", 15, "the file checksum matches", _footer),
+    Rule(
+        "container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents
+    ),
+    Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
+    Rule("values.finite", 20, "no value is NaN or infinite", _finite),
+    Rule("values.zero", 10, "no weight is all zero", _zeros),
+    Rule("values.dead-rows", 5, "no vocabulary row is all zero", _dead_rows),
+    Rule("names.complete", 10, "every tensor of the architecture is there, and no unknown one", _names),
+    Rule("shapes.match", 5, "shapes agree with the dims of the metadata", _shapes),
+    Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
+    Rule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
+    Rule("metadata.required", 3, "architecture and dims are stated", _required_keys),
+)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The outcome of all rules.
+
+    Attributes:
+        checks: {id, status, message, tensor?}: a rule that passed, or one entry a finding.
+        skipped: {id, message} of rules that do not apply.
+        score: share of the weights of the applied rules that passed, 0 to 100.
+        passed: whether nothing failed.
+    """
+
+    checks: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    score: int = 0
+    passed: bool = True
+
+
+def validate(
+    model: Model,
+    *,
+    strict: bool = False,
+    min_score: int = 0,
+    progress: Callable[[int, str], None] | None = None,
+) -> Verdict:
+    """Applies every rule; `strict` counts warnings as failures, a score under `min_score` fails.
+
+    `progress` is called with (bytes, tensor) as tensors are decoded. A warning costs its rule's weight, too.
+    """
+    subject, verdict = Subject(model, progress), Verdict()
+    weights = passed = 0
+    for rule in RULES:
+        findings = _apply(rule, subject)
+        skips = [f for f in findings if isinstance(f, Skip)]
+        if skips:
+            verdict.skipped.append({"id": rule.id, "message": skips[0].reason})
+            continue
+        weights += rule.weight
+        if not findings:
+            passed += rule.weight
+            verdict.checks.append({"id": rule.id, "status": "pass", "message": rule.holds})
+        verdict.checks += [_entry(rule, f, strict) for f in findings if isinstance(f, Finding)]
+    verdict.score = passed * 100 // weights if weights else 0
+    failed = any(check["status"] == "fail" for check in verdict.checks)
+    verdict.passed = not failed and verdict.score >= min_score
+    return verdict
+
+
+def _apply(rule: Rule, subject: Subject) -> list[Finding | Skip]:
+    try:
+        return list(rule.look(subject))
+    except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
+        return [Finding("fail", error.message, error.tensor)]
+
+
+def _entry(rule: Rule, finding: Finding, strict: bool) -> dict[str, Any]:
+    status = "fail" if strict else finding.status
+    entry = {"id": rule.id, "status": status, "message": finding.message}
+    return entry | ({"tensor": finding.tensor} if finding.tensor is not None else {})
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes that `validate` decodes, for a progress bar."""
+    return sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))

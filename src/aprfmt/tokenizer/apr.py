@@ -1,0 +1,242 @@
+"""Tokenizers inside APR metadata: the reference's `tokenizer.*` keys, the rest under `aprfmt.tokenizer`.
+
+    tokenizer.model, .vocabulary, .vocab_size, .merges, .pre_type, .token_type, .scores,
+    tokenizer.bos_token_id, .eos_token_id, .padding_token_id, .add_bos_token       reference readers know these
+    chat_template                                                                   typed field
+    aprfmt.tokenizer {special, flags, chat_templates, n_added, gguf_keys, patches}  what has no key there
+
+Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; their bytes are in `patches`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.tokenizer.ggml import to_gguf
+from aprfmt.tokenizer.model import Tokenizer, TokenType
+
+__all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
+
+OWN_KEY = "aprfmt.tokenizer"
+_SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id"}
+_MODELS = {
+    "bpe": "gpt2",
+    "unigram": "llama",
+    "spm": "llama",
+    "sentencepiece": "llama",
+    "wordpiece": "bert",
+}
+_LOOKS_SPECIAL = re.compile(r"<\|.+\|>|</?[a-z_]{1,17}>", re.DOTALL)
+_LOOKS_UNUSED = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|")
+
+
+def to_metadata(tok: Tokenizer) -> dict[str, Any]:
+    """APR metadata entries for a tokenizer; `files` is not among them, see splice.pack.
+
+    Raises:
+        RefusedError: a model, pre-tokenizer or template name that is no Unicode text.
+    """
+    for name in (tok.model, tok.pre or "", *tok.chat_templates):
+        if _patch(name) is not None:
+            raise RefusedError(f"the tokenizer's name {name!r} is no Unicode text")
+    texts = {"vocabulary": tok.tokens, "merges": tok.merges}
+    patches: dict[str, dict[str, str]] = {
+        name: _patches(list(enumerate(items))) for name, items in texts.items()
+    }
+    patches["chat_template"] = _patches([("", tok.chat_template or "")])
+    patches["chat_templates"] = _patches(list(tok.chat_templates.items()))
+    patches["scores"] = {
+        str(i): struct.pack("<d", score).hex()
+        for i, score in enumerate(tok.scores)
+        if not math.isfinite(score)
+    }
+    values: dict[str, Any] = {
+        "tokenizer.model": tok.model,
+        "tokenizer.vocabulary": _printable(tok.tokens, patches["vocabulary"]),
+        "tokenizer.vocab_size": len(tok.tokens),
+        "tokenizer.merges": _printable(tok.merges, patches["merges"]) or None,
+        "tokenizer.pre_type": tok.pre,
+        "tokenizer.token_type": list(tok.types) or None,
+        "tokenizer.scores": [score if math.isfinite(score) else 0.0 for score in tok.scores] or None,
+        "tokenizer.add_bos_token": tok.flags.get("add_bos"),
+        "chat_template": None if tok.chat_template is None else _text(tok.chat_template),
+        **{f"tokenizer.{key}": tok.special.get(role) for role, key in _SPECIAL.items()},
+    }
+    own = {
+        "special": {role: i for role, i in tok.special.items() if role not in _SPECIAL},
+        "flags": {flag: value for flag, value in tok.flags.items() if flag != "add_bos"},
+        "chat_templates": {name: _text(text) for name, text in tok.chat_templates.items()},
+        "n_added": tok.n_added,
+        "gguf_keys": [key for key, _, _ in to_gguf(tok, vocab_size=None)],
+        "patches": {name: patch for name, patch in patches.items() if patch},
+    }
+    values[OWN_KEY] = {key: value for key, value in own.items() if value}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer in APR metadata, None where there is no vocabulary. `files` stays empty, see splice.unpack.
+
+    Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then inferred
+    from the look of the texts, as the reference runtime does it.
+
+    Raises:
+        CorruptError: an entry of the wrong type.
+    """
+    if metadata.get("tokenizer.vocabulary") is None:
+        return None
+    own = _mapping(metadata.get(OWN_KEY), OWN_KEY)
+    patches = _mapping(own.get("patches"), f"{OWN_KEY}.patches")
+    tokens = _patched(_list(metadata, "vocabulary", str), patches, "vocabulary")
+    merges = _patched(_list(metadata, "merges", str), patches, "merges")
+    scores = [float(score) for score in _list(metadata, "scores", (int, float))]
+    for i, hexed in _mapping(patches.get("scores"), "patches.scores").items():
+        scores[_index(i, len(scores))] = struct.unpack("<d", _unhex(hexed, 8))[0]
+    types = _list(metadata, "token_type", int)
+    if not types and OWN_KEY not in metadata:
+        types = _inferred_types(tokens)
+    for name, items in (("token_type", types), ("scores", scores)):
+        if items and len(items) != len(tokens):
+            raise CorruptError(f"tokenizer.{name} has {len(items)} entries for {len(tokens)} tokens")
+    special = {role: metadata.get(f"tokenizer.{key}") for role, key in _SPECIAL.items()}
+    flags = {"add_bos": metadata.get("tokenizer.add_bos_token"), **_mapping(own.get("flags"), "flags")}
+    template = _string(metadata, "chat_template") or _string(metadata, "tokenizer.chat_template")
+    templates = _mapping(own.get("chat_templates"), "chat_templates")
+    return Tokenizer(
+        model=_model(metadata, bool(merges), bool(scores)),
+        tokens=tokens,
+        merges=merges,
+        types=types,
+        scores=scores,
+        pre=_string(metadata, "tokenizer.pre_type"),
+        special=_typed({**special, **_mapping(own.get("special"), "special")}, int, "special id"),
+        flags=_typed(flags, bool, "flag"),
+        chat_template=template if template is None else _patch_text(template, patches, "chat_template", ""),
+        chat_templates={
+            name: _patch_text(text, patches, "chat_templates", name)
+            for name, text in _typed(templates, str, "chat template").items()
+        },
+        n_added=_typed({"n_added": own.get("n_added")}, int, "count").get("n_added", 0),
+        gguf_keys=[key for key in own.get("gguf_keys", []) if isinstance(key, str)]
+        if isinstance(own.get("gguf_keys"), list)
+        else [],
+    )
+
+
+def _model(metadata: Mapping[str, Any], merges: bool, scores: bool) -> str:
+    """The algorithm under its GGUF name; what neither key names follows from the lists that are there."""
+    name = _string(metadata, "tokenizer.model") or _string(metadata, "tokenizer.model_type")
+    if name is None:
+        return "gpt2" if merges else "llama" if scores else "none"
+    return _MODELS.get(name.lower(), name)
+
+
+def _inferred_types(tokens: Sequence[str]) -> list[int]:
+    """Types by the look of the texts: `<|...|>` and `<word>` are special, pads and repeated texts unused."""
+    first = {text: i for i, text in reversed(list(enumerate(tokens)))}
+    repeated = {text for text, n in Counter(tokens).items() if n > 1}
+
+    def kind(i: int, text: str) -> TokenType:
+        if (text in repeated and first[text] != i) or _LOOKS_UNUSED.fullmatch(text):
+            return TokenType.UNUSED
+        long_enough = len(text) > 4 if text.startswith("<|") else len(text) <= 20
+        return TokenType.CONTROL if long_enough and _LOOKS_SPECIAL.fullmatch(text) else TokenType.NORMAL
+
+    return [int(kind(i, text)) for i, text in enumerate(tokens)]
+
+
+def _patch(text: str) -> str | None:
+    """Hex of the bytes of a text that is no Unicode, else None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass" if _has_true_surrogate(text) else "surrogateescape").hex()
+    return None
+
+
+def _has_true_surrogate(text: str) -> bool:
+    """Whether a lone surrogate is none of those that stand for a byte."""
+    return any("\ud800" <= c <= "\udfff" and not "\udc80" <= c <= "\udcff" for c in text)
+
+
+def _patches(items: Sequence[tuple[int | str, str]]) -> dict[str, str]:
+    # One encoding of everything is far cheaper than one a text, and nearly always all that is needed.
+    if _patch("".join(text for _, text in items)) is None:
+        return {}
+    hexed = {str(key): _patch(text) for key, text in items}
+    return {key: value for key, value in hexed.items() if value is not None}
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _patch(text) else text
+
+
+def _printable(items: list[str], patches: Mapping[str, str]) -> list[str]:
+    result = list(items)
+    for i in patches:
+        result[int(i)] = _text(result[int(i)])
+    return result
+
+
+def _patched(items: list[str], patches: Mapping[str, Any], name: str) -> list[str]:
+    for i, hexed in _mapping(patches.get(name), f"patches.{name}").items():
+        items[_index(i, len(items))] = _unhex(hexed).decode("utf-8", "surrogateescape")
+    return items
+
+
+def _patch_text(text: str, patches: Mapping[str, Any], name: str, key: str) -> str:
+    hexed = _mapping(patches.get(name), f"patches.{name}").get(key)
+    return text if hexed is None else _unhex(hexed).decode("utf-8", "surrogateescape")
+
+
+def _index(text: str, n: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < n):
+        raise CorruptError(f"{OWN_KEY} patches entry {text!r} of {n}")
+    return int(text)
+
+
+def _unhex(value: object, size: int | None = None) -> bytes:
+    try:
+        data = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        data = b""
+    if not data or size not in (None, len(data)):
+        raise CorruptError(f"{OWN_KEY} holds a patch that is no hexadecimal text")
+    return data
+
+
+def _mapping(value: object, name: str) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise CorruptError(f"metadata entry {name} is no object")
+    return value or {}
+
+
+def _list(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:
+    value = metadata.get(f"tokenizer.{name}")
+    if value is None:
+        return []
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, list) or not set(map(type, value)) <= set(kinds):
+        raise CorruptError(f"metadata entry tokenizer.{name} is no array of {kinds[-1].__name__} values")
+    return list(value)
+
+
+def _string(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise CorruptError(f"metadata entry {key} is no string")
+    return value
+
+
+def _typed(values: Mapping[str, Any], kind: type, what: str) -> dict[str, Any]:
+    """The entries that are not null. Raises CorruptError for one of another type."""
+    for name, value in values.items():
+        if value is not None and type(value) is not kind:
+            raise CorruptError(f"the tokenizer's {what} {name} is no {kind.__name__}")
+    return {name: value for name, value in values.items() if value is not None}

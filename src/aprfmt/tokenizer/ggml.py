@@ -1,0 +1,226 @@
+"""Tokenizers as GGUF key-value pairs: `tokenizer.ggml.*` and `tokenizer.chat_template*`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aprfmt.errors import CorruptError, RefusedError, UsageError
+from aprfmt.tokenizer.model import Tokenizer, TokenType
+
+__all__ = ["KV", "SPECIAL_KEYS", "from_gguf", "to_gguf"]
+
+KV = tuple[str, Any, Any]
+"""(key, type name or ("ARRAY", element type name), value), as formats.gguf_write takes it but for the names."""
+
+_PREFIX = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
+SPECIAL_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",
+    "pad": "padding_token_id",
+    "cls": "cls_token_id",
+    "mask": "mask_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+    **{f"fim_{part}": f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")},
+    "prefix": "prefix_token_id",
+    "suffix": "suffix_token_id",
+    "middle": "middle_token_id",
+}
+"""Role -> key; the format itself spells "seperator" that way, the last three are its older names for fim_*."""
+
+_FLAG_KEYS = {
+    "add_bos": "add_bos_token",
+    "add_eos": "add_eos_token",
+    "add_sep": "add_sep_token",
+    "add_space_prefix": "add_space_prefix",
+    "remove_extra_whitespaces": "remove_extra_whitespaces",
+    "lowercase": "normalizer.lowercase",
+    "strip_accents": "normalizer.strip_accents",
+}
+_HOLE_SCORE = -10000.0
+
+
+def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer of a GGUF file's key-value pairs, None where it has none.
+
+    Raises:
+        CorruptError: a key holds a value of the wrong type, or more types or scores than there are tokens.
+    """
+    model = kv.get(_PREFIX + "model")
+    if model is None:
+        return None
+    if not isinstance(model, str):
+        raise CorruptError(f"{_PREFIX}model is no string")
+    tokens = _array(kv, "tokens", str)
+    n = len(tokens)
+    # Some writers pad the tokens and forget the types: what is missing then are the pads.
+    return Tokenizer(
+        model=model,
+        tokens=tokens,
+        merges=_array(kv, "merges", str),
+        types=_parallel(kv, "token_type", int, n, int(TokenType.UNUSED)),
+        scores=[float(score) for score in _parallel(kv, "scores", (int, float), n, _HOLE_SCORE)],
+        pre=_optional(kv, _PREFIX + "pre", str),
+        special={role: kv[key] for role, key in _present(kv, SPECIAL_KEYS) if _is_id(kv[key], key)},
+        flags={flag: _optional(kv, key, bool) for flag, key in _present(kv, _FLAG_KEYS)},
+        chat_template=_optional(kv, _TEMPLATE, str),
+        chat_templates=_named_templates(kv),
+        gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
+    )
+
+
+def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.cpp") -> list[KV]:
+    """Key-value pairs for a GGUF, in the order and with the types that llama.cpp's converter uses.
+
+    A tokenizer that came from a GGUF keeps that file's order. llama.cpp gives up on a vocabulary with two equal
+    texts, so later copies of a text are written as unused ids.
+
+    Args:
+        tok: the tokenizer.
+        vocab_size: rows of the embedding; missing ids are added as unused tokens. None: no padding.
+        pad_style: "llama.cpp" names them `[PAD{id}]`, "apr" `<|pad_{id}|>`.
+
+    Raises:
+        RefusedError: more tokens than `vocab_size`, or lists of different lengths.
+        UsageError: an unknown pad style.
+    """
+    if pad_style not in ("llama.cpp", "apr"):
+        raise UsageError(f"unknown pad style {pad_style!r}", hint="use llama.cpp or apr")
+    tokens, types, scores = _padded(tok, vocab_size, pad_style)
+    strings = ("ARRAY", "STRING")
+    keys: list[KV] = [(_PREFIX + "model", "STRING", tok.model)]
+    if tok.pre is not None:
+        keys.append((_PREFIX + "pre", "STRING", tok.pre))
+    if tokens:
+        keys.append((_PREFIX + "tokens", strings, tokens))
+    if scores:
+        keys.append((_PREFIX + "scores", ("ARRAY", "FLOAT32"), scores))
+    if types:
+        keys.append((_PREFIX + "token_type", ("ARRAY", "INT32"), types))
+    # A SentencePiece vocabulary works by scores: its merges are for Hugging Face files alone.
+    if tok.merges and (tok.model != "llama" or _PREFIX + "merges" in tok.gguf_keys):
+        keys.append((_PREFIX + "merges", strings, list(tok.merges)))
+    keys += [
+        (_PREFIX + SPECIAL_KEYS[role], "UINT32", i) for role, i in tok.special.items() if role in SPECIAL_KEYS
+    ]
+    for flag, value in tok.flags.items():
+        if flag in _FLAG_KEYS:
+            position = 0 if flag == "add_space_prefix" and tok.model == "gpt2" else len(keys)
+            keys.insert(position, (_PREFIX + _FLAG_KEYS[flag], "BOOL", value))
+    keys += _template_keys(tok)
+    rank = {key: i for i, key in enumerate(tok.gguf_keys)}
+    return sorted(keys, key=lambda entry: rank.get(entry[0], len(rank)))
+
+
+def _padded(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
+    """Tokens, types and scores as they go into the file: padded, and without repeated texts."""
+    n = len(tok.tokens)
+    for name, parallel in (("types", tok.types), ("scores", tok.scores)):
+        if parallel and len(parallel) != n:
+            raise RefusedError(f"the tokenizer has {n} tokens but {len(parallel)} {name}")
+    if vocab_size is not None and n > vocab_size:
+        raise RefusedError(
+            f"the tokenizer has {n} tokens, the model's vocabulary only {vocab_size}",
+            hint="use the tokenizer that belongs to the model, see --tokenizer",
+        )
+    extra = max((vocab_size or 0) - n, 0) if n else 0
+    tokens = tok.tokens + [""] * extra
+    types = tok.types + [int(TokenType.UNUSED)] * extra if tok.types else []
+    scores = tok.scores + [_HOLE_SCORE] * extra if tok.scores else []
+    if extra or len(set(tokens)) < n:
+        _name_unused(tokens, types, n, "[PAD{}]" if style == "llama.cpp" else "<|pad_{}|>")
+    return tokens, types, scores
+
+
+def _name_unused(tokens: list[str], types: list[int], n_real: int, template: str) -> None:
+    """Gives pads (ids from `n_real`) and repeated texts names of their own, in place."""
+    seen: set[str] = set()
+    taken = set(tokens)
+    for i, text in enumerate(tokens):
+        if i < n_real and text not in seen:
+            seen.add(text)
+            continue
+        name = template.format(i)
+        while name in taken:
+            name += "_"
+        tokens[i] = name
+        taken.add(name)
+        if types:
+            types[i] = int(TokenType.UNUSED)
+
+
+def _template_keys(tok: Tokenizer) -> list[KV]:
+    """The named templates with the list of their names, then the default one."""
+    names = {
+        name: "".join(c if c.isascii() and c.isalnum() else "_" for c in name) for name in tok.chat_templates
+    }
+    keys: list[KV] = [(f"{_TEMPLATE}.{names[n]}", "STRING", text) for n, text in tok.chat_templates.items()]
+    if keys:
+        keys.append((_TEMPLATE + "s", ("ARRAY", "STRING"), list(names.values())))
+    if tok.chat_template is not None:
+        keys.append((_TEMPLATE, "STRING", tok.chat_template))
+    return keys
+
+
+def _named_templates(kv: Mapping[str, Any]) -> dict[str, str]:
+    prefix = _TEMPLATE + "."
+    listed = kv.get(_TEMPLATE + "s")
+    order = (
+        [name for name in _strings(listed, _TEMPLATE + "s") if prefix + name in kv]
+        if listed is not None
+        else []
+    )
+    names = dict.fromkeys([*order, *(key[len(prefix) :] for key in kv if key.startswith(prefix))])
+    return {name: _optional(kv, prefix + name, str) for name in names}
+
+
+def _present(kv: Mapping[str, Any], table: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """(our name, full key) of the table's keys that the file has, in the file's order."""
+    by_key = {_PREFIX + key: name for name, key in table.items()}
+    return [(by_key[key], key) for key in kv if key in by_key]
+
+
+def _is_id(value: object, key: str) -> bool:
+    """Whether the value is a token id; -1 stands for none. Raises CorruptError for what is no integer."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CorruptError(f"{key} is no integer")
+    return 0 <= value < 1 << 32
+
+
+def _optional(kv: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = kv.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise CorruptError(f"{key} is no {'string' if kind is str else 'boolean'}")
+    return value
+
+
+def _array(kv: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:
+    value = kv.get(_PREFIX + name, ())
+    if isinstance(value, str | bytes | int | float | None):
+        raise CorruptError(f"{_PREFIX}{name} is no array")
+    items = list(value)
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not all(issubclass(seen, kinds) and seen is not bool for seen in set(map(type, items))):
+        raise CorruptError(f"{_PREFIX}{name} holds entries of a wrong type")
+    return items
+
+
+def _strings(value: object, key: str) -> list[str]:
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else None
+    if items is None or not all(isinstance(item, str) for item in items):
+        raise CorruptError(f"{key} is no array of strings")
+    return items
+
+
+def _parallel(
+    kv: Mapping[str, Any], name: str, kind: type | tuple[type, ...], n: int, missing: float
+) -> list[Any]:
+    """An array with one entry a token, filled up with `missing`; empty where the file has none."""
+    items = _array(kv, name, kind)
+    if len(items) > n:
+        raise CorruptError(f"{_PREFIX}{name} has {len(items)} entries for {n} tokens")
+    return items + [missing] * (n - len(items)) if items else items

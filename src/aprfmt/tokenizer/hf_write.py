@@ -1,0 +1,157 @@
+"""Hugging Face tokenizer files out of a tokenizer that has none: byte-level BPE as a GGUF describes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aprfmt.arch.hparams import Hyperparams
+from aprfmt.errors import UnsupportedError
+from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.pre import Rule, rule
+
+__all__ = ["to_hf_files"]
+
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenType.USER_DEFINED): False}
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+
+
+def to_hf_files(tok: Tokenizer, hparams: Hyperparams | None = None) -> dict[str, bytes]:
+    """The tokenizer's files by name: the ones it came with, else ones made from its lists.
+
+    Made files encode as llama.cpp encodes with the same tokenizer. They have NFC normalisation where the original
+    tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
+
+    Raises:
+        UnsupportedError: not a byte-level BPE, or with splitting rules that have no tokenizer.json form here.
+    """
+    if tok.files:
+        return dict(tok.files)
+    known = rule(tok.pre)
+    if tok.model != "gpt2" or known is None:
+        what = f"a {tok.model} tokenizer" if tok.model != "gpt2" else f"the pre-tokenizer {tok.pre}"
+        raise UnsupportedError(
+            f"{what} cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
+        )
+    files = {
+        "tokenizer.json": _tokenizer_json(tok, known),
+        "tokenizer_config.json": _tokenizer_config(tok, known, hparams),
+        "special_tokens_map.json": {
+            f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)
+        },
+    }
+    result = {name: _dump(value) for name, value in files.items()}
+    if tok.chat_template is not None and not tok.chat_templates:
+        result["chat_template.jinja"] = tok.chat_template.encode("utf-8", "replace")
+    return result
+
+
+def _dump(value: object) -> bytes:
+    """Indented JSON; texts that are no Unicode cannot be told to Hugging Face and become question marks."""
+    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
+
+
+def _content(tok: Tokenizer, role: str) -> str | None:
+    i = tok.special.get(role)
+    return tok.tokens[i] if i is not None and i < len(tok.tokens) else None
+
+
+def _types(tok: Tokenizer) -> list[int]:
+    return tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
+
+
+def _added(tok: Tokenizer) -> list[dict[str, Any]]:
+    """Entries of added_tokens: every token that is looked for in the text before it is split."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": i, "content": text, **plain, "special": _ADDED[kind]}
+        for i, (text, kind) in enumerate(zip(tok.tokens, _types(tok), strict=True))
+        if kind in _ADDED
+    ]
+
+
+def _tokenizer_json(tok: Tokenizer, known: Rule) -> dict[str, Any]:
+    unused = int(TokenType.UNUSED)
+    kinds = _types(tok)
+    # The first of equal texts keeps its id; pads that only fill the embedding are no tokens.
+    vocab = {tok.tokens[i]: i for i in reversed(range(len(tok.tokens))) if kinds[i] != unused}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tok),
+        "normalizer": {"type": "NFC"} if known.nfc else None,
+        "pre_tokenizer": _pre_tokenizer(known),
+        "post_processor": _post_processor(tok, known),
+        "decoder": {**_BYTE_LEVEL, "add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": known.ignore_merges,
+            "vocab": dict(sorted(vocab.items(), key=lambda entry: entry[1])),
+            "merges": [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab],
+        },
+    }
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """A merge's two tokens: llama.cpp cuts at the first space after the first character."""
+    cut = merge.find(" ", 1)
+    return (merge[:cut], merge[cut + 1 :]) if cut > 0 else (merge, "")
+
+
+def _pre_tokenizer(known: Rule) -> dict[str, Any]:
+    steps: list[dict[str, Any]] = [
+        {"type": "Digits", "individual_digits": True}
+        if split == "digits"
+        else {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        for split in known.splits
+    ]
+    steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})
+    return {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
+
+
+def _post_processor(tok: Tokenizer, known: Rule) -> dict[str, Any]:
+    bos = _content(tok, "bos") if tok.flags.get("add_bos", known.add_bos) else None
+    eos = _content(tok, "eos") if tok.flags.get("add_eos", False) else None
+    if bos is None and eos is None:
+        return {**_BYTE_LEVEL, "trim_offsets": False}
+
+    def around(name: str, type_id: int) -> list[dict[str, Any]]:
+        parts = [("SpecialToken", bos), ("Sequence", name), ("SpecialToken", eos)]
+        return [{kind: {"id": text, "type_id": type_id}} for kind, text in parts if text is not None]
+
+    used = {text: tok.special[role] for role, text in (("bos", bos), ("eos", eos)) if text is not None}
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in used.items()},
+    }
+
+
+def _tokenizer_config(tok: Tokenizer, known: Rule, hparams: Hyperparams | None) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "add_bos_token": tok.flags.get("add_bos", known.add_bos),
+        "add_eos_token": tok.flags.get("add_eos", False),
+        "add_prefix_space": tok.flags.get("add_space_prefix", False),
+        "added_tokens_decoder": {str(entry.pop("id")): entry for entry in _added(tok)},
+    }
+    config |= {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role) is not None}
+    config["clean_up_tokenization_spaces"] = False
+    if hparams is not None and hparams.max_position_embeddings:
+        config["model_max_length"] = hparams.max_position_embeddings
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if tok.chat_templates:
+        named = {"default": tok.chat_template, **tok.chat_templates}
+        config["chat_template"] = [
+            {"name": n, "template": text} for n, text in named.items() if text is not None
+        ]
+    return config

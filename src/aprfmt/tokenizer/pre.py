@@ -1,0 +1,225 @@
+"""Which of llama.cpp's pre-tokenizers a tokenizer.json needs: by hash of a probe text, else by structure.
+
+A byte-level BPE in a GGUF names its splitting rules by one word (`tokenizer.ggml.pre`); the regexes themselves
+are compiled into llama.cpp. The hash knows tokenizers that llama.cpp has met; the structure of `pre_tokenizer`
+also finds the many fine-tunes and new vocabularies that use one of the same rule lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
+
+__all__ = ["RULES", "PreChoice", "Rule", "detect", "rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreChoice:
+    """The answer of `detect`: llama.cpp's name or None, how it was found, and one sentence for the user."""
+
+    name: str | None
+    how: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one pre-tokenizer of llama.cpp works, in the terms of tokenizer.json.
+
+    Attributes:
+        splits: regexes applied one after the other, each isolating its matches; "digits" for single digits.
+        gpt2_regex: whether the final byte-level step also splits by GPT-2's regex.
+        ignore_merges: whether a piece that is a whole token is taken before any merge is tried.
+        add_bos: what llama.cpp does when the file does not say.
+        nfc: whether the original tokenizers normalise to NFC (llama.cpp itself never does).
+    """
+
+    splits: tuple[str, ...] = ()
+    gpt2_regex: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
+    nfc: bool = False
+
+
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s+(?!\S)|\s+"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?"
+_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES
+_LLAMA3 = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}"
+_QWEN2 = rf"{_SUFFIX}|{_WORD}|\p{{N}}|{_SYMBOLS}"
+_QWEN35 = (
+    rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}"
+)
+_GPT4O = rf"{_CASED}{_UPPER}*{_LOWER}+{_SUFFIX}?|{_CASED}{_UPPER}+{_LOWER}*{_SUFFIX}?|\p{{N}}{{1,3}}|{_SLASH}"
+_TEKKEN = rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH}"
+_SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{_SPACES}"
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES
+)
+_MINICPM = rf"{_SUFFIX}|{_WORD}|\p{{N}}+|{_SYMBOLS}"
+_DEEPSEEK3 = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
+)
+_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
+RULES: dict[str, Rule] = {
+    "llama-bpe": Rule((_LLAMA3,), ignore_merges=True, add_bos=True),
+    "dbrx": Rule((_LLAMA3,)),
+    "smaug-bpe": Rule((_LLAMA3,)),
+    "glm4": Rule((_LLAMA3,), ignore_merges=True),
+    "qwen2": Rule((_QWEN2,), nfc=True),
+    "deepseek-r1-qwen": Rule((_QWEN2,), nfc=True),
+    "qwen35": Rule((_QWEN35,), nfc=True),
+    "gpt-2": Rule(gpt2_regex=True),
+    "phi-2": Rule(gpt2_regex=True),
+    "olmo": Rule(gpt2_regex=True),
+    "mpt": Rule(gpt2_regex=True),
+    "smollm": Rule(("digits",), gpt2_regex=True),
+    "starcoder": Rule(("digits",), gpt2_regex=True),
+    "refact": Rule(("digits",), gpt2_regex=True),
+    "command-r": Rule(("digits",), gpt2_regex=True),
+    "gpt-4o": Rule((_GPT4O,)),
+    "llama4": Rule((_GPT4O,)),
+    "tekken": Rule((_TEKKEN,), ignore_merges=True, add_bos=True),
+    "deepseek-v3": Rule((r"\p{N}{1,3}", _KANA, _DEEPSEEK3)),
+    "deepseek-coder": Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, "digits")),
+    "seed-coder": Rule((_SEED,)),
+    "bailingmoe": Rule((_BAILING,)),
+    "minicpm5": Rule((r"\p{N}{1,3}", _MINICPM), ignore_merges=True),
+    "ufakzeka": Rule((rf"{_WORD}|\p{{N}}|{_SYMBOLS}",)),
+}
+"""By name; where several names share one rule list the structure is answered with the first."""
+
+_SAME_AS = {
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    "qwen2": "stablelm2 hunyuan solar-open megrez kormo f2llmv2 grok-2",
+    "smollm": "codeshell exaone minerva-7b mellum2",
+    "gpt-2": "jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 jais trillion "
+    "granite-docling",
+    "gpt-4o": "kanana2 talkie minimax-m2",
+    "dbrx": "chatglm-bpe",
+    "glm4": "glm5",
+    "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
+    "bailingmoe": "bailingmoe2 llada-moe",
+}
+_RULE_OF = {other: name for name, others in _SAME_AS.items() for other in others.split()}
+
+_IGNORE_MERGES = {
+    *(name for name in (*RULES, *_RULE_OF) if RULES[_RULE_OF.get(name, name)].ignore_merges),
+    "youtu",
+    "granite-embed-multi-97m",
+}
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+
+
+def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> PreChoice:
+    """Finds llama.cpp's name for the pre-tokenizer of a tokenizer.json.
+
+    Args:
+        tokenizer_json: the file's bytes.
+        parsed: the same, parsed, where the caller has it.
+
+    Returns:
+        how = "hash" (known tokenizer), "structure" (same rules as a known one), or "none" with name None: not a
+        byte-level BPE, or rules that llama.cpp does not have.
+    """
+    if parsed is None:
+        try:
+            parsed = json.loads(tokenizer_json)
+        except (ValueError, RecursionError) as error:
+            return PreChoice(None, "none", f"tokenizer.json is no JSON text: {error}")
+    model = parsed.get("model") if isinstance(parsed, Mapping) else None
+    if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
+        return PreChoice(None, "none", "only byte-level BPE tokenizers have a pre-tokenizer in GGUF")
+    if model.get("byte_fallback") is True and _steps(parsed.get("pre_tokenizer")) is None:
+        return PreChoice(None, "none", "a SentencePiece-style BPE needs no pre-tokenizer name")
+    ignore_merges = model.get("ignore_merges") is True
+    hashed = _by_hash(tokenizer_json)
+    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES):
+        return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
+    alike = _by_structure(parsed, ignore_merges)
+    if alike is not None:
+        return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
+    if hashed is not None:
+        return PreChoice(
+            hashed, "hash", f"its ids of the probe text are those of {hashed}, not its merge rule"
+        )
+    return PreChoice(None, "none", "its splitting rules are none that llama.cpp has")
+
+
+def rule(name: str | None) -> Rule | None:
+    """The rule behind llama.cpp's name `name`, None when it is not one that can be written as a tokenizer.json."""
+    return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
+
+
+def _by_hash(tokenizer_json: bytes) -> str | None:
+    """The name by the ids of the probe text; None when unknown or when the `tokenizers` package is not there."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    try:
+        ids = Tokenizer.from_buffer(tokenizer_json).encode(PROBE).ids
+    except Exception:  # the package raises bare Exception for a file that it cannot use
+        return None
+    return HASHES.get(hashlib.sha256(str(ids).encode()).hexdigest())
+
+
+def _by_structure(parsed: Mapping[str, Any], ignore_merges: bool) -> str | None:
+    """The first rule with the same steps, or None; a normaliser other than NFC means different ids."""
+    normalizer = parsed.get("normalizer")
+    if normalizer and not (isinstance(normalizer, Mapping) and normalizer.get("type") == "NFC"):
+        return None
+    steps = _steps(parsed.get("pre_tokenizer"))
+    if steps is None:
+        return None
+    for name, row in RULES.items():
+        known = [*map(_canonical, row.splits), "byte-level-regex" if row.gpt2_regex else "byte-level"]
+        if steps == known and row.ignore_merges == ignore_merges:
+            return name
+    return None
+
+
+def _canonical(pattern: str) -> str:
+    """One spelling for the spellings in use: contractions by flag or by class, literal or escaped line ends."""
+    spelled = pattern.replace(_CONTRACTIONS, _SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
+    return "digits" if spelled == r"\p{N}" else spelled
+
+
+def _steps(pre_tokenizer: object) -> list[str] | None:
+    """The steps in canonical form, ending in the byte-level one; None when a step is of another kind."""
+    if not isinstance(pre_tokenizer, Mapping):
+        return None
+    parts = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
+        return None
+    steps = [_step(part) for part in parts]
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps) or not known[-1].startswith("byte-level"):
+        return None
+    return known if not any(step.startswith("byte-level") for step in known[:-1]) else None
+
+
+def _step(part: Mapping[str, Any]) -> str | None:
+    kind = part.get("type")
+    if kind == "ByteLevel" and part.get("add_prefix_space") is not True:
+        return "byte-level" if part.get("use_regex") is False else "byte-level-regex"
+    if kind == "Digits" and part.get("individual_digits") is True:
+        return "digits"
+    pattern = part.get("pattern")
+    regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    # Removing what lies between the matches is isolating the matches when the regex covers every text.
+    isolates = (part.get("behavior"), part.get("invert")) in (("Isolated", False), ("Removed", True))
+    return _canonical(regex) if kind == "Split" and isinstance(regex, str) and isolates else None

@@ -1,0 +1,197 @@
+"""Tokenizer files without the lists that the tokenizer holds already, rebuilt from them byte for byte.
+
+A tokenizer.json is cut into pieces: literal text, and references to runs of the vocabulary or of the merges
+together with the file's own punctuation and indentation. The same is done to vocab.json and merges.txt.
+
+    "..."                                          literal text
+    {"list": "vocabulary", "runs", "colon", "between", "ascii", "patch"}       "text": id, ...
+    {"list": "merges", "form": "text", "between", "ascii", "patch"}            "a b", ...
+    {"list": "merges", "form": "pair", "open", "comma", "close", ...}          ["a", "b"], ...
+    {"list": "merges", "form": "line", "between", "patch"}                     a b (newline) ...
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from json.encoder import encode_basestring, encode_basestring_ascii
+from typing import Any
+
+from aprfmt.errors import CorruptError
+from aprfmt.tokenizer.model import Tokenizer
+
+__all__ = ["explain", "join", "split"]
+
+Piece = str | dict[str, Any]
+
+_MAX_RUNS = 4096
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_VOCAB_ENTRY = re.compile(rf"{_STRING}(?P<colon>\s*:\s*)\d+(?P<between>\s*,\s*)?")
+_TEXT_ENTRY = re.compile(rf"{_STRING}(?P<between>\s*,\s*)?")
+_PAIR_ENTRY = re.compile(
+    rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*){_STRING}(?P<close>\s*\])(?P<between>\s*,\s*)?"
+)
+_PUNCTUATION = re.compile(r"[\s,:\[\]]{0,256}")
+
+
+def split(text: bytes, tok: Tokenizer) -> list[Piece] | None:
+    """The pieces of a tokenizer.json, vocab.json or merges.txt; None where `tok` cannot give it again."""
+    return explain(text, tok)[0]
+
+
+def explain(text: bytes, tok: Tokenizer) -> tuple[list[Piece] | None, str]:
+    """As `split`, with the reason why there are no pieces ("" where there are)."""
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError:
+        return None, "it is no UTF-8 text"
+    try:
+        parsed = json.loads(decoded)
+    except (ValueError, RecursionError):
+        found = _merge_lines(decoded, tok)
+    else:
+        found = _json_parts(decoded, parsed, tok)
+    if isinstance(found, str):
+        return None, found
+    pieces: list[Piece] = []
+    at = 0
+    for start, stop, piece in sorted(found, key=lambda part: part[0]):
+        pieces += [decoded[at:start], piece]
+        at = stop
+    pieces.append(decoded[at:])
+    if join(pieces, tok) != text:
+        return None, "the pieces do not give the same bytes again"
+    return pieces, ""
+
+
+def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
+    """The file that `split` took apart. Raises CorruptError for pieces that `split` cannot have made."""
+    try:
+        return "".join(piece if isinstance(piece, str) else _render(piece, tok) for piece in pieces).encode()
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"the stored pieces of a tokenizer file make no sense: {error!r}") from error
+
+
+_Part = tuple[int, int, Piece]
+
+
+def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
+    """Where the vocabulary and the merges stand in a JSON file, and how to write them; or why not."""
+    model = parsed.get("model") if isinstance(parsed, dict) else None
+    holder = model if isinstance(model, dict) else {"vocab": parsed}
+    vocab, merges = holder.get("vocab"), holder.get("merges")
+    opening = r'"vocab"\s*:\s*\{\s*' if holder is model else r"\s*\{\s*"
+    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
+        return "its vocabulary is no object of ids"
+    parts = []
+    if vocab:
+        part = _vocabulary_part(text, opening, vocab, tok)
+        if isinstance(part, str):
+            return part
+        parts.append(part)
+    if isinstance(merges, list) and merges:
+        part = _merges_part(text, merges, tok)
+        if isinstance(part, str):
+            return part
+        parts.append(part)
+    return parts
+
+
+def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | str:
+    ids = list(vocab.values())
+    if not all(0 <= i < len(tok.tokens) for i in ids):
+        return "it has ids that the tokenizer has not"
+    starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
+    if len(starts) > _MAX_RUNS:
+        return "its ids are in no order"
+    piece: dict[str, Any] = {
+        "list": "vocabulary",
+        "runs": [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)],
+        "patch": {str(i): key for key, i in vocab.items() if tok.tokens[i] != key},
+    }
+    return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
+
+
+def _merges_part(text: str, merges: list[Any], tok: Tokenizer) -> _Part | str:
+    if len(merges) != len(tok.merges):
+        return "it has other merges than the tokenizer"
+    paired = isinstance(merges[0], list)
+    patch = {}
+    for n, (merge, known) in enumerate(zip(merges, tok.merges, strict=True)):
+        if merge != (known.split(" ") if paired else known):
+            patch[str(n)] = merge
+    piece = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
+    entry = _PAIR_ENTRY if paired else _TEXT_ENTRY
+    return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok) or "its merges have an unusual layout"
+
+
+def _placed(
+    text: str, opening: str, entry: re.Pattern[str], piece: dict[str, Any], tok: Tokenizer
+) -> _Part | None:
+    """The piece with the file's own punctuation, where what it gives stands in the text."""
+    for match in re.finditer(opening, text):
+        first = entry.match(text, match.end())
+        if first is None:
+            continue
+        for ascii_only in (False, True):
+            styled = {**piece, **first.groupdict(default=""), "ascii": ascii_only}
+            body = _render(styled, tok)
+            if text.startswith(body, match.end()):
+                return match.end(), match.end() + len(body), styled
+        if opening.startswith(r"\s"):
+            break
+    return None
+
+
+def _merge_lines(text: str, tok: Tokenizer) -> list[_Part] | str:
+    """merges.txt: perhaps a version line, then one merge a line."""
+    start = text.index("\n") + 1 if text.startswith("#version") and "\n" in text else 0
+    for between in ("\n", "\r\n"):
+        piece: Piece = {"list": "merges", "form": "line", "between": between, "patch": {}}
+        body = between.join(tok.merges)
+        if body and text.startswith(body, start):
+            return [(start, start + len(body), piece)]
+    return "it holds other merges than the tokenizer"
+
+
+def _render(piece: Mapping[str, Any], tok: Tokenizer) -> str:
+    """The text that a reference stands for."""
+    patch: Mapping[str, Any] = piece["patch"]
+    quote: Callable[[str], str] = encode_basestring_ascii if piece.get("ascii") else encode_basestring
+    between: str = piece["between"]
+    _check_punctuation(piece)
+    if piece["list"] == "vocabulary":
+        colon: str = piece["colon"]
+        tokens = _with(tok.tokens, patch)
+        total = 0
+        for start, stop in piece["runs"]:
+            total += stop - start
+            if not 0 <= start < stop <= len(tokens) or total > len(tokens):
+                raise ValueError(f"run {start} to {stop} of {len(tokens)} tokens")
+        return between.join(
+            f"{quote(tokens[i])}{colon}{i}" for start, stop in piece["runs"] for i in range(start, stop)
+        )
+    if piece["form"] == "pair":
+        opening, comma, closing = piece["open"], piece["comma"], piece["close"]
+        pairs = _with([merge.split(" ") for merge in tok.merges], patch)
+        return between.join(f"{opening}{quote(left)}{comma}{quote(right)}{closing}" for left, right in pairs)
+    merges = _with(tok.merges, patch)
+    return between.join(map(quote, merges) if piece["form"] == "text" else merges)
+
+
+def _check_punctuation(piece: Mapping[str, Any]) -> None:
+    """Keeps a crafted piece from putting anything large, or anything but punctuation, between the entries."""
+    for name in ("open", "comma", "close", "colon", "between"):
+        if not _PUNCTUATION.fullmatch(piece.get(name, "")):
+            raise ValueError(f"{name} is no punctuation")
+
+
+def _with(items: Sequence[Any], patch: Mapping[str, Any]) -> Sequence[Any]:
+    """The items with some of them replaced by position."""
+    if not patch:
+        return items
+    changed = list(items)
+    for i, value in patch.items():
+        changed[int(i)] = value
+    return changed

@@ -1,0 +1,128 @@
+"""The house keeps its shape: layers, file sizes, what an import loads, documents that tell the truth."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
+
+# Lowest first; a module may import from its own layer and from those below.
+LAYERS = [
+    {"errors", "limits"},
+    {"io"},
+    {"codecs", "arch", "tokenizer"},
+    {"model"},
+    {"formats"},
+    {"convert", "inspect"},
+    {"cli", "__main__"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# tokenizer reads and writes dtype-free data only; arch may not know tokenizers, and the reverse.
+SIBLINGS = {("arch", "tokenizer"), ("tokenizer", "arch"), ("codecs", "arch"), ("codecs", "tokenizer")}
+
+
+def modules(package: str) -> Iterator[Path]:
+    yield from sorted((SRC / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, also inside functions; those for type checkers only are left out."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            module = node.module or ""
+            if module == "aprfmt":
+                yield from ((node.lineno, f"aprfmt.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def layer(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "aprfmt" and len(parts) > 1 and parts[1] in RANK else None
+
+
+@pytest.mark.parametrize("path", modules("aprfmt"), ids=lambda p: str(p.relative_to(SRC)))
+def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
+    own = layer(".".join(path.relative_to(SRC).with_suffix("").parts))
+    if own is None:
+        assert path.name == "__init__.py", f"{path} belongs to no layer"
+        return
+    for line, module in imports(path):
+        assert not module.startswith("aprtrain"), f"{path}:{line}: aprfmt must not know aprtrain"
+        other = layer(module)
+        if other is not None:
+            assert RANK[other] <= RANK[own], f"{path}:{line}: {own} imports {other}, which lies above it"
+            assert (own, other) not in SIBLINGS, f"{path}:{line}: {own} and {other} stand side by side"
+
+
+@pytest.mark.parametrize(
+    "path", [p for d in ("src", "tests", "tools") for p in (ROOT / d).rglob("*.py")], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400 or path.name == "pre_hashes.py"
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp"}
+    assert not heavy & loaded_by("import aprfmt")
+
+
+def test_opening_files_loads_nothing_heavy(smollm2_gguf: Path) -> None:
+    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp"}
+    assert not heavy & loaded_by(f"import aprfmt\nwith aprfmt.open({str(smollm2_gguf)!r}) as m: len(m.tensors)")
+
+
+def test_the_version_command_loads_nothing_heavy() -> None:
+    code = "sys.argv = ['apr', '--version']\nfrom aprfmt.cli.main import main\ntry: main()\nexcept SystemExit: pass"
+    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "click", "llama_cpp"}
+    assert not heavy & loaded_by(code)
+
+
+def test_documents_name_every_room_and_the_version() -> None:
+    import aprfmt
+
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    for path in modules("aprfmt"):
+        name = path.relative_to(SRC / "aprfmt").as_posix()
+        if path.name not in ("__init__.py", "__main__.py"):
+            assert path.name in architecture, f"ARCHITECTURE.md does not name {name}"
+    assert re.search(rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert f'version = "{aprfmt.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_readme_documents_every_command_and_exit_code() -> None:
+    from aprfmt.cli.group import COMMANDS
+    from aprfmt.errors import AprError
+
+    readme = (ROOT / "README.md").read_text()
+    for name in COMMANDS:
+        assert f"`apr {name}" in readme, f"README.md does not show apr {name}"
+    codes = {AprError.exit_code, *(c.exit_code for c in AprError.__subclasses__())}
+    for code in codes:
+        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), f"README.md does not explain exit code {code}"

