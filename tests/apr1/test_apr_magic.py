@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Callable
@@ -76,7 +77,7 @@ def test_every_vector_is_what_its_name_says(vectors_dir: Path, records: dict[str
         (wrap(b"APR\0", 1, lz4.block.compress(EMPTY_APR1)), "apr-legacy"),
         (wrap(b"APR\0", 2, zstandard.compress(EMPTY_APR1)), "apr-legacy"),
         (
-            wrap(b"APR\0", 2, zstandard.compress(b"x"), 256),
+            wrap(b"APR\0", 2, zstandard.compress(bytes(256)), 256),
             "apr-legacy",
         ),  # low byte of the length is 0, as in v2
         (tuner(b"APR1", b'{"kind":1}'), "unsupported"),
@@ -130,7 +131,5 @@ def test_a_json_index_is_told_from_a_binary_one(put: Put) -> None:
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(magic=st.sampled_from([b"APR\0", b"APRN", b"APR1", b"APR2", b"APR"]), rest=st.binary(max_size=150))
 def test_any_bytes_give_an_answer_or_an_apr_error(put: Put, magic: bytes, rest: bytes) -> None:
-    try:
+    with contextlib.suppress(AprError):
         aprfmt.open(put(magic + rest)).close()
-    except AprError:
-        pass

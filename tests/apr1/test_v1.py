@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from collections.abc import Callable
@@ -26,7 +27,6 @@ from aprfmt.errors import (
 )
 from aprfmt.formats import apr1
 
-
 GOLDEN = ["v1_golden_none", "v1_zstd3", "v1_lz4", "v1_zstd3_vec", "v1_metadata_full_license"]
 KEYED = ["v1_signed_ed25519", "v1_encrypted_password"]
 META = {"created_at": "1700000000", "aprender_version": "0.0.0-golden", "model_name": "golden-v1"}
@@ -38,7 +38,7 @@ def bincode(model: dict[str, Any]) -> bytes:
     """The two structs of the vectors, as bincode 1.3 lays them out."""
     if "vec" in model:
         return struct.pack(f"<Q{len(model['vec'])}f", len(model["vec"]), *model["vec"])
-    name = model["name"].encode()
+    name = str(model["name"]).encode()
     head = struct.pack("<Q", len(name)) + name
     weights = model["weights"]
     return head + struct.pack(f"<Q{len(weights)}f", len(weights), *weights) + struct.pack("<f", model["bias"])
@@ -187,7 +187,7 @@ def test_every_compression_round_trips(tmp_path: Path, compression: int, payload
     ],
 )
 def test_refuses_bad_arguments_and_leaves_nothing(tmp_path: Path, options: dict[str, Any]) -> None:
-    arguments = {"model_type": 1, "metadata": META} | options
+    arguments: dict[str, Any] = {"model_type": 1, "metadata": META} | options
     with pytest.raises(UsageError):
         aprfmt.write_v1(tmp_path / "m.apr", b"x", **arguments)
     assert list(tmp_path.iterdir()) == []
@@ -281,7 +281,5 @@ def test_hostile_files_give_apr_errors_only(
         v1_bytes(payload=payload, compression=compression, flags=flags),
         v1_bytes(metadata, payload, **header),
     ):
-        try:
+        with contextlib.suppress(AprError):
             _ = aprfmt.read_v1(put(raw), password="p").payload
-        except AprError:
-            pass

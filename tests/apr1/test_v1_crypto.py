@@ -102,9 +102,10 @@ def test_an_encrypted_file_opens_without_its_key(vector: Vector) -> None:
 
 def test_wrong_keys(vector: Vector) -> None:
     path = vector("v1_encrypted_password")
-    for keys in ({}, {"password": "wrong"}, {"password": ""}, {"private_key": RECIPIENT}):
+    attempts: list[dict[str, Any]] = [{}, {"password": "wrong"}, {"password": ""}, {"private_key": RECIPIENT}]
+    for keys in attempts:
         with pytest.raises(RefusedError):
-            _ = aprfmt.read_v1(path, **keys).payload  # type: ignore[arg-type]
+            _ = aprfmt.read_v1(path, **keys).payload
     with pytest.raises(UsageError):
         _ = aprfmt.read_v1(path, private_key=b"short").payload
 
@@ -126,13 +127,14 @@ def test_recipient_round_trip(tmp_path: Path, compression: int) -> None:
     assert file.header["flags"] == 3
     assert file.header["uncompressed_size"] == len(payload)
     assert b"secret" not in path.read_bytes()
-    for keys in ({}, {"password": "x"}, {"private_key": SEED}):
+    attempts: list[dict[str, Any]] = [{}, {"password": "x"}, {"private_key": SEED}]
+    for keys in attempts:
         with pytest.raises(RefusedError):
-            _ = aprfmt.read_v1(path, **keys).payload  # type: ignore[arg-type]
+            _ = aprfmt.read_v1(path, **keys).payload
 
 
 def test_recipient_layout(tmp_path: Path) -> None:
-    """Ephemeral key, first 8 bytes of the recipient's, nonce, ciphertext: checked by decrypting from the outside."""
+    """Ephemeral key, start of the recipient's, nonce, ciphertext: decrypted from the outside."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -159,9 +161,10 @@ def test_recipient_layout(tmp_path: Path) -> None:
 
 def test_every_write_draws_fresh_randomness(tmp_path: Path) -> None:
     path, seen = tmp_path / "m.apr", set()
+    ways: list[dict[str, Any]] = [{"password": "x"}, {"recipient_public_key": RECIPIENT_PUBLIC}]
     for _ in range(2):
-        for keys in ({"password": "x"}, {"recipient_public_key": RECIPIENT_PUBLIC}):
-            aprfmt.write_v1(path, b"x", model_type=1, metadata=META, **keys)  # type: ignore[arg-type]
+        for keys in ways:
+            aprfmt.write_v1(path, b"x", model_type=1, metadata=META, **keys)
             seen.add(aprfmt.read_v1(path).stored_payload[:28])
     assert len(seen) == 4
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+
+import gguf
 
 Field = tuple[str, gguf.GGUFValueType, Any]
 

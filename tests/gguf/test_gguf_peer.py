@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gguf
 import gguf.constants
 import numpy as np
 import pytest
 from gguf_images import QUANTS, Field, image, peer_tensors, string, write_peer
 
 import aprfmt
+import gguf
 from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
 from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf_kv import FORMATS, GgufType, KvMapping
@@ -103,7 +104,11 @@ def test_value_types_are_those_of_the_package() -> None:
 
 
 def test_tensor_types_are_those_of_the_package() -> None:
-    mine = {row.ggml_id: (row.name, row.block, row.block_bytes) for row in DTYPES.values() if row.ggml_id is not None}
+    mine = {
+        row.ggml_id: (row.name, row.block, row.block_bytes)
+        for row in DTYPES.values()
+        if row.ggml_id is not None
+    }
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.constants.GGML_QUANT_SIZES.items()}
     assert mine == theirs
     assert {kind.value for kind in gguf.GGMLQuantizationType} == set(mine)
@@ -112,7 +117,7 @@ def test_tensor_types_are_those_of_the_package() -> None:
 def test_header_constants_are_those_of_the_package() -> None:
     assert ours.DEFAULT_ALIGNMENT == gguf.constants.GGUF_DEFAULT_ALIGNMENT
     assert gguf.constants.GGUF_VERSION == 3
-    assert gguf.constants.GGUF_MAGIC == int.from_bytes(b"GGUF", "little")
+    assert int.from_bytes(b"GGUF", "little") == gguf.constants.GGUF_MAGIC
 
 
 @pytest.mark.parametrize("alignment", [32, 64, 8])
@@ -143,7 +148,10 @@ def test_a_file_of_the_package_is_read_equal(tmp_path: Path, alignment: int) -> 
 def test_our_bytes_are_those_of_the_package(tmp_path: Path, alignment: int) -> None:
     path, tensors = tmp_path / "peer.gguf", peer_tensors()
     write_peer(path, fields(), tensors, alignment)
-    assert to_bytes(layout(our_fields(alignment), out_tensors(tensors), alignment=alignment)) == path.read_bytes()
+    assert (
+        to_bytes(layout(our_fields(alignment), out_tensors(tensors), alignment=alignment))
+        == path.read_bytes()
+    )
 
 
 def test_bytes_without_tensors_are_those_of_the_package(tmp_path: Path) -> None:
@@ -152,7 +160,7 @@ def test_bytes_without_tensors_are_those_of_the_package(tmp_path: Path) -> None:
     assert to_bytes(layout(our_fields(32), [])) == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS), key=int) + [GgufType.STRING])
+@pytest.mark.parametrize("name", [*sorted(FORMATS, key=int), GgufType.STRING])
 def test_typed_arrays_are_those_of_the_package(tmp_path: Path, name: GgufType) -> None:
     value = [dict(SCALARS)[name.name]] * 3
     path = tmp_path / "peer.gguf"
@@ -212,7 +220,7 @@ def test_entries_cover_the_key_value_block_without_gaps(tmp_path: Path) -> None:
         part = model.native.parts[0]
         entries = list(part.entries.values())
         assert entries[0].start == 24
-        assert all(a.end == b.start for a, b in zip(entries, entries[1:], strict=False))
+        assert all(a.end == b.start for a, b in pairwise(entries))
         assert entries[-1].end < part.infos_end <= part.data_start < part.infos_end + 32
         copied = layout([bytes(part.kv.raw(key)) for key in part.entries], out_tensors(tensors))
     assert to_bytes(copied) == path.read_bytes()
@@ -230,8 +238,7 @@ def test_every_quant_of_the_package_is_tried() -> None:
     encodable = {
         kind.name
         for kind in gguf.GGMLQuantizationType
-        if kind.name in ("F32", "F16")
-        or (kind in gguf.quants._type_traits and _encodes(kind))
+        if kind.name in ("F32", "F16") or (kind in gguf.quants._type_traits and _encodes(kind))
     }
     assert encodable == set(QUANTS)
 

@@ -11,6 +11,7 @@ import typer
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import human_bytes, out, table
 from aprfmt.cli.progress import Bar
+from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.model import Tensor
 
 
@@ -77,9 +78,12 @@ def _row(tensor: Tensor, stats: bool, hash: bool) -> dict[str, Any]:
         "size_bytes": tensor.n_bytes,
     }
     if stats:
-        from aprfmt.inspect.stats import tensor_stats
+        from aprfmt.inspect.stats import Stats, tensor_stats
 
-        row |= tensor_stats(tensor).to_json()
+        try:
+            row |= tensor_stats(tensor).to_json()
+        except (CorruptError, UnsupportedError) as error:  # one odd tensor does not hide the others
+            row |= dict.fromkeys(Stats().to_json()) | {"stats_error": error.message}
     if hash:
         from aprfmt.inspect.stats import tensor_sha256
 
@@ -91,14 +95,12 @@ def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
     header = ["name", "dtype", "shape"]
     cells = [[r["name"], r["dtype"], "×".join(map(str, r["shape"])) or "scalar"] for r in rows]
     if stats:
-        some_odd = any(r["nan_count"] or r["inf_count"] for r in rows)
-        header += ["mean", "std", "min", "max", "zeros", *(["odd"] if some_odd else [])]
-        for cell, r in zip(cells, rows, strict=True):
-            odd = [
-                f"{r[key]:,} {word}" for key, word in (("nan_count", "NaN"), ("inf_count", "inf")) if r[key]
-            ]
-            cell += [*(_figure(r[key]) for key in ("mean", "std", "min", "max")), f"{r['zero_fraction']:.1%}"]
-            cell += [" ".join(odd) or "-"] if some_odd else []
+        notes = [_note(r) for r in rows]
+        header += ["mean", "std", "min", "max", "zeros", *(["note"] if any(notes) else [])]
+        for cell, r, note in zip(cells, rows, notes, strict=True):
+            cell += [_figure(r[key]) for key in ("mean", "std", "min", "max")]
+            cell.append("-" if r["zero_fraction"] is None else f"{r['zero_fraction']:.1%}")
+            cell += [note] if any(notes) else []
     else:
         header += ["size", "offset"]
         for cell, r in zip(cells, rows, strict=True):
@@ -108,6 +110,13 @@ def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
         for cell, r in zip(cells, rows, strict=True):
             cell.append(r["sha256"] if not out.data_stream.isatty() else r["sha256"][:12])
     return table(header, cells, right="size offset mean std min max zeros", indent=0)
+
+
+def _note(row: dict[str, Any]) -> str:
+    if "stats_error" in row:
+        return "not decoded: " + str(row["stats_error"])
+    counts = (("nan_count", "NaN"), ("inf_count", "inf"))
+    return ", ".join(f"{row[key]:,} {word}" for key, word in counts if row[key])
 
 
 def _figure(value: float | None) -> str:

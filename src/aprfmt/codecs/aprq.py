@@ -3,8 +3,8 @@
 AprQ8, one scale a tensor:        f32 scale | n signed bytes;               scale = max|v| / 127
 AprQ4, 18 bytes every 32 values:  f16 scale | 16 bytes, even value low;     scale = max|v| / 7
 
-An all-zero group has scale 1. AprQ4 rounds with the float32 scale and stores it as f16; a stored scale that is
-NaN, infinite or subnormal decodes as 0. Unused nibbles of a last, partial block are 0. NaNs become 0.
+An all-zero group has scale 1. AprQ4 rounds with the float32 scale and stores it as f16; a stored scale that
+is NaN, infinite or subnormal decodes as 0. Unused nibbles of a last, partial block are 0. NaNs become 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def decode_q8(data: Any, scale: float) -> Array:
 
 
 def encode_q4(values: Array) -> Array:
-    """float32 `values` as AprQ4 blocks, uint8 [18 * ceil(n / 32)]; only the last of a tensor may be partial."""
+    """float32 `values` as AprQ4 blocks, uint8 [18 * ceil(n / 32)]; only a last block may be partial."""
     import numpy as np
 
     n_blocks = -(-values.size // Q4_VALUES)

@@ -72,7 +72,7 @@ def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | No
         values = aprq.decode_q4(data, n_elements(shape))
     else:
         view = memoryview(data)
-        values = aprq.decode_q8(view[4:], struct.unpack("<f", view[:4])[0] if len(view) else 1.0)
+        values = aprq.decode_q8(view[4:], struct.unpack("<f", view[:4])[0] if view.nbytes else 1.0)
     return values.reshape(shape)
 
 
@@ -121,7 +121,7 @@ def decode_torch(
 
 
 def encode(dtype: str, array: Array) -> bytes:
-    """Float values as the stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
+    """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
     import numpy as np
 
     values = np.ascontiguousarray(array)
@@ -140,8 +140,9 @@ def recode(
 
     Blocks go through float32, F64 directly to the target. AprQ8 as target calls `read` twice.
 
-    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that only
-    llama.cpp writes, both at once; while iterating CorruptError where `read` gives too few or too many bytes.
+    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that
+    only llama.cpp writes, both at once; while iterating CorruptError where `read` gives too few or too many
+    bytes.
     """
     src, dst = DTYPES[src_dtype], DTYPES[dst_dtype]
     if src is dst:

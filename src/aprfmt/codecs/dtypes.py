@@ -39,7 +39,7 @@ class Dtype:
     def n_bytes(self, shape: tuple[int, ...]) -> int:
         """Stored bytes of a tensor of `shape` (row-major). Raises UsageError where blocks divide no row.
 
-        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds the flat length up to whole blocks.
+        AprQ8 has one scale a tensor (4 + n, nothing for n = 0), AprQ4 rounds its flat length up to blocks.
         """
         n = n_elements(shape)
         if self.name == "AprQ8":

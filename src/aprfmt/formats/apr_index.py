@@ -25,6 +25,8 @@ _MAX_ENTRY_BYTES = 2 + 0xFFFF + 2 + 8 * MAX_NDIM + 16
 # dims, offset and size of an entry, by ndim.
 _TAILS = tuple(struct.Struct(f"<{ndim + 2}Q") for ndim in range(MAX_NDIM + 1))
 _ROWS: dict[int, Dtype] = {key: row for key in range(256) if (row := dtype_by_apr_id(key)) is not None}
+# Bytes of a value, or -1 for dtypes whose size is no multiple of the number of values.
+_VALUE_BYTES = {name: row.block_bytes if row.kind == "plain" else -1 for name, row in DTYPES.items()}
 # The first edition of the container gave BF16 another id.
 _FIRST_EDITION_ROWS = {**_ROWS, 2: DTYPES["BF16"]}
 
@@ -102,7 +104,7 @@ def read_index(
                 "the tensor index is not sorted by name", tensor=name, offset=index_offset + start
             )
         previous = raw_name
-        if row.block_bytes * math.prod(dims) != size or row.block != 1:
+        if _VALUE_BYTES[row.name] * math.prod(dims) != size:
             _check_size(row, tuple(dims), size, name, index_offset + start)
         offset += data_offset
         starts |= offset

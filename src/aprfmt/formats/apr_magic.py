@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aprfmt.errors import AprError, CorruptError, TruncatedError, UnknownFormatError, UnsupportedError
 from aprfmt.io.crc import crc32_of
@@ -20,6 +21,7 @@ HEADER_BYTES = 64
 _FIELDS = struct.Struct("<4sBBHIQIQQI")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _WRAPPER_HEAD = 9
+_MIN_APR1 = 24
 _ROW_MAJOR, LZ4, ZSTD = 0x0400, 0x0001, 0x0002
 
 
@@ -44,8 +46,9 @@ def v2_header(source: Source) -> V2Header | None:
     if source.size < HEADER_BYTES:
         return None
     head = source.read(0, HEADER_BYTES)
-    *fields, crc = _FIELDS.unpack_from(head)
-    return V2Header(*fields, crc == crc32_of(head[:40], head[44:]))
+    fields: list[Any] = list(_FIELDS.unpack_from(head))
+    fields[-1] = fields[-1] == crc32_of(head[:40], head[44:])
+    return V2Header(*fields)
 
 
 def wrapper_algorithm(source: Source) -> int | None:
@@ -62,7 +65,7 @@ def wrapper_algorithm(source: Source) -> int | None:
         1: int.from_bytes(start, "little") == length,
         2: start == _ZSTD_MAGIC,
     }
-    return algorithm if fits.get(algorithm) else None
+    return algorithm if length >= _MIN_APR1 and fits.get(algorithm) else None
 
 
 def has_json_index(source: Source, header: V2Header) -> bool:

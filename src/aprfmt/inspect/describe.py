@@ -16,10 +16,11 @@ ALWAYS_PRESENT = ("license", "data_source", "data_license", "hf_architecture", "
 
 # The typed APR fields that Model.hparams holds under the same name.
 _HPARAM_FIELDS = (
-    "architecture", "hf_architecture", "hf_model_type", "hidden_size", "num_layers", "num_heads",
-    "num_kv_heads", "vocab_size", "intermediate_size", "max_position_embeddings", "rope_theta", "rope_type", "rms_norm_eps",
-    "head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size",
-)  # fmt: skip
+    *("architecture", "hf_architecture", "hf_model_type", "hidden_size", "num_layers", "num_heads"),
+    *("num_kv_heads", "vocab_size", "intermediate_size", "max_position_embeddings", "rope_theta"),
+    *("rope_type", "rms_norm_eps", "head_dim", "num_experts", "num_experts_per_tok"),
+    "moe_intermediate_size",
+)
 
 # Typed APR field -> the GGUF key that says the same.
 _GGUF_KEYS = {
@@ -142,8 +143,27 @@ def dtype_table(tensors: Sequence[Tensor]) -> dict[str, dict[str, int]]:
 
 def tokenizer_info(model: Model) -> dict[str, Any] | None:
     """Counts and special ids of the embedded tokenizer; None when there is none."""
+    if model.format == "gguf":
+        return _gguf_tokenizer_info(model)
     tokenizer = model.tokenizer
     return None if tokenizer is None else _tokenizer_fields(tokenizer)
+
+
+def _gguf_tokenizer_info(model: Model) -> dict[str, Any] | None:
+    """The same from the counts of the arrays: decoding 150,000 strings would take longer than the rest."""
+    from aprfmt.tokenizer.ggml import from_gguf
+
+    entries = {key: e for key, e in model.native.parts[0].entries.items() if key.startswith("tokenizer.")}
+    scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
+    tokenizer = from_gguf(scalars)
+    if tokenizer is None:
+        return None
+    counts = {
+        name: entries[key].count
+        for name, key in (("vocab_size", "tokenizer.ggml.tokens"), ("merges", "tokenizer.ggml.merges"))
+        if key in entries
+    }
+    return _tokenizer_fields(tokenizer) | counts
 
 
 def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Tokenizers inside APR metadata: the reference's `tokenizer.*` keys, the rest under `aprfmt.tokenizer`.
 
     tokenizer.model, .vocabulary, .vocab_size, .merges, .pre_type, .token_type, .scores,
-    tokenizer.bos_token_id, .eos_token_id, .padding_token_id, .add_bos_token       reference readers know these
-    chat_template                                                                   typed field
-    aprfmt.tokenizer {special, flags, chat_templates, n_added, gguf_keys, patches}  what has no key there
+    tokenizer.bos_token_id, .eos_token_id, .padding_token_id, .add_bos_token     reference readers know these
+    chat_template                                                                the typed field
+    aprfmt.tokenizer {special, flags, chat_templates, n_added, gguf_keys, patches}           all the rest
 
-Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; their bytes are in `patches`.
+Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` has their bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOKS_UNUSED = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|")
 
 
 def to_metadata(tok: Tokenizer) -> dict[str, Any]:
-    """APR metadata entries for a tokenizer; `files` is not among them, see splice.pack.
+    """APR metadata entries for a tokenizer; `files` is not among them.
 
     Raises:
         RefusedError: a model, pre-tokenizer or template name that is no Unicode text.
@@ -81,10 +81,10 @@ def to_metadata(tok: Tokenizer) -> dict[str, Any]:
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
-    """The tokenizer in APR metadata, None where there is no vocabulary. `files` stays empty, see splice.unpack.
+    """The tokenizer in APR metadata, None where there is no vocabulary; `files` stays empty.
 
-    Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then inferred
-    from the look of the texts, as the reference runtime does it.
+    Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then
+    inferred from the look of the texts, as the reference runtime does it.
 
     Raises:
         CorruptError: an entry of the wrong type.

@@ -11,7 +11,7 @@ from aprfmt.tokenizer.model import Tokenizer, TokenType
 __all__ = ["KV", "SPECIAL_KEYS", "from_gguf", "to_gguf"]
 
 KV = tuple[str, Any, Any]
-"""(key, type name or ("ARRAY", element type name), value), as formats.gguf_write takes it but for the names."""
+"""(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -30,7 +30,7 @@ SPECIAL_KEYS = {
     "suffix": "suffix_token_id",
     "middle": "middle_token_id",
 }
-"""Role -> key; the format itself spells "seperator" that way, the last three are its older names for fim_*."""
+"""Role -> key; "seperator" is the format's own spelling, the last three are its older names for fim_*."""
 
 _FLAG_KEYS = {
     "add_bos": "add_bos_token",
@@ -76,8 +76,8 @@ def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
 def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.cpp") -> list[KV]:
     """Key-value pairs for a GGUF, in the order and with the types that llama.cpp's converter uses.
 
-    A tokenizer that came from a GGUF keeps that file's order. llama.cpp gives up on a vocabulary with two equal
-    texts, so later copies of a text are written as unused ids.
+    A tokenizer that came from a GGUF keeps that file's order. llama.cpp gives up on a vocabulary with two
+    equal texts, so later copies of a text are written as unused ids.
 
     Args:
         tok: the tokenizer.

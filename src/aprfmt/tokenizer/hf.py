@@ -17,7 +17,20 @@ from aprfmt.tokenizer.model import Tokenizer, TokenType
 __all__ = ["TOKENIZER_FILES", "is_tokenizer_file", "looks_special", "read_files"]
 
 TOKENIZER_FILES = frozenset(
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "tekken.json", "chat_template.jinja", "chat_template.json"]
+    {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "merges.txt",
+        "vocab.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "tekken.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    }
 )
 """Files of a folder that belong to its tokenizer, beside `additional_chat_templates/*.jinja`."""
 
@@ -210,7 +223,7 @@ def _added(entry: object, where: str, source: str) -> _Added:
 
 
 def _named_specials(settings: Mapping[str, Any]) -> set[str]:
-    """Texts that tokenizer_config.json gives a role; transformers treats them as special whatever the flag says."""
+    """Texts with a role in tokenizer_config.json; to transformers they are special whatever their flag says."""
     more = settings.get("additional_special_tokens") or []
     values = [value for key, value in settings.items() if key.endswith("_token")]
     values += more if isinstance(more, list) else []
@@ -279,8 +292,8 @@ def _merges(merges: object, texts: set[str], source: str) -> list[str]:
 def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
     """Scores that make a best-score-first merger do what the ranked merges do: minus the rank.
 
-    llama.cpp's SentencePiece merges the adjacent pair whose joined text has the best score; a text that several
-    merges give takes the rank of the first. Single characters and bytes need no merge and score 0.
+    llama.cpp's SentencePiece merges the adjacent pair whose joined text has the best score; a text that
+    several merges give takes the rank of the first. Single characters and bytes need no merge and score 0.
     """
     rank: dict[str, int] = {}
     for n, merge in enumerate(merges):

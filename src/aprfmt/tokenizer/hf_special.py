@@ -1,4 +1,4 @@
-"""Special ids, add-flags and chat templates of Hugging Face files, decided as llama.cpp's converter decides them."""
+"""Special ids, add-flags and chat templates of Hugging Face files, chosen as llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _processors(post_processor: object) -> list[Mapping[str, Any]]:
 
 
 def _apply_processor(step: Mapping[str, Any], texts: dict[str, str | None], flags: dict[str, bool]) -> None:
-    """What one post-processor adds around a text, into `flags`; it may also reveal or overrule special texts."""
+    """What a post-processor adds around a text, into `flags`; it may also reveal or overrule special texts."""
     kind = step.get("type")
     if kind == "ByteLevel":
         flags.setdefault("add_bos", False)
@@ -178,7 +178,7 @@ def _apply_template(step: Mapping[str, Any], texts: dict[str, str | None], flags
     middle = _between(pair if isinstance(pair, list) else [], first, last)
     if middle:
         separators = {texts["sep"], texts["eos"]} - {None}
-        # One separator after A is A's own end token when the template ends with one; a second one always counts.
+        # One separator is the end token of A where the template ends with one; a second one always counts.
         counted = middle[1:2] if last is not None or len(middle) == 2 else middle[:1]
         flags["add_sep"] = any(_inserted(part) in separators for part in counted) or (
             last is None and _inserted(middle[0]) in separators
@@ -193,7 +193,7 @@ def _inserted(part: object) -> str | None:
 
 
 def _between(pair: list[Any], first: str | None, last: str | None) -> list[Any]:
-    """What a pair template puts between its two sequences, [] unless it has the form [first] A ... B [last]."""
+    """What a pair template puts between its sequences, [] unless its form is [first] A ... B [last]."""
 
     def sequence(part: object) -> object:
         inner = part.get("Sequence") if isinstance(part, Mapping) else None

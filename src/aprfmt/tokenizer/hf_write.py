@@ -20,8 +20,8 @@ _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 def to_hf_files(tok: Tokenizer, hparams: Hyperparams | None = None) -> dict[str, bytes]:
     """The tokenizer's files by name: the ones it came with, else ones made from its lists.
 
-    Made files encode as llama.cpp encodes with the same tokenizer. They have NFC normalisation where the original
-    tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
+    Made files encode as llama.cpp encodes with the same tokenizer. They have NFC normalisation where the
+    original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
 
     Raises:
         UnsupportedError: not a byte-level BPE, or with splitting rules that have no tokenizer.json form here.

@@ -1,8 +1,8 @@
 """Which of llama.cpp's pre-tokenizers a tokenizer.json needs: by hash of a probe text, else by structure.
 
-A byte-level BPE in a GGUF names its splitting rules by one word (`tokenizer.ggml.pre`); the regexes themselves
-are compiled into llama.cpp. The hash knows tokenizers that llama.cpp has met; the structure of `pre_tokenizer`
-also finds the many fine-tunes and new vocabularies that use one of the same rule lists.
+A byte-level BPE in a GGUF names its splitting rules by one word (`tokenizer.ggml.pre`); the regexes
+themselves are compiled into llama.cpp. The hash knows tokenizers that llama.cpp has met; the structure of
+`pre_tokenizer` also finds the many fine-tunes and new vocabularies that use one of the same rule lists.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
         parsed: the same, parsed, where the caller has it.
 
     Returns:
-        how = "hash" (known tokenizer), "structure" (same rules as a known one), or "none" with name None: not a
-        byte-level BPE, or rules that llama.cpp does not have.
+        how = "hash" (known tokenizer), "structure" (same rules as a known one), or "none" with name None: not
+        a byte-level BPE, or rules that llama.cpp does not have.
     """
     if parsed is None:
         try:
@@ -160,12 +160,12 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
 
 
 def rule(name: str | None) -> Rule | None:
-    """The rule behind llama.cpp's name `name`, None when it is not one that can be written as a tokenizer.json."""
+    """The rule behind llama.cpp's name `name`, None when it cannot be written as a tokenizer.json."""
     return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
 
 
 def _by_hash(tokenizer_json: bytes) -> str | None:
-    """The name by the ids of the probe text; None when unknown or when the `tokenizers` package is not there."""
+    """The name by the ids of the probe text; None when unknown or without the `tokenizers` package."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -193,7 +193,7 @@ def _by_structure(parsed: Mapping[str, Any], ignore_merges: bool) -> str | None:
 
 
 def _canonical(pattern: str) -> str:
-    """One spelling for the spellings in use: contractions by flag or by class, literal or escaped line ends."""
+    """One spelling for those in use: contractions by flag or by class, line ends literal or escaped."""
     spelled = pattern.replace(_CONTRACTIONS, _SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
     return "digits" if spelled == r"\p{N}" else spelled
 

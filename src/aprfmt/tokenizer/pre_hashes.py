@@ -1,7 +1,7 @@
-"""What identifies a pre-tokenizer: a fixed probe text and the SHA-256 of its token ids, per llama.cpp's name.
+"""What identifies a pre-tokenizer: a fixed probe text, and llama.cpp's name by SHA-256 of the probe's ids.
 
-The probe and the digests are constants of llama.cpp's Hugging Face converter; the digest is taken over Python's
-text of the list of ids, special tokens included. Two digests stand for two names there; the later name holds.
+The probe and the digests are constants of llama.cpp's Hugging Face converter; the digest is taken over
+Python's text of the list of ids, special tokens included. Of a digest with two names the later one holds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aprfmt.errors import CorruptError, LimitError, UsageError
+from aprfmt.io import jsonx
+
+F32 = [
+    (1e-5, "0.00001"), (1e-6, "0.000001"), (1e-7, "1e-7"), (1.5e-7, "1.5e-7"), (1e-12, "1e-12"), (10000,
+    "10000.0"),
+    (500000, "500000.0"), (1e6, "1000000.0"), (1e12, "1000000000000.0"), (1e13, "1e13"), (0.1, "0.1"), (0.0,
+    "0.0"),
+    (-0.0, "-0.0"), (math.nan, "null"), (math.inf, "null"), (1e39, "null"), (9.999999974752427e-07,
+    "0.000001"),
+    (-2.5, "-2.5"), (16777216, "16777216.0"), (3.4028234663852886e38, "3.4028235e38"),
+    (1.401298464324817e-45, "1e-45"),
+]  # fmt: skip
+F64 = [
+    (1e-6, "1e-6"), (1e-5, "0.00001"), (-1.5e-5, "-0.000015"), (1e15, "1000000000000000.0"), (1e16, "1e16"),
+    (9.999999974752427e-07, "9.999999974752427e-7"), (0.10000000149011612, "0.10000000149011612"), (0.0,
+    "0.0"),
+    (-0.0, "-0.0"), (math.nan, "null"), (-math.inf, "null"), (16.0, "16.0"), (1.2345678901234568e17,
+    "1.2345678901234568e17"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "text"), F32)
+def test_f32_text(value: float, text: str) -> None:
+    assert jsonx.f32_text(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), F64)
+def test_f64_text(value: float, text: str) -> None:
+    assert jsonx.f64_text(value) == text
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_f32_text_is_the_shortest_that_comes_back(value: float) -> None:
+    import numpy as np
+
+    text = jsonx.f32_text(value)
+    assert struct.pack("<f", float(text)) == struct.pack("<f", value)
+    shortest = np.format_float_scientific(np.float32(value), unique=True, trim="-")
+    digits = [t.lower().lstrip("-").partition("e")[0].replace(".", "").strip("0") for t in (text, shortest)]
+    assert digits[0] == digits[1]
+
+
+@pytest.mark.parametrize("exponent", range(-149, 128))
+def test_f32_text_at_powers_of_two(exponent: int) -> None:
+    import numpy as np
+
+    value = 2.0**exponent
+    digits = (
+        np.format_float_scientific(np.float32(value), unique=True, trim="-")
+        .partition("e")[0]
+        .replace(".", "")
+    )
+    assert jsonx.f32_text(value).partition("e")[0].replace(".", "").strip("0") == digits.strip("0")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_f64_text_comes_back(value: float) -> None:
+    assert struct.pack("<d", float(jsonx.f64_text(value))) == struct.pack("<d", value)
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(jsonx.INT_MIN, jsonx.INT_MAX) | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+))  # fmt: skip
+def test_dumps_and_loads_are_inverse(value: Any) -> None:
+    text = jsonx.dumps(value)
+    assert jsonx.loads(text.encode()) == value
+    assert json.loads(text) == value
+
+
+@given(st.text(max_size=30))
+def test_strings_are_written_as_the_reference_does(text: str) -> None:
+    short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    want = "".join(short.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 0x20 else c) for c in text)
+    assert jsonx.dumps(text) == f'"{want}"'
+
+
+def test_nested_keys_are_sorted_by_bytes() -> None:
+    assert jsonx.dumps({"\uffff": 1, "\U0001f600": 2, "b": {"z": [], "A": {}}}) == (
+        '{"b":{"A":{},"z":[]},"\uffff":1,"\U0001f600":2}'
+    )
+
+
+def test_large_lists_come_out_the_same_with_and_without_orjson(monkeypatch: pytest.MonkeyPatch) -> None:
+    strings = [f'{i}\x00\x1f"\\/\x7f\u2028é😀' for i in range(5000)]
+    fast = jsonx.dumps(strings)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    assert jsonx.dumps(strings) == fast
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, 1 << 64, -(1 << 63) - 1, [1 << 64], {"a": b"x"}])
+def test_dumps_refuses_what_json_cannot_hold(value: Any) -> None:
+    with pytest.raises(UsageError):
+        jsonx.dumps(value)
+
+
+BROKEN = [
+    b"", b" ", b"{", b'{"a":1,}', b'{"a":1}\0', b'{"a":1} x', b"\xef\xbb\xbf{}", b'"\xff"', b'"\\ud800"',
+    b'"\\udc00"',
+    b'"\\ud800\\ud800\\udc00"', b'"\\ud800 \\udc00"', b'"\\ud83d\\n\\ude00"', b'{"a":"\\ud800","a":1}',
+    b"NaN", b"Infinity",
+    b"-Infinity", b"1e999", b"-1e400", b"[01]", b"[1.]", b"[.5]", b"[+1]", b'"\x01"', b"['a']", b"9" * 400,
+    b"tru", b"[1 2]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", BROKEN, ids=lambda raw: raw[:20].hex() or "empty")
+def test_broken_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(CorruptError):
+        jsonx.loads(raw)
+
+
+@pytest.mark.parametrize(("raw", "value"), [
+    (b' {\n"a" : [ 1 , 2.0e0 ]\t}\r', {"a": [1, 2.0]}),
+    (b'"\\ud83d\\ude00\\u00e9\\/"', "😀é/"),
+    (b'"\\\\ud800"', "\\ud800"),
+    (b'{"a":1,"a":2}', {"a": 2}),
+    (b"18446744073709551615", (1 << 64) - 1),
+    (b"18446744073709551616", float(1 << 64)),
+    (b"-9223372036854775809", float(-(1 << 63) - 1)),
+    (b"1e-400", 0.0),
+])  # fmt: skip
+def test_what_the_reference_accepts(raw: bytes, value: Any) -> None:
+    got = jsonx.loads(raw)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_depth_limit_is_127_levels() -> None:
+    assert jsonx.loads(b"[" * 127 + b"]" * 127)
+    assert jsonx.loads(b'["' + b"[" * 500 + b'"]') == ["[" * 500]
+    for depth in (128, 2000, 200_000):
+        with pytest.raises(LimitError):
+            jsonx.loads(b"[" * depth + b"]" * depth)
+    deep: Any = []
+    for _ in range(127):
+        deep = {"a": deep}
+    with pytest.raises(LimitError):
+        jsonx.dumps(deep)
+
+
+def test_offsets_are_bytes() -> None:
+    with pytest.raises(CorruptError) as caught:
+        jsonx.loads('{"é":}'.encode())
+    assert caught.value.offset == 6

@@ -1,0 +1,254 @@
+"""Every command on a tiny real model, in all output modes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.cli.demo_model import MERGES, N_TOKENS, build, vocabulary
+from aprfmt.cli.stamp import parse_assignments
+from aprfmt.cli.transfer import parse_size
+from aprfmt.errors import UsageError
+
+Apr = Callable[..., Any]
+
+
+@pytest.mark.parametrize("kind", ["tiny_gguf", "tiny_apr"])
+def test_inspect(apr: Apr, kind: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(kind)
+    body = apr("inspect", path, "--json", "--quality").json
+    assert body["schema"] == "apr.inspect/1"
+    assert body["file"] == str(path)
+    assert body["format"] == ("GGUF v3" if kind == "tiny_gguf" else "APR v2")
+    assert body["size_bytes"] == path.stat().st_size
+    assert (body["tensor_count"], body["architecture"]) == (20, "llama")
+    assert body["param_count"] == sum(row["params"] for row in body["dtypes"].values())
+    assert body["metadata"]["hidden_size"] == 64
+    assert {"license", "data_source", "data_license", "hf_architecture", "hf_model_type"} <= set(
+        body["metadata"]
+    )
+    assert body["metadata"]["license"] == "mit"
+    assert body["tokenizer"] == {
+        "model": "gpt2", "pre": "gpt-2", "vocab_size": 300, "merges": 40, "added": 0,
+        "bos_id": 1, "eos_id": 2, "pad_id": 3, "unk_id": 0, "chat_template": True,
+    }  # fmt: skip
+    assert set(body["quality"]) == {"score", "threshold", "ship_ready", "breakdown"}
+    assert isinstance(body["compat"]["reference_runtime"], bool)
+    assert body["checksum"]["header"] == ("none" if kind == "tiny_gguf" else "ok")
+
+
+def test_inspect_text_fits_80_columns(apr: Apr, tiny_apr: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = apr("inspect", tiny_apr, "--quality")
+    assert done.code == 0
+    lines = done.stdout.splitlines()[1:]
+    assert max(map(len, lines)) <= 80
+    assert any("license" in line and "mit" in line for line in lines)
+    assert any("data license" in line and "(missing)" in line for line in lines)
+
+
+def test_inspect_lists_on_request(apr: Apr, tiny_gguf: Path) -> None:
+    body = apr("inspect", tiny_gguf, "--json", "--vocab", "--weights").json
+    assert len(body["vocabulary"]) == N_TOKENS
+    assert len(body["tensors"]) == 20
+    assert "<|im_start|>" in apr("inspect", tiny_gguf, "--vocab").stdout
+
+
+def test_quiet_says_nothing(apr: Apr, tiny_gguf: Path) -> None:
+    for name in ("inspect", "tensors", "validate"):
+        done = apr(name, tiny_gguf, "--quiet")
+        assert (done.code, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_tensors(apr: Apr, tiny_gguf: Path) -> None:
+    body = apr("tensors", tiny_gguf, "--json", "--hash", "--stats", "--filter", "blk.*.attn_q.weight").json
+    assert (body["tensor_count"], len(body["tensors"])) == (20, 2)
+    row = body["tensors"][0]
+    stored = tiny_gguf.read_bytes()[row["offset"] : row["offset"] + row["size_bytes"]]
+    assert row["sha256"] == hashlib.sha256(stored).hexdigest()
+    assert row["shape"] == [64, 64]
+    assert {"mean", "std", "min", "max", "nan_count", "inf_count", "zero_fraction"} <= set(row)
+
+
+def test_tensors_limit_and_plain_filter(apr: Apr, tiny_gguf: Path) -> None:
+    assert len(apr("tensors", tiny_gguf, "--json", "--limit", "3").json["tensors"]) == 3
+    assert len(apr("tensors", tiny_gguf, "--json", "--filter", "norm").json["tensors"]) == 5
+    text = apr("tensors", tiny_gguf, "--limit", "2")
+    assert len(text.stdout.splitlines()) == 3
+    assert "2 of 20" in text.stderr
+
+
+def test_round_trip_through_the_commands(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    packed, back = tmp_path / "m.apr", tmp_path / "m.gguf"
+    body = apr("import", tiny_gguf, "-o", packed, "--json").json
+    keys = {
+        "source",
+        "output",
+        "format",
+        "architecture",
+        "tensor_count",
+        "input_bytes",
+        "output_bytes",
+        "dtypes",
+    }
+    assert keys | {"seconds", "warnings", "lossless"} <= set(body)
+    assert body["output_bytes"] == packed.stat().st_size
+    plan = apr("export", packed, "-o", back, "--plan", "--json")
+    assert plan.json["plan"] is True
+    assert not back.exists()
+    done = apr("export", packed, "-o", back)
+    assert done.code == 0
+    assert "wrote" in done.stdout
+    assert back.read_bytes() == tiny_gguf.read_bytes()
+    assert apr("import", tiny_gguf, "-o", packed).code == 5
+    assert apr("import", tiny_gguf, "-o", packed, "--force").code == 0
+    assert apr("convert", packed, "-o", packed, "--force", "--json").json["error"]["code"] == "refused"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.apr", "m.gguf"]
+
+
+def test_plan_as_text_names_every_tensor(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", "--dtype", "q8_0", "--plan")
+    assert done.code == 0
+    assert "Q8_0" in done.stdout
+    assert "nothing is written" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantize_is_an_alias(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    body = apr("export", tiny_gguf, "-o", tmp_path / "q.gguf", "--quantize", "q8_0", "--json").json
+    assert "Q8_0" in body["dtypes"]
+    assert body["lossless"] is False
+
+
+@pytest.mark.parametrize("output", ["-", "missing/x.apr"])
+def test_refusals(
+    apr: Apr, tiny_gguf: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert apr("import", tiny_gguf, "-o", output).code == (5 if output == "-" else 7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diff(apr: Apr, tiny_gguf: Path, tiny_apr: Path) -> None:
+    assert apr("diff", tiny_apr, tiny_apr).code == 0
+    by_value = apr("diff", tiny_gguf, tiny_apr, "--values", "--json")
+    assert by_value.code == 0
+    assert by_value.json["identical"] is True
+    assert by_value.json["tensors_compared"] == 20
+    done = apr("diff", tiny_gguf, tiny_apr, "--json")
+    assert done.code == 1
+    assert [row["kind"] for row in done.json["differences"]] == ["format"]
+    assert "GGUF v3" in apr("diff", tiny_gguf, tiny_apr).stdout
+
+
+def test_diff_refuses_options_that_make_no_sense(apr: Apr, tiny_apr: Path) -> None:
+    assert apr("diff", tiny_apr, tiny_apr, "--tolerance", "1").code == 2
+    assert apr("diff", tiny_apr, tiny_apr, "--values", "--metadata-only").code == 2
+
+
+def test_validate(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:
+    done = apr("validate", tiny_apr, "--json")
+    assert done.code == 0
+    assert (done.json["passed"], done.json["score"]) == (True, 100)
+    assert set(done.json["checks"][0]) >= {"id", "status", "message"}
+    data = bytearray(tiny_apr.read_bytes())
+    data[-5000] ^= 255
+    damaged = tmp_path / "d.apr"
+    damaged.write_bytes(data)
+    bad = apr("validate", damaged, "--json")
+    assert bad.code == 5
+    assert bad.json["passed"] is False
+    assert "FAIL" in apr("validate", damaged).stdout
+
+
+def test_stamp(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:
+    target = tmp_path / "s.apr"
+    done = apr("stamp", tiny_apr, "-o", target, "--data-source", "wikitext", "--set", 'author="me"', "--json")
+    assert done.code == 0
+    body = apr("inspect", target, "--json").json
+    assert (body["metadata"]["data_source"], body["metadata"]["author"]) == ("wikitext", "me")
+    assert apr("diff", tiny_apr, target, "--values").code == 0
+    found = apr("diff", tiny_apr, target, "--metadata-only", "--json")
+    assert found.code == 1
+    assert sorted(row["name"] for row in found.json["differences"]) == ["author", "data_source"]
+    assert apr("stamp", target, "--in-place", "--license", "MIT").code == 0
+    assert apr("inspect", target, "--json").json["metadata"]["license"] == "MIT"
+    assert apr("stamp", target, "--license", "MIT").code == 2
+
+
+def test_assignments() -> None:
+    assert parse_assignments(["a=1", 'b={"c": [null]}', "d=x=y"][:2]) == {"a": 1, "b": {"c": [None]}}
+    assert parse_assignments([]) is None
+    for bad in ("novalue", "=1", "a=word", "a=NaN", "a=" + "[" * 100_000):
+        with pytest.raises(UsageError):
+            parse_assignments([bad])
+    with pytest.raises(UsageError):
+        parse_assignments(["a=1", "a=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [("5GB", 5_000_000_000), ("500MiB", 500 << 20), ("1234", 1234), ("1.5 kb", 1500), ("2g", 2_000_000_000)],
+)
+def test_sizes(text: str, n: int) -> None:
+    assert parse_size(text) == n
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "5XB", "nan", "inf", "1e400"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+def test_names_that_are_no_unicode(apr: Apr, tmp_path: Path) -> None:
+    from aprfmt import RawTensor, save_file
+
+    path = tmp_path / "odd.apr"
+    name = b"w\xff\x1b[31m".decode("utf-8", "surrogateescape")
+    save_file({name: RawTensor("F32", (2,), b"\0" * 8)}, path, metadata={"model_type": "test"})
+    assert apr("tensors", path, "--json").json["tensors"][0]["name"] == name
+    text = apr("tensors", path).stdout
+    assert "\x1b" not in text
+    assert "\\udcff" in text
+    assert (
+        apr("validate", path, "--json").code == 5
+    )  # all zero? one-dimensional: a warning, but names are checked
+
+
+def test_demo_model_is_reproducible(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        build(tmp_path / name)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    tokens, merges = vocabulary()
+    assert (len(tokens), len(set(tokens))) == (N_TOKENS, N_TOKENS)
+    known = set(tokens[4:260])
+    for merge in MERGES:
+        left, right = merge.split(" ")
+        assert {left, right} <= known
+        known.add(left + right)
+    assert len(merges) == 40
+
+
+def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr("aprfmt.cli.demo.find_spec", lambda name: None if name == "llama_cpp" else real(name))
+    done = apr("demo", tiny_gguf, "-o", tmp_path / "kept")
+    assert done.code == 0
+    assert "every one the same" in done.stdout
+    assert (tmp_path / "kept" / "tiny.roundtrip.gguf").read_bytes() == tiny_gguf.read_bytes()
+    monkeypatch.setenv("APR_DEMO_MODEL", str(tiny_gguf))
+    body = apr("demo", "--json").json
+    assert [step["name"] for step in body["steps"]] == ["import", "inspect", "validate", "export", "compare"]
+
+
+@pytest.mark.llama
+def test_demo_generates(apr: Apr, tiny_gguf: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    done = apr("demo", tiny_gguf, "--json")
+    assert json.loads(done.stdout)["steps"][-1]["name"] == "generate"

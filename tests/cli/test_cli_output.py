@@ -1,0 +1,208 @@
+"""The output object: modes, colour, escapes, tables, sizes, the bar."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aprfmt.cli import output
+from aprfmt.cli.output import (
+    Output,
+    human_bytes,
+    human_count,
+    human_seconds,
+    plain,
+    printable,
+    shorten,
+    table,
+)
+from aprfmt.cli.progress import Bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[io.StringIO, io.StringIO]]:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def use(kind: type[io.StringIO]) -> tuple[io.StringIO, io.StringIO]:
+        pair = kind(), kind()
+        monkeypatch.setattr(sys, "stdout", pair[0])
+        monkeypatch.setattr(sys, "stderr", pair[1])
+        return pair
+
+    return use
+
+
+ERROR = {"code": "corrupt", "message": "bad", "path": "f", "tensor": "t", "offset": 9, "hint": "try x"}
+
+
+@pytest.mark.parametrize("mode", ["human", "json", "quiet"])
+def test_modes(streams: Callable[..., Any], mode: str) -> None:
+    stdout, stderr = streams(io.StringIO)
+    out = Output()
+    out.configure(["inspect", "f", *({"human": [], "json": ["--json"], "quiet": ["-q"]}[mode])])
+    out.warning("careful")
+    out.hint("do this")
+    out.result({"n": 1}, ["line"])
+    expected = {"human": "line\n", "json": '{"schema": "apr.inspect/1", "ok": true, "n": 1}\n', "quiet": ""}
+    assert stdout.getvalue() == expected[mode]
+    assert stderr.getvalue() == ("warning: careful\nhint: do this\n" if mode == "human" else "")
+
+
+@pytest.mark.parametrize("mode", ["human", "json", "quiet"])
+def test_failure_in_every_mode(streams: Callable[..., Any], mode: str) -> None:
+    stdout, stderr = streams(io.StringIO)
+    out = Output()
+    out.configure(["--json"] if mode == "json" else ["-q"] if mode == "quiet" else [])
+    out.failure(ERROR)
+    if mode == "json":
+        assert json.loads(stdout.getvalue())["error"] == ERROR
+        return
+    assert stdout.getvalue() == ""
+    text = "error: f: bad (tensor t, byte 9)\n"
+    assert stderr.getvalue() == (text + "hint: try x\n" if mode == "human" else text)
+
+
+def test_one_object_even_when_a_failure_follows_the_answer(streams: Callable[..., Any]) -> None:
+    stdout, _ = streams(io.StringIO)
+    out = Output()
+    out.configure(["inspect", "--json"])
+    out.result({})
+    out.failure(ERROR)
+    assert json.loads(stdout.getvalue())["ok"] is True
+
+
+def test_words_after_a_double_dash_are_no_options(streams: Callable[..., Any]) -> None:
+    streams(io.StringIO)
+    out = Output()
+    out.configure(["inspect", "--", "--json"])
+    assert out.mode == "human"
+
+
+def test_colour_rules(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Output()
+    stdout, _ = streams(io.StringIO)
+    assert out.style("x", "red") == "x"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert out.style("x", "red") == "\x1b[31mx\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert out.style("x", "red") == "x"
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("NO_COLOR")
+    streams(Terminal)
+    assert out.style("x", "red") != "x"
+    assert not out.colour(stdout)  # decided per stream
+
+
+def test_hostile_names_cannot_drive_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\r\u202e\udc80") == "a\\x1b[2Jb\\r\\u202e\\udc80"
+    assert printable("Ġhé漢") == "Ġhé漢"
+
+
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_json_is_always_strict(value: Any) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    json.loads(json.dumps(plain(value), allow_nan=False), parse_constant=refuse)
+
+
+@given(st.text(st.characters(codec=None)))
+def test_printable_is_printable(text: str) -> None:
+    assert printable(text).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (98_000_000, "93.5 MiB"),
+        (1 << 30, "1.00 GiB"),
+        (1048575, "1.00 MiB"),
+    ],
+)
+def test_human_bytes(n: int, text: str) -> None:
+    assert human_bytes(n) == text
+
+
+def test_other_human_figures() -> None:
+    assert [human_count(n) for n in (9999, 134_500_000, 7_620_000_000)] == ["9,999", "134.5 M", "7.62 B"]
+    assert [human_seconds(s) for s in (0.012, 3.4159, 125, 4020)] == [
+        "12 ms",
+        "3.42 s",
+        "2 min 05 s",
+        "1 h 07 min",
+    ]
+
+
+@given(st.text(), st.integers(1, 60))
+def test_shorten_keeps_both_ends(text: str, columns: int) -> None:
+    short = shorten(text, columns)
+    assert len(short) <= max(columns, 1)
+    if len(text) <= columns:
+        assert short == text
+
+
+def test_table_aligns() -> None:
+    lines = table(["name", "size"], [["a", "1"], ["bbbb", "222"]], right="size", indent=0)
+    assert lines == ["name  size", "a        1", "bbbb   222"]
+
+
+def test_table_fits_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(Terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(output, "width", lambda: 40)
+    lines = table(["name", "size"], [["n" * 90, "1 KiB"]], right="size")
+    assert all(len(line) <= 40 for line in lines)
+    assert lines[1].endswith("1 KiB")
+
+
+def test_no_bar_without_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.out, "mode", "human")
+    streams(io.StringIO)
+    assert Bar("x").factory is None
+
+
+@pytest.mark.parametrize("mode", ["json", "quiet"])
+def test_no_bar_when_quiet(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setattr(output.out, "mode", mode)
+    streams(Terminal)
+    assert Bar("x").factory is None
+
+
+def test_bar(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output.out, "mode", "human")
+    stdout, stderr = streams(Terminal)
+    clock = iter([100.0, 101.0, 101.01, 102.0])
+    monkeypatch.setattr("aprfmt.cli.progress.time.monotonic", lambda: next(clock))
+    with Bar("importing") as bar:
+        assert bar.factory is not None
+        advance = bar.factory(4 << 20)
+        advance(1 << 20, "a")
+        advance(1 << 20, "b")  # too soon after the last one: not drawn
+        advance(1 << 20, "c")
+    text = stderr.getvalue()
+    assert stdout.getvalue() == ""
+    assert text.count("\r") == 3
+    assert " 25% 1.00 MiB/4.00 MiB 1.00 MiB/s 3.00 s" in text
+    assert " 75% 3.00 MiB/4.00 MiB 1.50 MiB/s 667 ms" in text
+    assert text.endswith("\r\x1b[2K")

@@ -1,0 +1,217 @@
+"""hf:// addresses: the local cache by its layout, then the library, then clear refusals."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import aprfmt
+from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, StorageError, UsageError
+from aprfmt.formats import hub
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that holds org/name at SHA, offline."""
+    for key in ("HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fill(tmp_path / "hub", "org/name")
+    return tmp_path / "hub"
+
+
+def fill(cache: Path, repo: str, name: str = "model.safetensors", ref: str = "main") -> Path:
+    """Adds one weights file, as huggingface_hub lays it out; returns the snapshot."""
+    root = cache / ("models--" + repo.replace("/", "--"))
+    for folder in ("blobs", f"snapshots/{SHA}", f"refs/{Path(ref).parent}"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "refs" / ref).write_text(SHA)
+    safetensors.numpy.save_file({"a": np.zeros(3, dtype=np.float32)}, root / "blobs" / "b0")
+    (root / "snapshots" / SHA / name).symlink_to("../../blobs/b0")
+    return root / "snapshots" / SHA
+
+
+@pytest.mark.parametrize("suffix", ["", "@main", f"@{SHA}", "/"])
+def test_the_cache_is_found(cache: Path, suffix: str) -> None:
+    address = f"hf://org/name{suffix}"
+    assert hub.snapshot(address) == cache / "models--org--name" / "snapshots" / SHA
+    with aprfmt.open(address) as model:
+        assert model.format == "hf"
+        assert list(model.tensors) == ["a"]
+
+
+def test_one_file(cache: Path) -> None:
+    folder = fill(cache, "org/name", "x.Q4_1.gguf")
+    assert hub.snapshot("hf://org/name/x.Q4_1.gguf") == folder / "x.Q4_1.gguf"
+    assert hub.snapshot("hf://org/name@main/x.Q4_1.gguf") == folder / "x.Q4_1.gguf"
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/name/y.gguf")
+
+
+def test_revisions_with_a_slash(cache: Path) -> None:
+    fill(cache, "org/pull", ref="refs/pr/3")
+    assert hub.snapshot("hf://org/pull@refs/pr/3").name == SHA
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/pull")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "hf://",
+        "hf://org",
+        "hf://org/",
+        "hf:///name",
+        "hf://org/name@",
+        "hf://../name",
+        "hf://org/..",
+        "hf://org/name@../../x",
+        "hf://org/name/../../x",
+        "hf://org--x/name",
+        "hf://org/na me",
+        "hf://org/name\n",
+        "hf://org/name\0",
+        "hf://org/name/a\\b",
+        "org/name",
+    ],
+)
+def test_bad_addresses_are_refused(cache: Path, address: str) -> None:
+    with pytest.raises(UsageError):
+        hub.parse(address)
+
+
+def test_offline_says_so(cache: Path) -> None:
+    with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE") as caught:
+        aprfmt.open("hf://org/other")
+    assert caught.value.exit_code == 3
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/name@other")
+
+
+def test_a_hostile_ref_leads_nowhere(cache: Path) -> None:
+    (cache / "models--org--name" / "refs" / "main").write_text("../../../..")
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/name")
+
+
+def test_a_snapshot_without_weights_is_not_enough(cache: Path) -> None:
+    (cache / "models--org--name" / "snapshots" / SHA / "model.safetensors").unlink()
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/name")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/d"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/d"}, "/d/huggingface/hub"),
+    ],
+)
+def test_where_the_cache_is(environment: dict[str, str], expected: str) -> None:
+    assert hub.cache_folder(environment) == Path(expected)
+
+
+def test_the_default_cache_is_that_of_the_library() -> None:
+    assert hub.cache_folder({}) == Path.home() / ".cache" / "huggingface" / "hub"
+
+
+class Library:
+    """Stands for huggingface_hub; `result` is returned, or raised."""
+
+    class NotThere(Exception):
+        """Stands for the library's errors."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+        def snapshot_download(repo: str, **options: Any) -> str:
+            self.calls.append((repo, options))
+            if isinstance(result, Exception):
+                raise result
+            return str(result)
+
+        module, errors = types.ModuleType("huggingface_hub"), types.ModuleType("huggingface_hub.errors")
+        module.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+        for name in ("EntryNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"):
+            setattr(errors, name, self.NotThere)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+        monkeypatch.setitem(sys.modules, "huggingface_hub.errors", errors)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def test_the_library_fetches_what_is_not_cached(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library(monkeypatch, tmp_path)
+    assert hub.snapshot("hf://org/other@v1") == tmp_path
+    ((repo, options),) = library.calls
+    assert (repo, options["revision"], options["cache_dir"]) == ("org/other", "v1", cache)
+    assert "*.safetensors" in options["allow_patterns"]
+    assert "*.gguf" not in options["allow_patterns"]
+
+
+def test_the_library_fetches_one_file(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(monkeypatch, tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"")
+    assert hub.snapshot("hf://org/other/x.gguf") == tmp_path / "x.gguf"
+    assert library.calls[0][1]["allow_patterns"] == ["x.gguf"]
+    with pytest.raises(NotFoundError):
+        hub.snapshot("hf://org/other/y.gguf")
+
+
+def test_the_library_is_not_asked_for_what_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(monkeypatch, AssertionError())
+    hub.snapshot("hf://org/name")
+    assert library.calls == []
+
+
+def test_a_half_fetched_snapshot_is_completed_or_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cache / "models--org--name" / "snapshots" / SHA
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = (
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    )
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(RefusedError, match="model-00002-of-00002"):
+        aprfmt.open("hf://org/name")
+    library = Library(monkeypatch, tmp_path)
+    assert hub.snapshot("hf://org/name") == tmp_path
+    assert len(library.calls) == 1
+
+
+def test_errors_of_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Library(monkeypatch, Library.NotThere("no"))
+    with pytest.raises(NotFoundError, match="not on the hub"):
+        hub.snapshot("hf://org/other")
+    Library(monkeypatch, TimeoutError("slow"))
+    with pytest.raises(StorageError, match="slow"):
+        hub.snapshot("hf://org/other")
+
+
+def test_without_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with pytest.raises(MissingDependencyError) as caught:
+        hub.snapshot("hf://org/other")
+    assert caught.value.exit_code == 6
+    assert caught.value.hint is not None
+    assert "pip install" in caught.value.hint
+
+
+def test_the_real_library_knows_these_names() -> None:
+    errors = pytest.importorskip("huggingface_hub.errors")
+    for name in ("EntryNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"):
+        assert issubclass(getattr(errors, name), Exception)
