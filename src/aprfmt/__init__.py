@@ -26,7 +26,24 @@ _LAZY = {
     "Tensor": "aprfmt.model",
 }
 
-__all__ = ["AprError", "__version__", *sorted(_LAZY)]
+__all__ = [
+    "AprError",
+    "Model",
+    "RawTensor",
+    "Report",
+    "Tensor",
+    "__version__",
+    "convert_model",
+    "detect",
+    "export_model",
+    "import_model",
+    "load_file",
+    "open",
+    "read_v1",
+    "save_file",
+    "stamp_file",
+    "write_v1",
+]
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report, convert_model, export_model, import_model

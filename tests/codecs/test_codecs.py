@@ -148,7 +148,9 @@ def test_every_pattern_as_torch_reads_it(name: str) -> None:
     got = decode_torch(name, data, (n,))
     want = decode(name, data, (n,))
     assert got.element_size() == row.block_bytes
-    np.testing.assert_array_equal(got.to(torch.float64).numpy(), want.astype(np.float64))
+    with np.errstate(invalid="ignore"):  # signalling NaNs are among the patterns
+        wide = want.astype(np.float64)
+    np.testing.assert_array_equal(got.to(torch.float64).numpy(), wide)
 
 
 @by_case

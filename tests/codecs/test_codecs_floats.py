@@ -18,7 +18,7 @@ f32s = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_
 
 
 def half_bits(bits: int) -> int:
-    """F16 of a float32 pattern: `struct` rounds to nearest even; NaNs keep sign and top mantissa bits, quiet."""
+    """F16 of a float32 pattern: `struct` rounds to nearest even, NaNs keep sign and top mantissa bits."""
     value = struct.unpack("<f", struct.pack("<I", bits))[0]
     if math.isnan(value):
         return bits >> 16 & 0x8000 | 0x7E00 | bits >> 13 & 0x3FF

@@ -76,6 +76,8 @@ def test_revisions_with_a_slash(cache: Path) -> None:
         "hf://org/..",
         "hf://org/name@../../x",
         "hf://org/name/../../x",
+        "hf://org/name/a/../../x",
+        "hf://org/name@..",
         "hf://org--x/name",
         "hf://org/na me",
         "hf://org/name\n",

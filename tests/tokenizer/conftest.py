@@ -68,7 +68,7 @@ def llama_vocabulary(tmp_path: Path) -> Iterator[Callable[[Sequence[tuple[str, A
     llama_cpp = pytest.importorskip("llama_cpp")
     import gguf
 
-    loaded = []
+    loaded: list[Any] = []
 
     def load(keys: Sequence[tuple[str, Any, Any]]) -> Any:
         path = tmp_path / f"vocabulary{len(loaded)}.gguf"

@@ -12,7 +12,7 @@ from typing import Any
 from aprfmt import formats
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert.canonical import Canonical, canonical
-from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer
+from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
 from aprfmt.convert.dtype_choice import Losses
 from aprfmt.convert.recipe import KEY, Recipe, read_recipe
 from aprfmt.convert.report import Report
@@ -145,8 +145,9 @@ def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canon
     losses = Losses()
     if target == "apr" and model.format.startswith("apr") and options.changes_nothing():
         return _copy(model, dst), _copied(model, dst), losses
+    require_config(model, options.allow_no_config)
     c = canonical(model, arch=options.arch, allow_unmapped=options.allow_unmapped)
-    complete_hparams(c, options.allow_no_config)
+    complete_hparams(c)
     _override(c, options)
     check_before_writing(c, options.allow_unmapped)
     recipe = _recipe(c, target)

@@ -10,6 +10,7 @@ from aprfmt.arch import names
 from aprfmt.convert.canonical import EMBEDDING, Canonical
 from aprfmt.errors import NotFoundError, RefusedError, storage_error
 from aprfmt.limits import MAX_TEXT_FILE_BYTES
+from aprfmt.model import Model
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -30,17 +31,22 @@ _TOKENIZER_FILES = (
 )
 
 
-def complete_hparams(c: Canonical, allow_no_config: bool) -> None:
-    """Refuses weights without a config.json, or with `allow_no_config` takes from the shapes what they tell."""
+def require_config(model: Model, allow_no_config: bool) -> None:
+    """Refuses weights without a config.json, unless the user says that they go without."""
+    if allow_no_config or model.format not in ("hf", "safetensors") or model.hparams.hidden_size is not None:
+        return
+    raise RefusedError(
+        "no config.json beside the weights: dimensions and architecture are unknown",
+        path=model.path,
+        hint="put the model's config.json there, or import with --allow-no-config --arch NAME",
+    )
+
+
+def complete_hparams(c: Canonical) -> None:
+    """Takes from the tensor shapes what they tell, where there is no config.json."""
     h = c.hparams
     if not c.tensors or c.model.format not in ("hf", "safetensors") or h.hidden_size is not None:
         return
-    if not allow_no_config:
-        raise RefusedError(
-            "no config.json beside the weights: dimensions and architecture are unknown",
-            path=c.model.path,
-            hint="put the model's config.json there, or import with --allow-no-config --arch NAME",
-        )
     shapes = {t.name: t.shape for t in c.tensors.values()}
     if EMBEDDING in shapes:
         h.vocab_size, h.hidden_size = shapes[EMBEDDING]

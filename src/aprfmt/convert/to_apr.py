@@ -153,6 +153,9 @@ def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
             writer.tokenizer_json(data)
         else:
             writer.literal(data)
+    if native.index is not None and native.index_name is not None:
+        writer.start(native.index_name)
+        writer.literal(native.index)
     for name, source, _, _ in native.shards:
         writer.start(name)
         _safetensors_file(writer, c, source.path)

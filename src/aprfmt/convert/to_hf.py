@@ -118,13 +118,21 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     base = json.loads(source)
-    then = hp.to_hf_config(hp.from_hf_config(base))
+    then = hp.to_hf_config(_as_imported(c, hp.from_hf_config(base)))
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
         config.pop("quantization_config", None)
         config["dtype"] = _torch_dtype(tensors)
     return (source, True) if config == base else (_json(config), False)
+
+
+def _as_imported(c: Canonical, source: hp.Hyperparams) -> hp.Hyperparams:
+    """What an `.apr` says that was imported from `source`: it takes token ids that the config lacks from the tokenizer."""
+    if not c.model.format.startswith("apr"):
+        return source
+    ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
+    return hp.from_apr(hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None})
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

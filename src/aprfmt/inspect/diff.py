@@ -277,7 +277,7 @@ def _figures(name: str, x: Side, y: Side, tolerance: float) -> dict[str, Any]:
         distance[np.isnan(distance)] = np.inf
         n_different += int((distance > tolerance).sum())
         largest = max(largest, float(distance.max()))
-        squares += float(np.dot(distance, distance))
+        squares += float(np.einsum("i,i->", distance, distance))
     n = n_elements(x.shape)
     return {
         "n_values": n,

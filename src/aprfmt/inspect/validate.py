@@ -107,7 +107,7 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
     """One pass over `tensor`; indices of all-zero rows are appended to `dead` where it is given."""
     import numpy as np
 
-    stats = Stats()
+    stats = Stats(moments=False)
     columns = tensor.shape[-1] if dead is not None else 0
     step = columns * max(1, BLOCK_VALUES // columns) if columns else BLOCK_VALUES
     row = 0

@@ -5,7 +5,8 @@
     chat_template                                                                the typed field
     aprfmt.tokenizer {special, flags, chat_templates, n_added, gguf_keys, patches}           all the rest
 
-Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` has their bytes.
+Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` holds their
+bytes.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
             raise CorruptError(f"tokenizer.{name} has {len(items)} entries for {len(tokens)} tokens")
     special = {role: metadata.get(f"tokenizer.{key}") for role, key in _SPECIAL.items()}
     flags = {"add_bos": metadata.get("tokenizer.add_bos_token"), **_mapping(own.get("flags"), "flags")}
-    template = _string(metadata, "chat_template") or _string(metadata, "tokenizer.chat_template")
+    template = _string(metadata, "chat_template")
+    if template is None:
+        template = _string(metadata, "tokenizer.chat_template")
     templates = _mapping(own.get("chat_templates"), "chat_templates")
     return Tokenizer(
         model=_model(metadata, bool(merges), bool(scores)),
@@ -156,13 +159,16 @@ def _patch(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass" if _has_true_surrogate(text) else "surrogateescape").hex()
+        return _bytes(text).hex()
     return None
 
 
-def _has_true_surrogate(text: str) -> bool:
-    """Whether a lone surrogate is none of those that stand for a byte."""
-    return any("\ud800" <= c <= "\udfff" and not "\udc80" <= c <= "\udcff" for c in text)
+def _bytes(text: str) -> bytes:
+    """UTF-8, lone surrogates that stand for a byte as that byte; others come from no file."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise RefusedError(f"the tokenizer text {text!r} is no Unicode and stands for no bytes") from error
 
 
 def _patches(items: Sequence[tuple[int | str, str]]) -> dict[str, str]:
@@ -174,7 +180,7 @@ def _patches(items: Sequence[tuple[int | str, str]]) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace") if _patch(text) else text
+    return _bytes(text).decode("utf-8", "replace")
 
 
 def _printable(items: list[str], patches: Mapping[str, str]) -> list[str]:

@@ -223,7 +223,7 @@ def _added(entry: object, where: str, source: str) -> _Added:
 
 
 def _named_specials(settings: Mapping[str, Any]) -> set[str]:
-    """Texts with a role in tokenizer_config.json; to transformers they are special whatever their flag says."""
+    """Texts with a role in tokenizer_config.json: special to transformers, whatever their flag says."""
     more = settings.get("additional_special_tokens") or []
     values = [value for key, value in settings.items() if key.endswith("_token")]
     values += more if isinstance(more, list) else []

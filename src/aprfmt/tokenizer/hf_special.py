@@ -144,7 +144,7 @@ def _processors(post_processor: object) -> list[Mapping[str, Any]]:
 
 
 def _apply_processor(step: Mapping[str, Any], texts: dict[str, str | None], flags: dict[str, bool]) -> None:
-    """What a post-processor adds around a text, into `flags`; it may also reveal or overrule special texts."""
+    """What a post-processor adds around a text, into `flags`; it may reveal or overrule special texts too."""
     kind = step.get("type")
     if kind == "ByteLevel":
         flags.setdefault("add_bos", False)

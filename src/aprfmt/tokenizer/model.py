@@ -22,7 +22,8 @@ class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 
     Attributes:
-        model: GGUF spelling of the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece), "bert", "t5", "none".
+        model: GGUF's word for the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece), "bert", "t5",
+            "none".
         tokens: text of each id, added tokens included; holes hold `[PAD{id}]` with type UNUSED.
         merges: "left right", by rank; empty for non-BPE.
         types: a TokenType an id; empty when the source says nothing.
@@ -30,11 +31,12 @@ class Tokenizer:
         pre: llama.cpp's pre-tokenizer name, None when it is not known.
         special: ids by role under GGUF's names: bos, eos, unk, pad (GGUF: padding), sep, mask, cls, eot, eom,
             fim_pre, fim_suf, fim_mid, fim_pad, fim_rep, fim_sep.
-        flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, where the source says so.
+        flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, lowercase, strip_accents,
+            where the source says so.
         chat_template: the default Jinja template.
         chat_templates: further templates by name.
         n_added: how many ids come from added_tokens (0 when the source does not tell).
-        files: Hugging Face tokenizer files as they were, by file name (tokenizer.json, tokenizer_config.json, ...).
+        files: Hugging Face tokenizer files as they were, by name: tokenizer.json, tokenizer_config.json, ...
         gguf_keys: the GGUF keys in the order of the file they came from; only their order, so not compared.
     """
 

@@ -106,8 +106,8 @@ _SAME_AS = {
     "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     "qwen2": "stablelm2 hunyuan solar-open megrez kormo f2llmv2 grok-2",
     "smollm": "codeshell exaone minerva-7b mellum2",
-    "gpt-2": "jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 jais trillion "
-    "granite-docling",
+    "gpt-2": "jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 jais "
+    "trillion granite-docling",
     "gpt-4o": "kanana2 talkie minimax-m2",
     "dbrx": "chatglm-bpe",
     "glm4": "glm5",
@@ -145,7 +145,11 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
         return PreChoice(None, "none", "only byte-level BPE tokenizers have a pre-tokenizer in GGUF")
     if model.get("byte_fallback") is True and _steps(parsed.get("pre_tokenizer")) is None:
         return PreChoice(None, "none", "a SentencePiece-style BPE needs no pre-tokenizer name")
-    ignore_merges = model.get("ignore_merges") is True
+    return _choose(tokenizer_json, parsed, model.get("ignore_merges") is True)
+
+
+def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: bool) -> PreChoice:
+    """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
     hashed = _by_hash(tokenizer_json)
     if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES):
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
@@ -153,9 +157,8 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
     if alike is not None:
         return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
     if hashed is not None:
-        return PreChoice(
-            hashed, "hash", f"its ids of the probe text are those of {hashed}, not its merge rule"
-        )
+        detail = f"its ids of the probe text are those of {hashed}, its merge rule is not"
+        return PreChoice(hashed, "hash", detail)
     return PreChoice(None, "none", "its splitting rules are none that llama.cpp has")
 
 

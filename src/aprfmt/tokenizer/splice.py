@@ -100,6 +100,8 @@ def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
 
 def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | str:
     ids = list(vocab.values())
+    if len(set(ids)) < len(ids):
+        return "it gives one id to two texts"
     if not all(0 <= i < len(tok.tokens) for i in ids):
         return "it has ids that the tokenizer has not"
     starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
@@ -136,7 +138,10 @@ def _placed(
             continue
         for ascii_only in (False, True):
             styled = {**piece, **first.groupdict(default=""), "ascii": ascii_only}
-            body = _render(styled, tok)
+            try:
+                body = _render(styled, tok)
+            except ValueError:
+                return None
             if text.startswith(body, match.end()):
                 return match.end(), match.end() + len(body), styled
         if opening.startswith(r"\s"):

@@ -1,0 +1,339 @@
+"""Hyper-parameters: config.json, GGUF keys and APR metadata mean the same network."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+from arch_cases import CASES, DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN, Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.arch import fields, rope
+from aprfmt.arch.hparams import (
+    Hyperparams,
+    active_window,
+    from_apr,
+    from_gguf,
+    from_hf_config,
+    to_apr,
+    to_gguf,
+    to_hf_config,
+)
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.errors import AprError, CorruptError, RefusedError, UnmappedError
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def transformers_config(config: dict[str, Any]) -> Any:
+    """`config` as transformers reads it."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**json.loads(json.dumps(config)))
+
+
+def gguf_values(keys: list[tuple[str, str, Any]], arch: str) -> dict[str, Any]:
+    """Keys as a GGUF reader gives them: floats have been through float32."""
+    kv: dict[str, Any] = {"general.architecture": arch}
+    for key, kind, value in keys:
+        kv[key] = struct.unpack("<f", struct.pack("<f", value))[0] if kind == "FLOAT32" else value
+    return kv
+
+
+@by_case
+def test_gguf_keys_are_those_of_the_converter(case: Case) -> None:
+    h = from_hf_config(case.hf_config)
+    row = ARCHITECTURES[case.arch]
+    assert to_gguf(h, row, file_type=32) == case.keys + case.ours
+    without = [key for key in case.keys + case.ours if key[0] != "general.file_type"]
+    assert to_gguf(h, row) == without
+    padded = dict((key, value) for key, _, value in to_gguf(h, row, vocab_size=640))
+    assert padded.get("llama.vocab_size", 640) == 640
+
+
+@by_case
+def test_config_loads_in_transformers_with_equal_attributes(case: Case) -> None:
+    want = transformers_config(case.hf_config).to_dict()
+    assert transformers_config(to_hf_config(from_hf_config(case.hf_config))).to_dict() == want
+    saved = from_hf_config(want)  # as transformers 5 saves it, every default spelled out
+    assert transformers_config(to_hf_config(saved)).to_dict() == want
+
+
+@by_case
+def test_config_in_the_spelling_of_transformers_4(case: Case) -> None:
+    new, old = case.hf_config, case.hf_config
+    del old["rope_parameters"]
+    old["rope_theta"] = case.theta
+    if case.scaling is not None:
+        old["rope_scaling"] = {"type" if k == "rope_type" else k: v for k, v in case.scaling.items()}
+    assert from_hf_config(old) == from_hf_config(new)
+    assert from_hf_config(old).extra.get("rope_scaling") == case.scaling
+
+
+@by_case
+def test_apr_metadata_holds_everything(case: Case) -> None:
+    h = from_hf_config({**case.hf_config, "dtype": "bfloat16"})
+    metadata = json.loads(json.dumps(to_apr(h)))
+    assert from_apr(metadata) == h
+    assert None not in metadata.values()
+    assert metadata["architecture"] == case.config["model_type"]
+    assert metadata["rope_type"] == (0 if case.arch == "llama" else 2)
+
+
+@by_case
+def test_gguf_holds_the_network(case: Case) -> None:
+    """Through GGUF keys and back into a config.json of the same meaning, but for what GGUF keys cannot say."""
+    h = from_hf_config(case.hf_config)
+    names = ["token_embd.weight"] + ([] if h.tied else ["output.weight"])
+    names += ["blk.0.attn_q.bias"] if h.extra.get("attention_bias") or case.arch == "qwen2" else []
+    names += ["blk.0.ffn_gate.bias"] if h.extra.get("mlp_bias") else []
+    back = from_gguf(gguf_values(to_gguf(h, ARCHITECTURES[case.arch], vocab_size=512), case.arch), names)
+    back.vocab_size = h.vocab_size
+    back.bos_token_id, back.eos_token_id = h.bos_token_id, h.eos_token_id
+    if "eos_token_id" in h.extra:
+        back.extra["eos_token_id"] = h.extra["eos_token_id"]
+    if case.scaling is LLAMA3:  # a tensor in GGUF
+        back.extra["rope_scaling"] = rope.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
+    got, want = (
+        transformers_config(to_hf_config(back)).to_dict(),
+        transformers_config(case.hf_config).to_dict(),
+    )
+    for config in (got, want):
+        for unused in ("max_window_layers", "sliding_window") if case.arch == "qwen2" else ():
+            config.pop(unused)
+    assert got == want
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_absent_keys_mean_what_transformers_means(model_type: str) -> None:
+    dims = {key: value for key, value in DIMS.items() if key != "num_key_value_heads"}
+    want = transformers_config({"model_type": model_type, **dims})
+    h = from_hf_config({"model_type": model_type, **dims})
+    assert h.num_kv_heads == want.num_key_value_heads
+    assert h.max_position_embeddings == want.max_position_embeddings
+    assert h.rope_theta == want.rope_parameters["rope_theta"]
+    assert h.rms_norm_eps == want.rms_norm_eps
+    assert h.tied is want.tie_word_embeddings is False
+    assert h.head_dim == (getattr(want, "head_dim", None) or 16)
+    assert (h.bos_token_id, h.eos_token_id) == (want.bos_token_id, want.eos_token_id)
+    assert active_window(h) == want.sliding_window if model_type != "llama" else active_window(h) is None
+    assert transformers_config(to_hf_config(h)).to_dict() | {"architectures": None} == want.to_dict()
+
+
+def test_null_keys() -> None:
+    config = {
+        "model_type": "mistral",
+        **DIMS,
+        "sliding_window": None,
+        "num_key_value_heads": None,
+        "eos_token_id": None,
+    }
+    h = from_hf_config(config)
+    assert active_window(h) is None
+    assert h.num_kv_heads == 4
+    assert h.eos_token_id is None
+    loaded = transformers_config(to_hf_config(h))
+    assert (loaded.sliding_window, loaded.num_key_value_heads, loaded.eos_token_id) == (None, 4, None)
+
+
+def test_sliding_window_of_qwen_counts_only_when_used() -> None:
+    off = {"model_type": "qwen2", **DIMS, "sliding_window": 4096, "use_sliding_window": False}
+    assert active_window(from_hf_config(off)) is None
+    on = from_hf_config({**off, "use_sliding_window": True})
+    assert to_gguf(on, ARCHITECTURES["qwen2"])[-1] == ("qwen2.attention.sliding_window", "UINT32", 4096)
+
+
+def test_unknown_architectures_keep_their_own_words() -> None:
+    h = from_hf_config(
+        {"architectures": ["OddForCausalLM"], "model_type": "odd", "n_embd": 8, "n_layer": 3, "n_head": 2}
+    )
+    assert (h.architecture, h.hf_architecture, h.hidden_size, h.num_layers, h.head_dim) == (
+        "odd",
+        "OddForCausalLM",
+        8,
+        3,
+        4,
+    )
+    assert h.rope_theta is None and h.tied is None
+    with pytest.raises(UnmappedError, match="'odd'"):
+        to_hf_config(h)
+    assert from_hf_config({}) == Hyperparams()
+
+
+def test_apr_aliases_in_the_order_of_the_reference() -> None:
+    h = from_apr({"architecture": "llama", "hidden_dim": 64, "d_model": 32, "n_layers": "x", "n_layer": 2, "n_heads": 4,
+                  "n_vocab": 10, "num_kv_heads": None, "n_kv_heads": 2, "norm_eps": 1e-5, "context_length": 99})  # fmt: skip
+    assert (h.hidden_size, h.num_layers, h.num_heads, h.num_kv_heads, h.vocab_size) == (64, 2, 4, 2, 10)
+    assert (h.rms_norm_eps, h.max_position_embeddings, h.head_dim) == (1e-5, 99, 16)
+
+
+def test_apr_of_the_reference() -> None:
+    h = from_apr({"architecture": "mistral", "tokenizer.eos_token_id": 2, "tied_embeddings": True,
+                  "hf_config": {"model_type": "mistral", **DIMS, "sliding_window": 77}})  # fmt: skip
+    assert (h.architecture, h.eos_token_id, h.tied, h.hidden_size) == ("llama", 2, True, 64)
+    assert active_window(h) == 77
+
+
+def test_eos_lists_keep_their_order() -> None:
+    h = from_hf_config({"model_type": "llama", **DIMS, "eos_token_id": [7, 5], "bos_token_id": -1})
+    assert (h.bos_token_id, h.eos_token_id, h.extra["eos_token_id"]) == (None, 7, [7, 5])
+    assert to_hf_config(h)["eos_token_id"] == [7, 5]
+
+
+def test_smollm2(smollm2_gguf: Any) -> None:
+    """Keys of a real file, written by llama.cpp's converter: its architecture's keys come out again, in order."""
+    import gguf
+
+    reader = gguf.GGUFReader(smollm2_gguf)
+    kv = {key: field.contents() for key, field in reader.fields.items()}
+    h = from_gguf(kv, [t.name for t in reader.tensors])
+    assert (h.tied, h.head_dim, h.num_kv_heads, h.rms_norm_eps, h.rope_theta) == (True, 64, 3, 1e-5, 100000.0)
+    keys = [(key, field.types[-1].name) for key, field in reader.fields.items()
+            if key.startswith("llama.") or key == "general.file_type"]  # fmt: skip
+    ours = to_gguf(h, ARCHITECTURES["llama"], file_type=kv["general.file_type"])
+    assert [key[:2] for key in ours] == keys
+    assert gguf_values(ours, "llama") == {
+        "general.architecture": "llama",
+        **{key: kv[key] for key, _ in keys},
+    }
+
+
+def test_missing_dims_are_named() -> None:
+    h = from_hf_config({"model_type": "llama", "hidden_size": 64})
+    with pytest.raises(RefusedError, match="num_layers, intermediate_size, num_heads"):
+        to_gguf(h, ARCHITECTURES["llama"])
+    with pytest.raises(RefusedError, match="vocab_size"):
+        to_hf_config(h)
+
+
+def test_llama3_factors_are_those_of_the_converter() -> None:
+    assert rope.llama3_factors(500000.0, 16, LLAMA3) == pytest.approx(LLAMA3_FACTORS, rel=1e-6)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_llama3_is_known_by_its_factors(factor: float, head_dim: int) -> None:
+    scaling = {**LLAMA3, "factor": factor}
+    stored = struct.pack(f"<{head_dim // 2}f", *rope.llama3_factors(500000.0, head_dim, scaling))
+    factors = struct.unpack(f"<{head_dim // 2}f", stored)
+    assert rope.infer_llama3(factors, 500000.0, head_dim) == scaling
+    assert rope.infer_llama3(factors[:-1], 500000.0, head_dim) is None
+    assert rope.infer_llama3(factors, 1000000.0, head_dim) is None
+    assert rope.infer_llama3([1.0] * (head_dim // 2), 500000.0, head_dim) is None
+    assert rope.infer_llama3([math.nan] * (head_dim // 2), 500000.0, head_dim) is None
+
+
+def test_llama3_frequencies_as_transformers_computes_them() -> None:
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(head_dim=64, rope_parameters={**LLAMA3, "factor": 32.0, "rope_theta": 500000.0})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 500000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
+    factors = rope.llama3_factors(500000.0, 64, {**LLAMA3, "factor": 32.0})
+    torch.testing.assert_close(plain / torch.tensor(factors), scaled.double(), rtol=1e-5, atol=0)
+
+
+def test_rope_scaling_spellings() -> None:
+    assert rope.read_hf({"rope_theta": 5, "rope_scaling": {"type": "linear", "factor": 2.0}}) == (5.0, LINEAR)
+    assert rope.read_hf({"rope_parameters": {"full_attention": {**YARN, "rope_theta": 9.0}}}) == (9.0, YARN)
+    assert rope.read_hf(
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": None}
+    ) == (1e6, None)
+    assert rope.from_gguf({"llama.rope.scale_linear": 4.0}, "llama") == {"rope_type": "linear", "factor": 4.0}
+    assert rope.from_gguf({"llama.rope.scaling.type": "none"}, "llama") is None
+    with pytest.raises(RefusedError, match="longrope"):
+        rope.to_gguf({"rope_type": "longrope"}, "llama", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("hidden_size", "64"), ("hidden_size", -1), ("hidden_size", True), ("num_hidden_layers", 2.5),
+     ("vocab_size", 10**30), ("rms_norm_eps", math.nan), ("rope_theta", math.inf), ("rope_theta", 10**400),
+     ("rope_scaling", [1]), ("rope_parameters", "x"), ("rope_scaling", {"type": 7}), ("eos_token_id", "</s>"),
+     ("head_dim", {}), ("sliding_window", "wide")],
+)  # fmt: skip
+def test_bad_values_are_named(key: str, value: Any) -> None:
+    with pytest.raises(CorruptError, match=key.removesuffix("_scaling").removesuffix("_parameters")):
+        active_window(from_hf_config({"model_type": "mistral", **DIMS, key: value}))
+
+
+def test_values_beyond_gguf_types() -> None:
+    h = from_hf_config({"model_type": "llama", **DIMS, "max_position_embeddings": 1 << 32})
+    with pytest.raises(RefusedError, match="context_length"):
+        to_gguf(h, ARCHITECTURES["llama"])
+    h = from_hf_config({"model_type": "llama", **DIMS, "rope_theta": 1e39})
+    with pytest.raises(RefusedError, match="freq_base"):
+        to_gguf(h, ARCHITECTURES["llama"])
+
+
+def test_per_layer_lists() -> None:
+    kv = {
+        "general.architecture": "llama",
+        "llama.attention.head_count": [4, 4],
+        "llama.feed_forward_length": [8, 9],
+    }
+    h = from_gguf(kv)
+    assert (h.num_heads, h.intermediate_size, h.tied) == (4, None, None)
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"), [(1e-6, 1e-6), (1e-5, 1e-5), (1e6, 1e6), (0.1, 0.1), (1 / 3, 0.33333334)]
+)
+def test_float32_by_its_shortest_digits(stored: float, shown: float) -> None:
+    assert fields.from_f32(struct.unpack("<f", struct.pack("<f", stored))[0], "x") == shown
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["llama", "yarn"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["rope_type", "type", "factor", "full_attention", "eos_token_id"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=6,
+)
+HF_KEYS = sorted({key for f in fields.FIELDS for key in f.hf} | {*fields.HF_EXTRA, "architectures", "rope_scaling",
+                 "rope_parameters", "eos_token_id", "bos_token_id", "tie_word_embeddings", "dtype"})  # fmt: skip
+GGUF_KEYS = [f"llama.{f.gguf}" for f in fields.FIELDS] + [
+    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length",
+    "llama.attention.sliding_window", "tokenizer.ggml.tokens", "tokenizer.ggml.eos_token_id",
+]  # fmt: skip
+APR_KEYS = sorted({f.name for f in fields.FIELDS} | {a for f in fields.FIELDS for a in f.aliases}
+                  | {"hf_config", "aprfmt.hparams", "tied_embeddings", "rope_type", "hf_architecture"})  # fmt: skip
+
+
+@given(st.sampled_from(MODEL_TYPES), st.data())
+@settings(max_examples=300, deadline=None)
+def test_hostile_values_give_an_error_of_ours(model_type: str, data: st.DataObject) -> None:
+    def draw(keys: list[str]) -> dict[str, Any]:
+        return data.draw(st.dictionaries(st.sampled_from(keys), VALUES, max_size=4))
+
+    sources = (
+        (from_hf_config, {**DIMS, "model_type": model_type, **draw(HF_KEYS)}),
+        (from_gguf, {"general.architecture": "llama", **draw(GGUF_KEYS)}),
+        (from_apr, {**DIMS, "architecture": model_type, **draw(APR_KEYS)}),
+    )
+    for read, values in sources:
+        try:
+            h = read(values)
+            to_apr(h)
+            to_gguf(h, ARCHITECTURES["llama"])
+            to_hf_config(h)
+            rope.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, h.extra.get("rope_scaling") or {})
+        except AprError:
+            pass

@@ -1,0 +1,102 @@
+"""Differences are found, and only they."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.inspect.diff import Comparison, How, diff, same_files
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def compare(a: Path, b: Path, **how: Any) -> Comparison:
+    with aprfmt.open(a) as left, aprfmt.open(b) as right:
+        return diff(left, right, How(**how))
+
+
+def test_same(write: Callable[..., Path], arrays: Any) -> None:
+    a, b = write(arrays, "a.apr"), write(arrays, "b.apr")
+    assert compare(a, b).identical
+    with aprfmt.open(a) as left, aprfmt.open(b) as right:
+        assert same_files(left, right)
+
+
+def test_one_value(write: Callable[..., Path], arrays: Any) -> None:
+    a = write(arrays, "a.apr")
+    arrays[Q][2, 3] += 0.5
+    b = write(arrays, "b.apr")
+    for how in ({}, {"by_value": True}):
+        (row,) = compare(a, b, **how).differences
+        assert (row["kind"], row["name"], row["n_different"]) == ("tensor", Q, 1)
+        assert row["max_diff"] == pytest.approx(0.5, rel=1e-6)
+    assert compare(a, b, by_value=True, tolerance=0.6).identical
+    assert not compare(a, b, by_value=True, tolerance=0.4).identical
+    assert compare(a, b, metadata_only=True).identical
+
+
+def test_nan_is_never_overlooked(write: Callable[..., Path], arrays: Any) -> None:
+    a = write(arrays, "a.apr")
+    arrays[Q][0, 0] = np.nan
+    b, c = write(arrays, "b.apr"), write(arrays, "c.apr")
+    (row,) = compare(a, b, by_value=True, tolerance=1e9).differences
+    assert row["n_different"] == 1
+    assert row["max_diff"] == np.inf
+    assert compare(b, c, by_value=True).identical
+
+
+def test_missing_shape_and_dtype(write: Callable[..., Path], arrays: Any) -> None:
+    a = write(arrays, "a.apr")
+    gone = dict(arrays)
+    del gone[Q]
+    (row,) = compare(a, write(gone, "b.apr")).differences
+    assert (row["what"], row["a"], row["b"]) == ("missing", "F32 [8, 8]", None)
+    reshaped = arrays | {Q: arrays[Q].reshape(16, 4)}
+    (row,) = compare(a, write(reshaped, "c.apr"), by_value=True).differences
+    assert row["what"] == "shape"
+    halves = {name: array.astype("<f2").astype("<f4") for name, array in arrays.items()}
+    d = write(halves, "d.apr")
+    e = write({name: array.astype("<f2") for name, array in halves.items()}, "e.apr")
+    assert {row["what"] for row in compare(d, e).differences} == {"dtype"}
+    assert compare(d, e, by_value=True).identical
+
+
+def test_metadata(write: Callable[..., Path], arrays: Any) -> None:
+    a = write(arrays, "a.apr")
+    tokens = [chr(97 + i) for i in range(9)]
+    b = write(arrays, "b.apr", author="me", **{"tokenizer.vocabulary": [*tokens[:5], "X", *tokens[6:]]})
+    rows = {row["name"]: row for row in compare(a, b, metadata_only=True).differences}
+    assert set(rows) == {"author", "tokenizer.vocabulary"}
+    assert (rows["author"]["a"], rows["author"]["b"]) == (None, "me")
+    assert rows["tokenizer.vocabulary"]["first_difference"] == 5
+    assert compare(a, b, by_value=True).identical
+
+
+def test_null_is_not_absent(write: Callable[..., Path], arrays: Any) -> None:
+    a, b = write(arrays, "a.apr", custom=False), write(arrays, "b.apr")
+    assert [row["name"] for row in compare(a, b).differences] == ["custom"]
+
+
+def test_across_containers(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None:
+    from aprfmt.convert.api import export_model
+
+    a, b = write(arrays, "a.apr"), tmp_path / "b.safetensors"
+    export_model(a, b)
+    found = compare(a, b, by_value=True)
+    assert found.identical
+    assert found.tensors_compared == len(arrays)
+    assert "format" in {row["kind"] for row in compare(a, b).differences}
+
+
+def test_unknown_architectures_are_compared_by_their_own_names(tmp_path: Path) -> None:
+    one = np.ones(4, "<f4")
+    for name, array in (("a.apr", one), ("b.apr", one * 2)):
+        aprfmt.save_file({"w": array}, tmp_path / name, metadata={"model_type": "x"})
+    assert compare(tmp_path / "a.apr", tmp_path / "a.apr").identical
+    (row,) = compare(tmp_path / "a.apr", tmp_path / "b.apr").differences
+    assert row["n_different"] == 4

@@ -1,0 +1,135 @@
+"""Every rule passes on a good model and fails on the one that breaks it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt
+from aprfmt.inspect.validate import RULES, Verdict, validate
+
+EMBEDDING = "model.embed_tokens.weight"
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def verdict_of(path: Path, **options: Any) -> Verdict:
+    with aprfmt.open(path) as model:
+        return validate(model, **options)
+
+
+def status(verdict: Verdict, rule: str) -> set[str]:
+    return {check["status"] for check in verdict.checks if check["id"] == rule}
+
+
+def test_weights_sum_to_100() -> None:
+    assert sum(rule.weight for rule in RULES) == 100
+    assert len({rule.id for rule in RULES}) == len(RULES)
+
+
+def test_a_good_model_passes_everything(write: Callable[..., Path], arrays: Any) -> None:
+    verdict = verdict_of(write(arrays), strict=True, min_score=100)
+    assert [c for c in verdict.checks if c["status"] != "pass"] == []
+    assert (verdict.passed, verdict.score, verdict.skipped) == (True, 100, [])
+
+
+def change(name: str, value: float, rows: slice = slice(None)) -> Callable[[Any], None]:
+    def apply(arrays: Any) -> None:
+        arrays[name][rows] = value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("edit", "metadata", "rule", "expected"),
+    [
+        (change(Q, np.nan, slice(1)), {}, "values.finite", "fail"),
+        (change(Q, -np.inf, slice(1)), {}, "values.finite", "fail"),
+        (change(Q, 0.0), {}, "values.zero", "fail"),
+        (change("model.norm.weight", 0.0), {}, "values.zero", "warn"),
+        (change(EMBEDDING, 0.0, slice(1)), {}, "values.dead-rows", "warn"),
+        (change(EMBEDDING, 0.0, slice(0, 4)), {}, "values.dead-rows", "fail"),
+        (change(EMBEDDING, 0.0, slice(9, 10)), {}, "values.dead-rows", "warn"),
+        (lambda arrays: arrays.pop(Q), {}, "names.complete", "fail"),
+        (lambda arrays: arrays.update(odd=np.ones(3, "<f4")), {}, "names.complete", "fail"),
+        (lambda arrays: arrays.update({Q: np.ones((8, 4), "<f4")}), {}, "shapes.match", "fail"),
+        (
+            lambda arrays: None,
+            {"tokenizer.vocabulary": [str(i) for i in range(11)]},
+            "tokenizer.size",
+            "fail",
+        ),
+        (lambda arrays: None, {"tokenizer.bos_token_id": 9}, "tokenizer.special", "fail"),
+        (lambda arrays: None, {"intermediate_size": None}, "metadata.required", "fail"),
+    ],
+)
+def test_rules(
+    write: Callable[..., Path],
+    arrays: Any,
+    edit: Callable[[Any], Any],
+    metadata: Any,
+    rule: str,
+    expected: str,
+) -> None:
+    edit(arrays)
+    path = write(arrays, **metadata)
+    verdict = verdict_of(path)
+    assert status(verdict, rule) == {expected}
+    assert verdict.passed is (expected == "warn")
+    assert verdict.score < 100
+    assert not verdict_of(path, strict=True).passed
+
+
+def test_a_flipped_byte_fails(write: Callable[..., Path], arrays: Any) -> None:
+    path = write(arrays)
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    assert status(verdict_of(path), "container.footer") == {"fail"}
+
+
+def test_a_missing_footer_is_a_warning(write: Callable[..., Path], arrays: Any) -> None:
+    path = write(arrays)
+    path.write_bytes(path.read_bytes()[:-4])
+    verdict = verdict_of(path)
+    assert status(verdict, "container.footer") == {"warn"}
+    assert verdict.passed
+
+
+def test_duplicates_fail(tmp_path: Path) -> None:
+    one = np.ones(2, "<f4")
+    aprfmt.save_file([("a", one), ("a", one)], tmp_path / "d.apr", metadata={"model_type": "x"})
+    assert status(verdict_of(tmp_path / "d.apr"), "tensors.unique") == {"fail"}
+
+
+def test_min_score(write: Callable[..., Path], arrays: Any) -> None:
+    arrays[EMBEDDING][0] = 0
+    path = write(arrays)
+    score = verdict_of(path).score
+    assert verdict_of(path, min_score=score).passed
+    assert not verdict_of(path, min_score=score + 1).passed
+
+
+def test_what_does_not_apply_is_skipped_not_passed(tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.5))
+    verdict = verdict_of(path)
+    skipped = {skip["id"] for skip in verdict.skipped}
+    assert {"container.header", "container.footer", "tokenizer.size", "names.complete"} <= skipped
+    assert status(verdict, "metadata.required") == {"warn"}
+
+
+def test_progress_counts_every_byte(write: Callable[..., Path], arrays: Any) -> None:
+    seen: list[int] = []
+    verdict_of(write(arrays), progress=lambda n_bytes, label: seen.append(n_bytes))
+    assert sum(seen) == sum(array.nbytes for array in arrays.values())
+
+
+def test_real_model(smollm2_gguf: Path) -> None:
+    verdict = verdict_of(smollm2_gguf, strict=True)
+    assert (verdict.passed, verdict.score) == (True, 100)

@@ -1,0 +1,125 @@
+"""Choosing llama.cpp's pre-tokenizer name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.tokenizer import pre
+from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
+
+
+def byte_level(*steps: Any, use_regex: bool = False) -> dict[str, Any]:
+    final = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
+    return {"type": "Sequence", "pretokenizers": [*steps, final]}
+
+
+def parsed(steps: Any, **model: Any) -> dict[str, Any]:
+    return {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], **model}, "pre_tokenizer": steps}
+
+
+def test_data_is_whole() -> None:
+    assert len(PROBE) == 350
+    assert len(HASHES) == 95
+    assert all(len(digest) == 64 for digest in HASHES)
+    assert HASHES["b6dc8df998e1cfbdc4eac8243701a65afe638679230920b50d6f17d81c098166"] == "olmo"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "how"),
+    [
+        ("qwen2_5", "qwen2", "hash"),
+        ("qwen3", "qwen2", "hash"),
+        ("llama3", "llama-bpe", "structure"),
+        ("gpt4o", "gpt-4o", "hash"),
+    ],
+)
+def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, expected: str, how: str) -> None:
+    text = (real_tokenizers[name] / "tokenizer.json").read_bytes()
+    choice = pre.detect(text)
+    assert (choice.name, choice.how) == (expected, how)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("qwen2_5", "qwen2"), ("gpt4o", "gpt-4o")])
+def test_structure_agrees_with_the_hash(
+    real_tokenizers: dict[str, Path], name: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (real_tokenizers[name] / "tokenizer.json").read_bytes()
+    monkeypatch.setattr(pre, "HASHES", {})
+    choice = pre.detect(text)
+    assert (choice.name, choice.how) == (expected, "structure")
+
+
+def test_llama_with_bos_is_found_by_hash(real_tokenizers: dict[str, Path]) -> None:
+    data = json.loads((real_tokenizers["llama3"] / "tokenizer.json").read_bytes())
+    bos = {"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}
+    data["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            "<|begin_of_text|>": {"id": "<|begin_of_text|>", "ids": [128000], "tokens": ["<|begin_of_text|>"]}
+        },
+    }
+    choice = pre.detect(json.dumps(data).encode(), data)
+    assert (choice.name, choice.how) == ("llama-bpe", "hash")
+
+
+@pytest.mark.parametrize("name", list(pre.RULES))
+def test_every_rule_is_found_by_its_own_steps(name: str) -> None:
+    row = pre.RULES[name]
+    steps = [
+        {"type": "Digits", "individual_digits": True}
+        if split == "digits"
+        else {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        for split in row.splits
+    ]
+    data = parsed(byte_level(*steps, use_regex=row.gpt2_regex), ignore_merges=row.ignore_merges)
+    choice = pre.detect(json.dumps(data).encode(), data)
+    assert choice.how == "structure"
+    assert choice.name is not None
+    assert pre.rule(choice.name) == pre.Rule(
+        row.splits,
+        row.gpt2_regex,
+        row.ignore_merges,
+        pre.RULES[choice.name].add_bos,
+        pre.RULES[choice.name].nfc,
+    )
+
+
+def test_spellings_of_the_same_rule() -> None:
+    split = pre.RULES["qwen2"].splits[0]
+    spelled = split.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", pre._CONTRACTIONS).replace(r"\r\n", "\r\n")
+    assert spelled != split
+    step = {"type": "Split", "pattern": {"Regex": spelled}, "behavior": "Removed", "invert": True}
+    data = parsed(byte_level(step))
+    assert pre.detect(json.dumps(data).encode()).name == "qwen2"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        parsed(None),
+        parsed(byte_level({"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated"})),
+        parsed(byte_level({"type": "Whitespace"}, use_regex=True)),
+        parsed({"type": "Sequence", "pretokenizers": []}),
+        parsed({"type": "Sequence", "pretokenizers": [4]}),
+        parsed({"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}),
+        {**parsed(byte_level(use_regex=True)), "normalizer": {"type": "Lowercase"}},
+        parsed(None, type="WordPiece"),
+        parsed({"type": "Metaspace"}, byte_fallback=True),
+        {},
+        [],
+    ],
+)
+def test_unknown_rules_have_no_name(data: Any) -> None:
+    choice = pre.detect(json.dumps(data).encode(), data)
+    assert (choice.name, choice.how) == (None, "none")
+    assert choice.detail
+
+
+def test_no_json_has_no_name() -> None:
+    assert pre.detect(b"{").how == "none"
