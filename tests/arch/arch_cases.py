@@ -1,4 +1,4 @@
-"""One row a model: its config.json, and the GGUF keys that llama.cpp's converter (July 2026) writes for it."""
+"""One row a model: its config.json, and the GGUF keys that llama.cpp's converter writes for it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ CASES = (
         "llama3",
         "llama",
         "LlamaForCausalLM",
-        {"model_type": "llama", "max_position_embeddings": 131072, "tie_word_embeddings": True, "head_dim": 16,
-         "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]},
+        {"model_type": "llama", "max_position_embeddings": 131072, "tie_word_embeddings": True,
+         "head_dim": 16, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]},
         [
             ("llama.block_count", "UINT32", 2),
             ("llama.context_length", "UINT32", 131072),
@@ -131,7 +131,8 @@ CASES = (
         "qwen2",
         "Qwen2ForCausalLM",
         {"model_type": "qwen2", "max_position_embeddings": 32768, "bos_token_id": 1, "eos_token_id": 2,
-         "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 2, "tie_word_embeddings": True},
+         "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 2,
+         "tie_word_embeddings": True},
         [
             ("qwen2.block_count", "UINT32", 2),
             ("qwen2.context_length", "UINT32", 32768),

@@ -52,7 +52,7 @@ def test_gguf_keys_are_those_of_the_converter(case: Case) -> None:
     assert to_gguf(h, row, file_type=32) == case.keys + case.ours
     without = [key for key in case.keys + case.ours if key[0] != "general.file_type"]
     assert to_gguf(h, row) == without
-    padded = dict((key, value) for key, _, value in to_gguf(h, row, vocab_size=640))
+    padded = {key: value for key, _, value in to_gguf(h, row, vocab_size=640)}
     assert padded.get("llama.vocab_size", 640) == 640
 
 
@@ -87,7 +87,7 @@ def test_apr_metadata_holds_everything(case: Case) -> None:
 
 @by_case
 def test_gguf_holds_the_network(case: Case) -> None:
-    """Through GGUF keys and back into a config.json of the same meaning, but for what GGUF keys cannot say."""
+    """Through GGUF keys and back into a config.json of the same meaning, but for what GGUF cannot say."""
     h = from_hf_config(case.hf_config)
     names = ["token_embd.weight"] + ([] if h.tied else ["output.weight"])
     names += ["blk.0.attn_q.bias"] if h.extra.get("attention_bias") or case.arch == "qwen2" else []
@@ -159,15 +159,16 @@ def test_unknown_architectures_keep_their_own_words() -> None:
         3,
         4,
     )
-    assert h.rope_theta is None and h.tied is None
+    assert (h.rope_theta, h.tied) == (None, None)
     with pytest.raises(UnmappedError, match="'odd'"):
         to_hf_config(h)
     assert from_hf_config({}) == Hyperparams()
 
 
 def test_apr_aliases_in_the_order_of_the_reference() -> None:
-    h = from_apr({"architecture": "llama", "hidden_dim": 64, "d_model": 32, "n_layers": "x", "n_layer": 2, "n_heads": 4,
-                  "n_vocab": 10, "num_kv_heads": None, "n_kv_heads": 2, "norm_eps": 1e-5, "context_length": 99})  # fmt: skip
+    h = from_apr({"architecture": "llama", "hidden_dim": 64, "d_model": 32, "n_layers": "x", "n_layer": 2,
+                  "n_heads": 4, "n_vocab": 10, "num_kv_heads": None, "n_kv_heads": 2, "norm_eps": 1e-5,
+                  "context_length": 99})  # fmt: skip
     assert (h.hidden_size, h.num_layers, h.num_heads, h.num_kv_heads, h.vocab_size) == (64, 2, 4, 2, 10)
     assert (h.rms_norm_eps, h.max_position_embeddings, h.head_dim) == (1e-5, 99, 16)
 
@@ -186,7 +187,7 @@ def test_eos_lists_keep_their_order() -> None:
 
 
 def test_smollm2(smollm2_gguf: Any) -> None:
-    """Keys of a real file, written by llama.cpp's converter: its architecture's keys come out again, in order."""
+    """Keys of a real file that llama.cpp wrote: its architecture's keys come out again, in order."""
     import gguf
 
     reader = gguf.GGUFReader(smollm2_gguf)
@@ -290,31 +291,34 @@ def test_float32_by_its_shortest_digits(stored: float, shown: float) -> None:
     assert fields.from_f32(struct.unpack("<f", struct.pack("<f", stored))[0], "x") == shown
 
 
+NESTED_KEYS = (
+    "rope_type",
+    "type",
+    "factor",
+    "full_attention",
+    "eos_token_id",
+    "rope_scaling",
+    "sliding_window",
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from(["llama", "yarn"]),
+    LEAVES | st.sampled_from(["llama", "yarn", "linear", "llama3"]),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["rope_type", "type", "factor", "full_attention", "eos_token_id"]),
-            inner,
-            max_size=3,
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED_KEYS), inner, max_size=3)
     ),
     max_leaves=6,
 )
-HF_KEYS = sorted({key for f in fields.FIELDS for key in f.hf} | {*fields.HF_EXTRA, "architectures", "rope_scaling",
-                 "rope_parameters", "eos_token_id", "bos_token_id", "tie_word_embeddings", "dtype"})  # fmt: skip
+HF_KEYS = [key for f in fields.FIELDS for key in f.hf] + [
+    *fields.HF_EXTRA, "architectures", "rope_scaling", "rope_parameters", "eos_token_id", "bos_token_id",
+    "tie_word_embeddings", "dtype",
+]  # fmt: skip
 GGUF_KEYS = [f"llama.{f.gguf}" for f in fields.FIELDS] + [
     "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length",
     "llama.attention.sliding_window", "tokenizer.ggml.tokens", "tokenizer.ggml.eos_token_id",
 ]  # fmt: skip
-APR_KEYS = sorted({f.name for f in fields.FIELDS} | {a for f in fields.FIELDS for a in f.aliases}
-                  | {"hf_config", "aprfmt.hparams", "tied_embeddings", "rope_type", "hf_architecture"})  # fmt: skip
+APR_KEYS = [key for f in fields.FIELDS for key in (f.name, *f.aliases)] + [
+    "hf_config", "aprfmt.hparams", "aprfmt.hparams", "tied_embeddings", "rope_type", "hf_architecture",
+]  # fmt: skip
 
 
 @given(st.sampled_from(MODEL_TYPES), st.data())

@@ -1,4 +1,4 @@
-"""The architecture table: every name there and back, as gguf-py maps them; completeness and shapes of a network."""
+"""The architecture table: every name as gguf-py maps it; completeness and shapes of a network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ by_arch = pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda arc
 
 
 def small(arch: Architecture, **changes: object) -> Hyperparams:
-    fields = dict(
-        architecture=arch.id, hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=100,
-        intermediate_size=96,
-    )  # fmt: skip
+    sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    fields = {"architecture": arch.id, **sizes, "vocab_size": 100, "intermediate_size": 96}
     return Hyperparams(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -65,8 +63,9 @@ def test_names_as_gguf_maps_them(arch: Architecture) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "model.layers.{n}.input_layernorm.weight", "blk.{n}.attn_q.weight", "model.layers.00.input_layernorm.weight",
-        "model.layers.1000000.input_layernorm.weight", "model.layers.-1.input_layernorm.weight", "", ".", "lm_head",
+        "model.layers.{n}.input_layernorm.weight", "blk.{n}.attn_q.weight", "", ".", "lm_head",
+        "model.layers.00.input_layernorm.weight", "model.layers.1000000.input_layernorm.weight",
+        "model.layers.-1.input_layernorm.weight",
         "model.layers.0.1.input_layernorm.weight", "model.layers..input_layernorm.weight", "lm_head.weight ",
         "model.layers.٣.input_layernorm.weight",
     ],
@@ -150,7 +149,7 @@ def test_each_missing_tensor_is_named(arch: Architecture) -> None:
 
 def test_promised_biases_must_be_there() -> None:
     llama = ARCHITECTURES["llama"]
-    with pytest.raises(RefusedError, match="4 tensors.*q_proj.bias"):
+    with pytest.raises(RefusedError, match=r"4 tensors.*q_proj\.bias"):
         names.check_tensors(
             llama, small(llama, num_layers=1, extra={"attention_bias": True}), all_names(llama, 1)
         )
@@ -158,7 +157,7 @@ def test_promised_biases_must_be_there() -> None:
 
 def test_unknown_tensors_are_named_with_the_nearest() -> None:
     qwen2 = ARCHITECTURES["qwen2"]
-    with pytest.raises(UnmappedError, match="nearest is 'model.layers.0.self_attn.q_proj.bias'") as info:
+    with pytest.raises(UnmappedError, match=r"nearest is '\S+\.0\.self_attn\.q_proj\.bias'") as info:
         names.check_tensors(qwen2, small(qwen2), [*all_names(qwen2), "model.layers.0.self_attn.q_proj.bais"])
     assert info.value.tensor == "model.layers.0.self_attn.q_proj.bais"
 

@@ -1,6 +1,8 @@
-"""Row moves: equal to the reshape formula, undone by their inverses, the same on values and on stored blocks."""
+"""Row moves: equal to the reshape formula, undone by their inverses, the same on stored blocks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from aprfmt.codecs.convert import encode
 from aprfmt.errors import RefusedError
 
 
-def to_gguf_order(rows: np.ndarray, n_heads: int) -> np.ndarray:  # type: ignore[type-arg]
+def to_gguf_order(rows: Any, n_heads: int) -> Any:
     """The reordering as a formula over a whole tensor [rows, ...]."""
     return (
         rows.reshape(n_heads, 2, len(rows) // n_heads // 2, *rows.shape[1:])

@@ -21,7 +21,7 @@ from aprfmt.arch.fields import (
     int_key,
 )
 from aprfmt.arch.table import Architecture, find
-from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 
 @dataclass(slots=True)
@@ -148,6 +148,8 @@ def from_apr(metadata: Mapping[str, Any]) -> Hyperparams:
     h.tied = tied if isinstance(tied, bool) else base.tied
     ours = metadata.get(EXTRA_KEY)
     ours = dict(ours) if isinstance(ours, Mapping) else {}
+    if not isinstance(ours.get("rope_scaling", {}), Mapping):
+        raise CorruptError(f"{EXTRA_KEY}: rope_scaling is no object")
     _token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in _TOKEN_IDS})
     h.extra |= ours
     return _derive(h)
@@ -294,8 +296,8 @@ def _uniform(value: Any) -> Any:
     """A per-layer list as the one value all layers share; None where they differ."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return value
-    items = set(value)
-    return items.pop() if len(items) == 1 else None
+    items = list(value)
+    return items[0] if items and all(item == items[0] for item in items) else None
 
 
 def _token_ids(h: Hyperparams, source: Mapping[str, Any]) -> None:

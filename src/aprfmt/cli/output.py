@@ -196,7 +196,7 @@ def table(
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     spare = width() - indent - sum(widths) - 2 * (len(widths) - 1)
     if spare < 0 and out.data_stream.isatty():
-        widths[0] = max(12, widths[0] + spare)
+        widths[0] = max(min(widths[0], 24), widths[0] + spare)
     numeric = set(right.split())
 
     def line(row: Sequence[str]) -> str:

@@ -89,8 +89,10 @@ def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _verify(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    if report.get("verify"):
-        yield "verified", ", ".join(f"{key} {value}" for key, value in report["verify"].items())
+    found = report.get("verify")
+    if found:
+        text = f"loads in llama.cpp, {found['vocab_size']:,} tokens, continues with {found['text'].strip()!r}"
+        yield "verified", text
 
 
 def _plan_text(report: dict[str, Any]) -> Iterator[str]:

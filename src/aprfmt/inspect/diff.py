@@ -15,8 +15,11 @@ from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Model, Tensor
 
-# Typed APR fields about the file rather than the model; no other container has them.
-_APR_ONLY = ("model_type", "original_format", "created_at", "total_size", "param_count")
+# Typed APR fields that some other container has no place for, and the template, which the tokenizers show.
+_APR_ONLY = (
+    *("model_type", "original_format", "created_at", "total_size", "param_count"),
+    *("hf_architecture", "hf_model_type", "chat_template"),
+)
 _MAX_TEXT = 120
 _COMPARE_BYTES = 1 << 20
 

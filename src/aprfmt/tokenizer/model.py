@@ -31,8 +31,8 @@ class Tokenizer:
         pre: llama.cpp's pre-tokenizer name, None when it is not known.
         special: ids by role under GGUF's names: bos, eos, unk, pad (GGUF: padding), sep, mask, cls, eot, eom,
             fim_pre, fim_suf, fim_mid, fim_pad, fim_rep, fim_sep.
-        flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, lowercase, strip_accents,
-            where the source says so.
+        flags: add_bos, add_eos, add_sep, add_space_prefix, remove_extra_whitespaces, lowercase and
+            strip_accents, where the source says so.
         chat_template: the default Jinja template.
         chat_templates: further templates by name.
         n_added: how many ids come from added_tokens (0 when the source does not tell).
