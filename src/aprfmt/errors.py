@@ -1,20 +1,20 @@
 """Every error of the package, with its exit code and its JSON form.
 
-    AprError                         code              exit
-    ├── UsageError(ValueError)       usage             2
-    ├── NotFoundError(FileNotFound)  not-found         3
-    ├── UnknownFormatError(Value)    unknown-format    3
-    ├── CorruptError(ValueError)     corrupt           4
-    │   ├── TruncatedError           truncated         4
-    │   ├── ChecksumError            checksum          4
-    │   └── LimitError               limit             4
-    ├── UnsupportedError(ValueError) unsupported       4
-    ├── RefusedError(ValueError)     refused           5
-    │   ├── ExistsError(FileExists)  exists            5
-    │   └── UnmappedError            unmapped          5
-    ├── MissingDependencyError       missing-dependency 6
-    ├── StorageError(OSError)        storage           7
-    └── RunError(RuntimeError)       run               8
+AprError                         code              exit
+├── UsageError(ValueError)       usage             2
+├── NotFoundError(FileNotFound)  not-found         3
+├── UnknownFormatError(Value)    unknown-format    3
+├── CorruptError(ValueError)     corrupt           4
+│   ├── TruncatedError           truncated         4
+│   ├── ChecksumError            checksum          4
+│   └── LimitError               limit             4
+├── UnsupportedError(ValueError) unsupported       4
+├── RefusedError(ValueError)     refused           5
+│   ├── ExistsError(FileExists)  exists            5
+│   └── UnmappedError            unmapped          5
+├── MissingDependencyError       missing-dependency 6
+├── StorageError(OSError)        storage           7
+└── RunError(RuntimeError)       run               8
 """
 
 from __future__ import annotations

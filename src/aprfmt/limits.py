@@ -37,3 +37,6 @@ MAX_TOKEN_ID = 1 << 24
 
 MAX_VOCAB_HOLES = 1 << 16
 """Ids without a token beyond as many as there are tokens."""
+
+MAX_RENDERED_LISTS = 64
+"""References to the tokenizer's lists in the record of an APR's source files."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 
-import gguf
 from aprfmt.arch import names
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES, HEAD, OPTIONAL, REQUIRED, Architecture, find

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import gguf
 import gguf.quants
 import numpy as np
 import pytest
 import torch
 from codec_cases import CASES, GGML_ONLY, NOT_DECODED, Case
 
-import gguf
 from aprfmt.codecs import DTYPES, ggml
 from aprfmt.codecs.convert import can_decode, can_encode, decode, decode_torch, encode, recode, stored_bytes
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError

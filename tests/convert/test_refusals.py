@@ -38,7 +38,10 @@ def refused(exit_code: int, folder: Path, *args: object) -> dict[str, Any]:
     assert body["schema"] == "apr.error/1"
     assert sorted(folder.rglob("*")) == before
     error: dict[str, Any] = body["error"]
-    assert error["message"].split("\n")[0] in human.stderr.replace("\n", " ") or error["message"][:30] in human.stderr
+    assert (
+        error["message"].split("\n")[0] in human.stderr.replace("\n", " ")
+        or error["message"][:30] in human.stderr
+    )
     return error
 
 
@@ -197,7 +200,9 @@ def test_without_a_row_only_an_explicit_wish_goes_through(folder: Path, tmp_path
     report = aprfmt.import_model(folder, tmp_path / "o.apr", allow_unmapped=True)
     assert report.lossless
     aprfmt.export_model(tmp_path / "o.apr", tmp_path / "back", allow_unmapped=True)
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
+        folder / "model.safetensors"
+    ).read_bytes()
     with pytest.raises(UnmappedError):
         aprfmt.export_model(tmp_path / "o.apr", tmp_path / "o.gguf")
 
@@ -207,9 +212,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 kB."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    if os.geteuid() != 0 or subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], capture_output=True, check=False
-    ).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", mount], capture_output=True, check=False
+        ).returncode
+    ):
         pytest.skip("cannot mount a small tmpfs")
     yield mount
     subprocess.run(["umount", mount], check=True)
@@ -234,13 +242,18 @@ def test_a_disk_that_fills_up_while_writing(
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_behind(number: int, exit_code: int, tmp_path: Path) -> None:
     """The output is large enough to be caught in the middle: 3 GB of zeros that take no room in the source."""
-    header = json.dumps({"x.weight": {"dtype": "F32", "shape": [750_000, 1000], "data_offsets": [0, 3_000_000_000]}})
+    header = json.dumps(
+        {"x.weight": {"dtype": "F32", "shape": [750_000, 1000], "data_offsets": [0, 3_000_000_000]}}
+    )
     with open(tmp_path / "big.safetensors", "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header.encode())
         file.truncate(8 + len(header) + 3_000_000_000)
-    command = [sys.executable, "-m", "aprfmt", "import", tmp_path / "big.safetensors", "-o", tmp_path / "o.apr"]
+    paths = [str(tmp_path / "big.safetensors"), "-o", str(tmp_path / "o.apr")]
     process = subprocess.Popen(
-        [*command, "--allow-no-config", "--allow-unmapped"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "aprfmt", "import", *paths, "--allow-no-config", "--allow-unmapped"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 60
     while not any(p.name.endswith(".tmp") and p.stat().st_size for p in tmp_path.iterdir()):

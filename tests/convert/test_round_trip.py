@@ -16,9 +16,10 @@ import pytest
 
 import aprfmt
 
-
 # The peak of this process alone: ru_maxrss would count what the parent had before the fork.
-PRINT_PEAK = "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+PRINT_PEAK = (
+    "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+)
 
 
 def sha(path: Path) -> str:
@@ -35,7 +36,9 @@ def test_smollm2_comes_back_as_the_same_file_in_little_memory(smollm2_gguf: Path
         "assert r.lossless" + PRINT_PEAK
     )
     apr = tmp_path / "m.apr"
-    run = subprocess.run([sys.executable, "-c", code, smollm2_gguf, apr], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code, smollm2_gguf, apr], capture_output=True, text=True, check=True
+    )
     peak_bytes = int(run.stdout) * 1024
     assert peak_bytes < 250e6
     assert apr.stat().st_size <= smollm2_gguf.stat().st_size * 1.025
@@ -94,7 +97,9 @@ def test_an_edit_takes_effect_and_the_rest_of_the_keys_stay(tiny_gguf: Path, tmp
 
 def test_stamping_leaves_tensors_alone_and_the_way_back_open(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
-    aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", data_source="teacher-only", set={"note": [1, "x"]})
+    aprfmt.stamp_file(
+        tmp_path / "m.apr", tmp_path / "s.apr", data_source="teacher-only", set={"note": [1, "x"]}
+    )
     with aprfmt.open(tmp_path / "m.apr") as a, aprfmt.open(tmp_path / "s.apr") as b:
         assert b.metadata["data_source"] == "teacher-only"
         assert b.metadata["note"] == [1, "x"]
@@ -152,7 +157,9 @@ def test_a_tied_head_is_stored_once(tiny_model: Callable[[str], Any], tmp_path: 
         assert model.metadata["tied_embeddings"] is False
 
 
-def test_short_vocabularies_are_padded_and_marked_unused(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
+def test_short_vocabularies_are_padded_and_marked_unused(
+    tiny_model: Callable[[str], Any], tmp_path: Path
+) -> None:
     folder, _ = tiny_model("qwen2")
     for style, text in (("llama.cpp", "[PAD151700]"), ("apr", "<|pad_151700|>")):
         path = tmp_path / f"{style}.gguf"
@@ -167,15 +174,24 @@ def test_short_vocabularies_are_padded_and_marked_unused(tiny_model: Callable[[s
 def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
     """A 400 MB tensor goes to F16 within 150 MB."""
     n_rows, n_cols = 100_000, 1000
-    header = json.dumps({"x.weight": {"dtype": "F32", "shape": [n_rows, n_cols], "data_offsets": [0, 4 * n_rows * n_cols]}})
+    header = json.dumps(
+        {"x.weight": {"dtype": "F32", "shape": [n_rows, n_cols], "data_offsets": [0, 4 * n_rows * n_cols]}}
+    )
     with open(tmp_path / "big.safetensors", "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header.encode())
         file.truncate(8 + len(header) + 4 * n_rows * n_cols)
     code = (
         "import sys, aprfmt\n"
-        "aprfmt.convert_model(sys.argv[1], sys.argv[2], dtype='f16', allow_unmapped=True, allow_no_config=True)" + PRINT_PEAK
+        "aprfmt.convert_model(sys.argv[1], sys.argv[2], dtype='f16', allow_unmapped=True, allow_no_config=True)"
+        + PRINT_PEAK
     )
-    arguments = [sys.executable, "-c", code, tmp_path / "big.safetensors", tmp_path / "small.safetensors"]
+    arguments = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "big.safetensors"),
+        str(tmp_path / "small.safetensors"),
+    ]
     run = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(run.stdout) * 1024 < 150e6
     assert (tmp_path / "small.safetensors").stat().st_size > 2 * n_rows * n_cols

@@ -7,13 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import gguf.constants
 import numpy as np
 import pytest
 from gguf_images import QUANTS, Field, image, peer_tensors, string, write_peer
 
 import aprfmt
-import gguf
 from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
 from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf_kv import FORMATS, GgufType, KvMapping

@@ -6,11 +6,11 @@ import shutil
 import time
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
 import aprfmt
-import gguf
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, layout

@@ -76,7 +76,9 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [p for d in ("src", "tests", "tools") for p in (ROOT / d).rglob("*.py")], ids=lambda p: str(p.relative_to(ROOT))
+    "path",
+    [p for d in ("src", "tests", "tools") for p in (ROOT / d).rglob("*.py")],
+    ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_no_file_is_longer_than_400_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400 or path.name == "pre_hashes.py"
@@ -95,7 +97,9 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_opening_files_loads_nothing_heavy(smollm2_gguf: Path) -> None:
     heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp"}
-    assert not heavy & loaded_by(f"import aprfmt\nwith aprfmt.open({str(smollm2_gguf)!r}) as m: len(m.tensors)")
+    assert not heavy & loaded_by(
+        f"import aprfmt\nwith aprfmt.open({str(smollm2_gguf)!r}) as m: len(m.tensors)"
+    )
 
 
 def test_the_version_command_loads_nothing_heavy() -> None:
@@ -112,7 +116,9 @@ def test_documents_name_every_room_and_the_version() -> None:
         name = path.relative_to(SRC / "aprfmt").as_posix()
         if path.name not in ("__init__.py", "__main__.py"):
             assert path.name in architecture, f"ARCHITECTURE.md does not name {name}"
-    assert re.search(rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert f'version = "{aprfmt.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
@@ -125,4 +131,6 @@ def test_the_readme_documents_every_command_and_exit_code() -> None:
         assert f"`apr {name}" in readme, f"README.md does not show apr {name}"
     codes = {AprError.exit_code, *(c.exit_code for c in AprError.__subclasses__())}
     for code in codes:
-        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), f"README.md does not explain exit code {code}"
+        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), (
+            f"README.md does not explain exit code {code}"
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -17,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aprfmt
-import safetensors
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats import safetensors as ours

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import gguf
+import numpy as np
 
 Field = tuple[str, gguf.GGUFValueType, Any]
 

@@ -35,15 +35,33 @@ CASES = {
     for case in (
         Case("qwen2", "Qwen2Config", "Qwen2ForCausalLM", "qwen2_5", 151936, {"tie_word_embeddings": True}),
         Case("qwen2-untied", "Qwen2Config", "Qwen2ForCausalLM", None, 320),
-        Case("qwen3", "Qwen3Config", "Qwen3ForCausalLM", "qwen3", 151936, {"head_dim": 32, "tie_word_embeddings": True}),
-        Case("llama3", "LlamaConfig", "LlamaForCausalLM", "llama3", 128256, {"rope_parameters": _LLAMA3_ROPE}),
+        Case(
+            "qwen3",
+            "Qwen3Config",
+            "Qwen3ForCausalLM",
+            "qwen3",
+            151936,
+            {"head_dim": 32, "tie_word_embeddings": True},
+        ),
+        Case(
+            "llama3", "LlamaConfig", "LlamaForCausalLM", "llama3", 128256, {"rope_parameters": _LLAMA3_ROPE}
+        ),
         Case("llama-bias", "LlamaConfig", "LlamaForCausalLM", None, 320, {"attention_bias": True}),
-        Case("mistral", "MistralConfig", "MistralForCausalLM", None, 320, {"head_dim": 32, "sliding_window": None}),
+        Case(
+            "mistral",
+            "MistralConfig",
+            "MistralForCausalLM",
+            None,
+            320,
+            {"head_dim": 32, "sliding_window": None},
+        ),
     )
 }
 
 
-def build(case: Case, folder: Path, tokenizers: dict[str, Path] | None, *, seed: int = 0, dtype: str = "float32") -> Any:
+def build(
+    case: Case, folder: Path, tokenizers: dict[str, Path] | None, *, seed: int = 0, dtype: str = "float32"
+) -> Any:
     """Writes the folder of a tiny random model of `case`; returns the transformers model."""
     import torch
     import transformers
@@ -61,7 +79,9 @@ def build(case: Case, folder: Path, tokenizers: dict[str, Path] | None, *, seed:
     config = getattr(transformers, case.config_class)(**{**dims, **case.overrides})
     torch.manual_seed(seed)
     model = getattr(transformers, case.model_class)(config).eval()
-    with torch.no_grad():  # larger than the default initialisation, so that every constant shows in the logits
+    with (
+        torch.no_grad()
+    ):  # larger than the default initialisation, so that every constant shows in the logits
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:
                 weight.normal_(0.0, 0.2)
@@ -99,7 +119,7 @@ def write_byte_tokenizer(folder: Path) -> None:
         "bos_token": "<|endoftext|>",
         "eos_token": "<|im_end|>",
         "pad_token": "<|pad|>",
-        "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}",
+        "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch.hparams import Hyperparams
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer import ggml, hf, hf_write
 from aprfmt.tokenizer.model import Tokenizer, TokenType
@@ -91,7 +90,7 @@ def test_made_files_encode_as_llama_cpp(
 def test_transformers_loads_the_made_folder(smollm2_gguf: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tok = read_gguf(smollm2_gguf)
-    files = hf_write.to_hf_files(tok, Hyperparams(max_position_embeddings=8192))
+    files = hf_write.to_hf_files(tok, max_length=8192)
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 49152}))

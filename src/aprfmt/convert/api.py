@@ -104,7 +104,9 @@ def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
     start = time.monotonic()
     target = target_format(dst, options.format)
     if options.verify and target != "gguf":
-        raise UsageError("--verify loads a GGUF in llama.cpp; this output is none", hint="export to a .gguf file")
+        raise UsageError(
+            "--verify loads a GGUF in llama.cpp; this output is none", hint="export to a .gguf file"
+        )
     if options.verify and not options.plan:
         require_llama()
     with formats.open(src) as model:
@@ -137,7 +139,9 @@ def target_format(dst: PathLike, name: str | None = None) -> str:
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
     if suffix in (".bin", ".pt", ".pth", ".onnx", ".ggml", ".json"):
-        raise UsageError(f"cannot write {suffix} files", hint="name the format with --format: " + ", ".join(TARGETS))
+        raise UsageError(
+            f"cannot write {suffix} files", hint="name the format with --format: " + ", ".join(TARGETS)
+        )
     return "hf"
 
 
@@ -200,7 +204,9 @@ def _to_gguf(c: Canonical, name: str, options: Options, recipe: Recipe | None, l
     return Output([layout], tensors, same)
 
 
-def _to_safetensors(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+def _to_safetensors(
+    c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses
+) -> Output:
     layout, tensors, same = safetensors_layout(c, name, options.dtype, recipe, losses)
     return Output([layout], tensors, same)
 
@@ -250,7 +256,8 @@ def _report(
     if options.plan:
         report.memory_bytes = _memory(c)
         report.tensors = [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes} for t in output.tensors
+            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
+            for t in output.tensors
         ]
     return report
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch import names
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names, rope
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES, Architecture, find
 from aprfmt.codecs.dtypes import n_elements
@@ -64,9 +65,31 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
     hparams = model.hparams
     if row is not None:
         hparams.architecture = row.id
+    warnings = list(model.warnings)
+    if row is not None and model.format == "gguf":
+        warnings += _complete_from_gguf(model, hparams)
     tensors = _named(model, row, hparams, allow_unmapped)
     dropped = _drop_tied_head(tensors, hparams)
-    return Canonical(model, row, hparams, model.tokenizer, describe(model), tensors, dropped, list(model.warnings))
+    return Canonical(model, row, hparams, model.tokenizer, describe(model), tensors, dropped, warnings)
+
+
+ROPE_FREQS = "rope_freqs.weight"
+
+
+def _complete_from_gguf(model: Model, hparams: Hyperparams) -> list[str]:
+    """What a GGUF says elsewhere than in its keys: rope scaling as a tensor, the class by the table."""
+    warnings = []
+    if ROPE_FREQS in model.tensors and "rope_scaling" not in hparams.extra and hparams.head_dim:
+        factors = [float(f) for f in model.tensors[ROPE_FREQS].numpy()]
+        scaling = rope.infer_llama3(factors, hparams.rope_theta or 10000.0, hparams.head_dim)
+        if scaling is not None:
+            hparams.extra["rope_scaling"] = scaling
+        else:
+            warnings.append(f"{ROPE_FREQS} is of no known form: config.json will not hold this rope scaling")
+    if hparams.hf_architecture is None:
+        config = hp.to_hf_config(hparams)
+        hparams.hf_architecture, hparams.hf_model_type = config["architectures"][0], config["model_type"]
+    return warnings
 
 
 def _find_row(model: Model, arch: str | None) -> Architecture | None:
@@ -128,7 +151,11 @@ def _from_gguf(
 
 
 def _hf_name(tensor: Tensor, row: Architecture, allow_unmapped: bool, model: Model) -> str:
-    if names.to_gguf(row, tensor.name) is not None or tensor.name in row.gguf_only or names.ignorable(row, tensor.name):
+    if (
+        names.to_gguf(row, tensor.name) is not None
+        or tensor.name in row.gguf_only
+        or names.ignorable(row, tensor.name)
+    ):
         return tensor.name
     prefixed = f"model.{tensor.name}"
     if names.to_gguf(row, prefixed) is not None:
@@ -139,8 +166,9 @@ def _hf_name(tensor: Tensor, row: Architecture, allow_unmapped: bool, model: Mod
 
 
 def _unmapped(tensor: Tensor, row: Architecture, model: Model, side: str) -> UnmappedError:
+    nearest = names.nearest(row, tensor.name, side)
     return UnmappedError(
-        f"the tensor has no name in architecture {row.id!r}; the nearest is {names.nearest(row, tensor.name, side)!r}",
+        f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
         path=model.path,
         tensor=tensor.name,
         hint="check --arch, or carry it under its own name with --allow-unmapped",
@@ -177,7 +205,7 @@ def _drop_tied_head(tensors: dict[str, CanonicalTensor], hparams: Hyperparams) -
 
 
 def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
-    return a.source.offset == b.source.offset and a.source.source is b.source.source or all(
+    return (a.source.offset == b.source.offset and a.source.source is b.source.source) or all(
         x == y for x, y in zip(a.chunks(), b.chunks(), strict=True)
     )
 
@@ -197,9 +225,11 @@ INFO_FIELDS = (*GENERAL_KEYS, "data_source", "data_license")
 
 def describe(model: Model) -> dict[str, Any]:
     """Descriptive fields of a model under APR's typed names, as far as its container has them."""
-    reader: Callable[[Model], dict[str, Any]] = {"gguf": _describe_gguf, "apr-v2": _describe_apr, "apr-legacy": _describe_apr}.get(
-        model.format, _describe_plain
-    )
+    reader: Callable[[Model], dict[str, Any]] = {
+        "gguf": _describe_gguf,
+        "apr-v2": _describe_apr,
+        "apr-legacy": _describe_apr,
+    }.get(model.format, _describe_plain)
     return {key: value for key, value in reader(model).items() if isinstance(value, str) and value}
 
 

@@ -1,4 +1,4 @@
-"""What must hold before a byte is written: dimensions known, tensors complete, vocabulary and embedding agreeing."""
+"""What must hold before a byte is written: dimensions known, tensors complete, a vocabulary that fits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def complete_hparams(c: Canonical) -> None:
         h.head_dim = norm[0]
         h.num_heads = shapes["model.layers.0.self_attn.q_proj.weight"][0] // norm[0]
         h.num_kv_heads = shapes["model.layers.0.self_attn.k_proj.weight"][0] // norm[0]
-    c.warnings.append("no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown")
+    c.warnings.append(
+        "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
+    )
 
 
 def check_before_writing(c: Canonical, allow_unmapped: bool) -> None:
@@ -104,7 +106,9 @@ def read_tokenizer(path: Path, c: Canonical) -> Tokenizer:
     tokenizer = tokenizer_hf.read_files(files, config)
     if tokenizer is None:
         raise RefusedError(
-            "no tokenizer in the folder", path=path, hint="it must hold tokenizer.json (or vocab.json and merges.txt)"
+            "no tokenizer in the folder",
+            path=path,
+            hint="it must hold tokenizer.json (or vocab.json and merges.txt)",
         )
     return tokenizer
 

@@ -10,7 +10,15 @@ from aprfmt.convert.transfer import CanonicalTensor
 from aprfmt.errors import UsageError
 
 # Blocks of 256 values that do not divide a row fall back to blocks of 32, and those to F16, as llama.cpp does.
-_FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
+_FALLBACK = {
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    "TQ1_0": "Q4_0",
+    "TQ2_0": "Q4_0",
+}
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -19,7 +27,6 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class Losses:
     """Collects what an output does not hold exactly."""
 
-    widened: int = 0
     changed: dict[tuple[str, str], int] = field(default_factory=dict)
     overflows: int = 0
 
@@ -58,8 +65,14 @@ def requested(dtype: str) -> str | None:
         return None
     name = find_dtype(dtype).name
     if name not in ("F32", "F16", "BF16") and not (DTYPES[name].is_quantized and can_encode(name)):
-        writable = [row for row in DTYPES if row in ("F32", "F16", "BF16") or DTYPES[row].is_quantized and can_encode(row)]
-        raise UsageError(f"weights cannot be written as {name}", hint="one of: keep, " + ", ".join(writable).lower())
+        writable = [
+            row
+            for row in DTYPES
+            if row in ("F32", "F16", "BF16") or (DTYPES[row].is_quantized and can_encode(row))
+        ]
+        raise UsageError(
+            f"weights cannot be written as {name}", hint="one of: keep, " + ", ".join(writable).lower()
+        )
     return name
 
 
@@ -84,7 +97,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str) -> str:
 def fitting(target: str, shape: tuple[int, ...]) -> str:
     """`target`, or the nearest dtype whose blocks divide a row of `shape`."""
     row = DTYPES[target]
-    if row.kind == "plain" or row.kind == "aprq" or shape[-1] % row.block == 0:
+    if row.kind != "ggml" or shape[-1] % row.block == 0:
         return target
     if target in _FALLBACK:
         return fitting(_FALLBACK[target], shape)

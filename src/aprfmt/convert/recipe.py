@@ -13,7 +13,7 @@ A file is its segments end to end:
     ["t", name]                   the stored bytes of a tensor
     ["t", name, move, n_heads]    the same with its rows moved
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
-    ["j", piece]                  a piece of tokenizer.json, see tokenizer.splice
+    ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
 Every segment is compared with the source when the recipe is made, so a recipe that exists is exact.
 """
@@ -32,7 +32,7 @@ from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
-from aprfmt.limits import MAX_HEADER_BYTES
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_RENDERED_LISTS
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -97,10 +97,11 @@ class RecipeWriter:
         else:
             self.literal(source)
 
-    def tokenizer_json(self, text: bytes) -> None:
-        """Adds a tokenizer.json; its vocabulary and merges by reference where they can be rebuilt exactly."""
-        pieces = splice.split(text, self.tokenizer) if self.tokenizer is not None else None
-        if pieces is None:
+    def tokenizer_file(self, text: bytes) -> None:
+        """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference where that is exact."""
+        tokenizer = self.tokenizer
+        pieces = splice.split(text, tokenizer) if tokenizer is not None else None
+        if tokenizer is None or pieces is None:
             self.literal(text)
             return
         file = self.files[-1]
@@ -109,7 +110,7 @@ class RecipeWriter:
                 self.literal(piece.encode())
             else:
                 file.segments.append(["j", piece])
-                file.size += len(splice.join([piece], self.tokenizer))
+                file.size += len(splice.join([piece], tokenizer))
 
     def value(self) -> dict[str, Any]:
         """The value of the metadata key."""
@@ -148,7 +149,11 @@ class Recipe:
 
     def text_files(self) -> dict[str, bytes]:
         """The files that hold no tensor, whole."""
-        return {name: self.head(name) for name, segments in self.files.items() if all(s[0] != "t" for s in segments)}
+        return {
+            name: self.head(name)
+            for name, segments in self.files.items()
+            if all(s[0] != "t" for s in segments)
+        }
 
     def _segments(self, name: str) -> list[Segment]:
         position = self.starts[name]
@@ -196,6 +201,7 @@ def read_recipe(
     try:
         files = {_safe_name(f["name"]): [list(s) for s in f["segments"]] for f in value["files"]}
         sizes = {str(f["name"]): int(f["size"]) for f in value["files"]}
+        _check_references(files)
         n_literals = sum(int(s[1]) for segments in files.values() for s in segments if s[0] == "b")
         literals = _inflate(str(value["literals"]), n_literals)
         recipe = Recipe(str(value["format"]), files, literals, tokenizer, tensors, _starts(files))
@@ -213,7 +219,12 @@ def read_recipe(
 def _safe_name(name: Any) -> str:
     """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
     parts = str(name).split("/")
-    if not str(name) or any(part in ("", ".", "..") for part in parts) or "\\" in str(name) or "\0" in str(name):
+    if (
+        not str(name)
+        or any(part in ("", ".", "..") for part in parts)
+        or "\\" in str(name)
+        or "\0" in str(name)
+    ):
         raise CorruptError(f"the record of the source files names {name!r}, which is no plain relative path")
     return str(name)
 
@@ -223,7 +234,9 @@ def _inflate(text: str, n_bytes: int) -> bytes:
         raise LimitError(f"the record of the source files announces {n_bytes} literal bytes")
     data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
     if len(data) != n_bytes:
-        raise CorruptError(f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}")
+        raise CorruptError(
+            f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}"
+        )
     return data
 
 
@@ -244,3 +257,10 @@ def _fits(recipe: Recipe, sizes: Mapping[str, int]) -> bool:
         if sum(s.n_bytes for s in recipe._segments(name)) != sizes[name]:
             return False
     return True
+
+
+def _check_references(files: Mapping[str, Iterable[list[Any]]]) -> None:
+    """Rendering a list costs memory, so a crafted recipe may not ask for the same one again and again."""
+    rendered = sum(1 for segments in files.values() for s in segments if s[0] in ("g", "j"))
+    if rendered > MAX_RENDERED_LISTS:
+        raise LimitError(f"the record of the source files refers to the tokenizer's lists {rendered} times")

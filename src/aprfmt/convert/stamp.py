@@ -49,15 +49,21 @@ def stamp_file(
         "hf_model_type": hf_model_type,
         "architecture": architecture,
     }
-    patch: dict[str, Any] = {key: value for key, value in fields.items() if value is not None} | dict(set or {})
+    patch: dict[str, Any] = {key: value for key, value in fields.items() if value is not None} | dict(
+        set or {}
+    )
     if not patch and tokenizer is None:
-        raise UsageError("nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR")
+        raise UsageError(
+            "nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR"
+        )
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
     with formats.open(src) as model:
         if model.format != "apr-v2":
             raise UnsupportedError(
-                f"stamp edits APR v2 files, this is {model.label}", path=model.path, hint="apr import it first"
+                f"stamp edits APR v2 files, this is {model.label}",
+                path=model.path,
+                hint="apr import it first",
             )
         target = os.fspath(model.path if in_place or dst is None else dst)
         if not in_place:
@@ -97,5 +103,9 @@ def _with_tokenizer(model: Model, values: dict[str, Any], folder: Path) -> dict[
     c = canonical(model, allow_unmapped=True)
     c.tokenizer = read_tokenizer(folder, c)
     check_vocabulary(c)
-    kept = {k: v for k, v in values.items() if not k.startswith("tokenizer.") and k not in (KEY, "aprfmt.tokenizer")}
+    kept = {
+        k: v
+        for k, v in values.items()
+        if not k.startswith("tokenizer.") and k not in (KEY, "aprfmt.tokenizer")
+    }
     return kept | tokenizer_apr.to_metadata(c.tokenizer)

@@ -22,6 +22,9 @@ HAS_VOCAB = 0x0200
 QUANTIZED = 0x0020
 HAS_MODEL_CARD = 0x0080
 
+# Files that hold the tokenizer's lists.
+_LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+
 # Container of the source -> APR's `original_format`.
 _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 
@@ -48,7 +51,9 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
     flags = HAS_VOCAB if c.tokenizer is not None and c.tokenizer.tokens else 0
     if any(DTYPES[t.dtype].is_quantized for t in tensors):
         flags |= QUANTIZED
-    if isinstance(c.model.native, HfNative) and any(p.name == "README.md" for p in c.model.native.other_files):
+    if isinstance(c.model.native, HfNative) and any(
+        p.name == "README.md" for p in c.model.native.other_files
+    ):
         flags |= HAS_MODEL_CARD
     return flags
 
@@ -126,7 +131,9 @@ _LIST_KEYS = {
 
 def _gguf_header(writer: RecipeWriter, part: GgufPart) -> None:
     position = 0
-    for key, which in sorted(_LIST_KEYS.items(), key=lambda item: getattr(part.entries.get(item[0]), "start", 0)):
+    for key, which in sorted(
+        _LIST_KEYS.items(), key=lambda item: getattr(part.entries.get(item[0]), "start", 0)
+    ):
         entry = part.entries.get(key)
         if entry is None:
             continue
@@ -149,8 +156,8 @@ def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
     for path in native.other_files:
         data = (native.folder / path).read_bytes()
         writer.start(path.as_posix())
-        if path.name == "tokenizer.json":
-            writer.tokenizer_json(data)
+        if path.name in _LIST_FILES:
+            writer.tokenizer_file(data)
         else:
             writer.literal(data)
     if native.index is not None and native.index_name is not None:

@@ -1,4 +1,4 @@
-"""Canonical form -> GGUF: the source's own bytes when nothing changed, else keys and tensors as llama.cpp wants them."""
+"""Canonical form -> GGUF: the source's own bytes when nothing changed, else keys and tensors for llama.cpp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.canonical import EMBEDDING, GENERAL_KEYS, Canonical, move_to_gguf
+from aprfmt.convert.canonical import EMBEDDING, GENERAL_KEYS, ROPE_FREQS, Canonical, move_to_gguf
 from aprfmt.convert.dtype_choice import Losses, fitting, is_matrix, requested
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
@@ -24,8 +24,6 @@ from aprfmt.io.segments import FileLayout
 from aprfmt.tokenizer import ggml
 
 Kv: TypeAlias = tuple[str, Any, Any]
-
-ROPE_FREQS = "rope_freqs.weight"
 
 # Dominant dtype -> llama.cpp's file type number (llama.h, `enum llama_ftype`).
 FILE_TYPES = {
@@ -43,6 +41,7 @@ class GgufOptions:
     pre: str | None = None
     pad_style: str = "llama.cpp"
     allow_unmapped: bool = False
+    keep_pre: bool = False  # a GGUF that names no pre-tokenizer goes on without
 
 
 def gguf_layout(
@@ -55,7 +54,9 @@ def gguf_layout(
     tensors = list(_tensors(c, options, losses))
     base = _base_keys(c, recipe)
     keys = _keys(c, options, base, tensors)
-    unchanged = base is not None and keys == [bytes(base.raw(key)) for key in base] and options.dtype == "keep"
+    unchanged = (
+        base is not None and keys == [bytes(base.raw(key)) for key in base] and options.dtype == "keep"
+    )
     if unchanged and recipe is not None and len(recipe.files) == 1:
         return FileLayout(name, recipe.layouts()[0].segments), tensors, True
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
@@ -83,8 +84,18 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
             if names.ignorable(row, tensor.name):
                 continue
             gguf_name = tensor.name
+        _check_name(gguf_name, c)
         move = move_to_gguf(row, c.hparams, tensor.name)
         yield tensor.out(gguf_name, _dtype(tensor, wanted, losses), move, losses.overflow)
+
+
+def _check_name(name: str, c: Canonical) -> None:
+    if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.format != "gguf":
+        raise RefusedError(
+            f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes",
+            path=c.model.path,
+            tensor=name,
+        )
 
 
 def _llama3_factors(c: Canonical) -> list[float] | None:
@@ -104,10 +115,14 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     row = DTYPES[tensor.dtype]
     if wanted is not None and is_matrix(tensor.name, tensor.shape):
         target = fitting(wanted, tensor.shape)
-    elif row.kind == "aprq" or (row.ggml_id is not None and row.block > 1 and tensor.n_bytes != row.n_bytes(tensor.shape)):
+    elif row.kind == "aprq" or (
+        row.ggml_id is not None and row.block > 1 and tensor.n_bytes != row.n_bytes(tensor.shape)
+    ):
         target = "F16"  # APR's own blocks and its row-padded K-quants do not exist in GGUF
     elif row.ggml_id is None:
-        raise RefusedError(f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16")
+        raise RefusedError(
+            f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16"
+        )
     elif row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape):
         target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
     else:
@@ -130,9 +145,9 @@ def _keys(
     c: Canonical, options: GgufOptions, base: KvMapping | None, tensors: list[OutTensor]
 ) -> list[Kv | bytes]:
     """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
-    now = {kv[0]: kv for kv in derived_keys(c, options, tensors)}
     if base is None:
-        return list(now.values())
+        return list(derived_keys(c, options, tensors))
+    now = {kv[0]: kv for kv in derived_keys(c, replace(options, keep_pre=True), tensors)}
     then = {kv[0]: kv for kv in _keys_as_imported(c, base)}
     if options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
@@ -143,12 +158,14 @@ def _keys(
 
 def _keys_as_imported(c: Canonical, base: KvMapping) -> list[Kv]:
     """What derived_keys gives for the source itself, before any edit."""
-    hparams = hp.from_gguf(base, [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors))
+    hparams = hp.from_gguf(
+        base, [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors)
+    )
     if c.arch is not None:
         hparams.architecture = c.arch.id
     info = {field: base[key] for field, key in GENERAL_KEYS.items() if key in base}
     source = Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), info, c.tensors)
-    return derived_keys(source, GgufOptions(), [])
+    return derived_keys(source, GgufOptions(keep_pre=True), [])
 
 
 def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
@@ -158,13 +175,18 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
         ("general.architecture", GgufType.STRING, architecture),
         ("general.type", GgufType.STRING, "model"),
     ]
-    keys += [(key, GgufType.STRING, c.info[field]) for field, key in GENERAL_KEYS.items() if c.info.get(field)]
+    keys += [
+        (key, GgufType.STRING, c.info[field]) for field, key in GENERAL_KEYS.items() if c.info.get(field)
+    ]
     n_rows = embedding_rows(c)
     if c.arch is not None:
         keys += [(k, GgufType[t], v) for k, t, v in hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows)]
     keys.append(("general.file_type", GgufType.UINT32, FILE_TYPES.get(dominant_dtype(tensors), 0)))
     if c.tokenizer is not None:
-        keys += [_typed(kv) for kv in ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)]
+        keys += [
+            _typed(kv)
+            for kv in ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
+        ]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
     return keys
 
@@ -181,7 +203,7 @@ def _with_pre(c: Canonical, options: GgufOptions) -> Any:
     assert tokenizer is not None
     if options.pre is not None:
         return replace(tokenizer, pre=options.pre)
-    if tokenizer.pre is None and tokenizer.model == "gpt2":
+    if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.keep_pre:
         raise RefusedError(
             "the pre-tokenizer of this tokenizer is not known to llama.cpp's table",
             path=c.model.path,

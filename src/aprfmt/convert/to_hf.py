@@ -35,7 +35,9 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
     wanted = requested(dtype)
     if wanted is not None and DTYPES[wanted].safetensors is None:
         raise RefusedError(
-            f"safetensors has no dtype {wanted}", path=c.model.path, hint="use --dtype f32, f16 or bf16, or export to GGUF"
+            f"safetensors has no dtype {wanted}",
+            path=c.model.path,
+            hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
     out = []
     for tensor in c.tensors.values():
@@ -73,7 +75,12 @@ def _strings(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def folder_layouts(
-    c: Canonical, dtype: str, shard_bytes: int | None, recipe: Recipe | None, losses: Losses, framework: str = "pt"
+    c: Canonical,
+    dtype: str,
+    shard_bytes: int | None,
+    recipe: Recipe | None,
+    losses: Losses,
+    framework: str = "pt",
 ) -> tuple[list[FileLayout], list[OutTensor], bool]:
     """Every file of a Hugging Face folder for `c`, its tensors, and whether they are the imported files themselves.
 
@@ -83,7 +90,14 @@ def folder_layouts(
     texts = _source_texts(c, recipe)
     kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
-    if recipe is not None and recipe.format == "hf" and kept and config_kept and shard_bytes is None and framework == "pt":
+    if (
+        recipe is not None
+        and recipe.format == "hf"
+        and kept
+        and config_kept
+        and shard_bytes is None
+        and framework == "pt"
+    ):
         return recipe.layouts(), tensors, True
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
@@ -128,7 +142,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
 
 
 def _as_imported(c: Canonical, source: hp.Hyperparams) -> hp.Hyperparams:
-    """What an `.apr` says that was imported from `source`: it takes token ids that the config lacks from the tokenizer."""
+    """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
     if not c.model.format.startswith("apr"):
         return source
     ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
@@ -151,7 +165,7 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
         return {}
     if "tokenizer.json" in texts or "tokenizer.model" in texts:
         return {}  # the source's own files are carried as they are
-    return hf_write.to_hf_files(c.tokenizer, c.hparams)
+    return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings)
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
@@ -173,6 +187,7 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
         "weight_map": dict(sorted(weight_map.items())),
     }
     layouts = [
-        FileLayout(name, safetensors.layout(group, metadata)) for name, group in zip(file_names, groups, strict=True)
+        FileLayout(name, safetensors.layout(group, metadata))
+        for name, group in zip(file_names, groups, strict=True)
     ]
     return [*layouts, FileLayout("model.safetensors.index.json", [Literal(_json(index))])]

@@ -54,7 +54,11 @@ class CanonicalTensor:
         return iter(self.out(self.name).chunks())
 
     def out(
-        self, name: str, dtype: str | None = None, move: Move | None = None, overflow: OverflowCount | None = None
+        self,
+        name: str,
+        dtype: str | None = None,
+        move: Move | None = None,
+        overflow: OverflowCount | None = None,
     ) -> OutTensor:
         """This tensor as the output tensor `name` of `dtype`, its rows moved from HF order by `move`."""
         target = find_dtype(dtype or self.dtype).name
@@ -64,13 +68,20 @@ class CanonicalTensor:
         n_bytes = self.n_bytes if target == self.dtype else DTYPES[target].n_bytes(self.shape)
         return OutTensor(name, target, self.shape, n_bytes, lambda: self._produce(target, moves, overflow))
 
-    def _produce(self, target: str, moves: tuple[Move, ...], overflow: OverflowCount | None) -> Iterator[Buffer]:
+    def _produce(
+        self, target: str, moves: tuple[Move, ...], overflow: OverflowCount | None
+    ) -> Iterator[Buffer]:
         tensor = self.source
         if moves and not rows_can_move(tensor):
-            floats = recode(self.dtype, "F32", self.shape, lambda: _read(tensor, 1))
-            row_bytes = 4 * _row_elements(self.shape)
-            moved = self._moved(floats, moves, row_bytes)
-            return moved if target == "F32" else recode("F32", target, self.shape, lambda: moved, overflow)
+            float_row_bytes = 4 * _row_elements(self.shape)
+
+            def read_floats() -> Iterator[Buffer]:
+                floats = recode(self.dtype, "F32", self.shape, lambda: _read(tensor, 1))
+                return self._moved(floats, moves, float_row_bytes)
+
+            return (
+                read_floats() if target == "F32" else recode("F32", target, self.shape, read_floats, overflow)
+            )
         row_bytes = tensor.n_bytes // max(1, self.shape[0]) if self.shape else tensor.n_bytes
 
         def read() -> Iterator[Buffer]:
@@ -89,7 +100,11 @@ class CanonicalTensor:
 
 def rows_can_move(tensor: Tensor) -> bool:
     """Whether the stored bytes are whole rows: true of plain dtypes and of GGML blocks, not of AprQ4 and AprQ8."""
-    return DTYPES[tensor.dtype].kind != "aprq" and bool(tensor.shape) and tensor.n_bytes % max(1, tensor.shape[0]) == 0
+    return (
+        DTYPES[tensor.dtype].kind != "aprq"
+        and bool(tensor.shape)
+        and tensor.n_bytes % max(1, tensor.shape[0]) == 0
+    )
 
 
 def _row_elements(shape: tuple[int, ...]) -> int:

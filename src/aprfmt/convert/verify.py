@@ -26,10 +26,19 @@ def load_llama(path: str | os.PathLike[str], *, n_ctx: int = 128, vocab_only: bo
     from llama_cpp import Llama
 
     try:
-        return Llama(os.fspath(path), n_ctx=n_ctx, vocab_only=vocab_only, logits_all=not vocab_only, verbose=False, n_gpu_layers=0)
+        return Llama(
+            os.fspath(path),
+            n_ctx=n_ctx,
+            vocab_only=vocab_only,
+            logits_all=not vocab_only,
+            verbose=False,
+            n_gpu_layers=0,
+        )
     except (ValueError, RuntimeError, AssertionError) as error:
         raise RunError(
-            f"llama.cpp does not load the file: {error}", path=path, hint="apr validate shows what is wrong with it"
+            f"llama.cpp does not load the file: {error}",
+            path=path,
+            hint="apr validate shows what is wrong with it",
         ) from error
 
 
@@ -68,8 +77,16 @@ def verify_gguf(path: str | os.PathLike[str], embedding_rows: int | None) -> dic
     try:
         n_vocab = llama.n_vocab()
         if embedding_rows is not None and n_vocab != embedding_rows:
-            raise RunError(f"the vocabulary has {n_vocab} tokens, the embedding {embedding_rows} rows", path=path)
+            raise RunError(
+                f"the vocabulary has {n_vocab} tokens, the embedding {embedding_rows} rows", path=path
+            )
         ids, text = _generate(llama, PROMPT, 16)
-        return {"loaded": True, "vocab_size": n_vocab, "embedding_rows": embedding_rows, "tokens": ids, "text": text}
+        return {
+            "loaded": True,
+            "vocab_size": n_vocab,
+            "embedding_rows": embedding_rows,
+            "tokens": ids,
+            "text": text,
+        }
     finally:
         llama.close()

@@ -258,7 +258,7 @@ def _header(version: tuple[int, int], flags: int, **sections: int) -> bytes:
     return HEADER.pack(*fields.values(), crc32_of(blank[:40], blank[44:]), bytes(20))
 
 
-def save_file(  # noqa: PLR0917 - a public signature
+def save_file(
     tensors: Mapping[str, np.ndarray[Any, Any] | RawTensor] | Sequence[tuple[str, Any]],
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any] | None = None,

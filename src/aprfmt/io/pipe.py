@@ -1,4 +1,4 @@
-"""The one pipeline that moves bytes: a reader thread produces chunks, the caller's thread checks and writes them."""
+"""The one pipeline that moves bytes: a second thread produces chunks, the caller's checks and writes them."""
 
 from __future__ import annotations
 

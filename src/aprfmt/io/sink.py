@@ -97,7 +97,9 @@ class AtomicFile:
             try:
                 os.link(self._temporary, self.target)
             except FileExistsError:
-                raise ExistsError("the output exists", path=self.target, hint="add --force to replace it") from None
+                raise ExistsError(
+                    "the output exists", path=self.target, hint="add --force to replace it"
+                ) from None
             except OSError:  # a file system without hard links
                 if os.path.lexists(self.target):
                     raise ExistsError("the output exists", path=self.target) from None
@@ -120,7 +122,12 @@ class AtomicFolder:
     """
 
     def __init__(
-        self, target: str | os.PathLike[str], *, force: bool = False, n_bytes: int = 0, stale: tuple[str, ...] = ()
+        self,
+        target: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        n_bytes: int = 0,
+        stale: tuple[str, ...] = (),
     ) -> None:
         self.target = Path(os.path.abspath(target))
         self._force = force
@@ -131,7 +138,9 @@ class AtomicFolder:
     def __enter__(self) -> Path:
         check_space(self.target.parent, self._n_bytes)
         try:
-            self._temporary = Path(tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent))
+            self._temporary = Path(
+                tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent)
+            )
             mask = os.umask(0)
             os.umask(mask)
             self._temporary.chmod(0o777 & ~mask)

@@ -8,7 +8,7 @@ import stat
 import threading
 from typing import Self
 
-from aprfmt.errors import RefusedError, TruncatedError, storage_error
+from aprfmt.errors import RefusedError, TruncatedError, UsageError, storage_error
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,7 +70,9 @@ class Source:
 
     def _map(self) -> memoryview:
         if self._fd is None:
-            raise ValueError(f"{self.path}: the file is closed")
+            raise UsageError(
+                "the file is closed", path=self.path, hint="use its tensors inside the with block"
+            )
         if self.size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
@@ -95,7 +97,9 @@ class Source:
             except OSError as error:
                 raise storage_error(error, self.path) from error
             if n == 0:
-                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
+                raise TruncatedError(
+                    "the file shrank while it was read", path=self.path, offset=offset + done
+                )
             done += n
 
     def close(self) -> None:

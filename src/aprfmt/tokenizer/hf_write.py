@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from aprfmt.arch.hparams import Hyperparams
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 from aprfmt.tokenizer.pre import Rule, rule
@@ -17,7 +16,7 @@ _ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenT
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def to_hf_files(tok: Tokenizer, hparams: Hyperparams | None = None) -> dict[str, bytes]:
+def to_hf_files(tok: Tokenizer, *, max_length: int | None = None) -> dict[str, bytes]:
     """The tokenizer's files by name: the ones it came with, else ones made from its lists.
 
     Made files encode as llama.cpp encodes with the same tokenizer. They have NFC normalisation where the
@@ -37,7 +36,7 @@ def to_hf_files(tok: Tokenizer, hparams: Hyperparams | None = None) -> dict[str,
         )
     files = {
         "tokenizer.json": _tokenizer_json(tok, known),
-        "tokenizer_config.json": _tokenizer_config(tok, known, hparams),
+        "tokenizer_config.json": _tokenizer_config(tok, known, max_length),
         "special_tokens_map.json": {
             f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)
         },
@@ -137,7 +136,7 @@ def _post_processor(tok: Tokenizer, known: Rule) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(tok: Tokenizer, known: Rule, hparams: Hyperparams | None) -> dict[str, Any]:
+def _tokenizer_config(tok: Tokenizer, known: Rule, max_length: int | None) -> dict[str, Any]:
     config: dict[str, Any] = {
         "add_bos_token": tok.flags.get("add_bos", known.add_bos),
         "add_eos_token": tok.flags.get("add_eos", False),
@@ -146,8 +145,8 @@ def _tokenizer_config(tok: Tokenizer, known: Rule, hparams: Hyperparams | None) 
     }
     config |= {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role) is not None}
     config["clean_up_tokenization_spaces"] = False
-    if hparams is not None and hparams.max_position_embeddings:
-        config["model_max_length"] = hparams.max_position_embeddings
+    if max_length:
+        config["model_max_length"] = max_length
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tok.chat_templates:
         named = {"default": tok.chat_template, **tok.chat_templates}
