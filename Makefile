@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
 	@APR_DEMO_MODEL="$$(ls $${APR_MATERIAL:-$$HOME/.cache/aprfmt/material}/smollm2/*.gguf 2>/dev/null | head -n 1)" \
-		$(BIN)/apr demo -o demo-output --force
+		$(BIN)/apr demo -o demo-output
 
 test: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py || echo "no network: tests that need real material are skipped" >&2

@@ -168,5 +168,7 @@ class Demo:
         if before != after:
             raise RunError("the two files generate different text", path=self.back)
         ids, text = after
-        words = text.strip() if text.strip().isprintable() and "\ufffd" not in text else "(no words yet)"
-        return f"{PROMPT!r}: the same {len(ids)} tokens from both: {words}"
+        words = " ".join(text.split())
+        if not words.isprintable() or "\ufffd" in words:
+            words = "(random weights have no words)"
+        return f"the same {len(ids)} tokens from both: {PROMPT} {words}"
