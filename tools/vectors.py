@@ -38,6 +38,16 @@ def sha256(data: Any) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def load_json(path: Path) -> Any:
+    """A JSON file, its numbers as the reference reads them: beyond 64 bits and for -0 as floats."""
+
+    def integer(text: str) -> int | float:
+        value = int(text)
+        return value if jsonx.INT_MIN <= value <= jsonx.INT_MAX and text != "-0" else float(text)
+
+    return json.loads(path.read_text(encoding="utf-8"), parse_int=integer)
+
+
 def write_spec(spec: Record, out: Path) -> None:
     """Builds the file that an `input` description asks for (v1 where it has a `model`, else v2)."""
     if "model" in spec:
@@ -219,9 +229,7 @@ _FIELD_CHECKS: dict[str, Callable[[aprfmt.Model, Record], Iterator[str]]] = {
 
 
 def check_unchanged(model: aprfmt.Model, record: Record, data: bytes, scratch: Path) -> Iterator[str]:
-    """Read and written again with nothing changed: the same bytes, up to a footer that was wrong or
-    missing.
-    """
+    """Read and written again unchanged: the same bytes, up to a footer that was wrong or missing."""
     apr2_write.rewrite(model, scratch, force=True)
     got, end = scratch.read_bytes(), model.native.index.data_end
     yield from compare("bytes when written again unchanged", sha256(got[:end]), sha256(data[:end]))
@@ -253,7 +261,7 @@ def _key(record: Record, *words: str, without: tuple[str, ...] = ()) -> bytes | 
 
 def check_v1(record: Record, path: Path, data: bytes, scratch: Path) -> Iterator[str]:
     """Header, metadata, payload and keys of a v1 file, then the file written again."""
-    foreign = ("ed25519", "metadata", "derived", "ephemeral")
+    foreign = ("ed25519", "metadata", "derived", "ephemeral", "shared")
     file = read_v1(
         path,
         password=record.get("password"),
@@ -279,9 +287,7 @@ def check_v1(record: Record, path: Path, data: bytes, scratch: Path) -> Iterator
 
 
 def check_v1_written(record: Record, file: V1File, data: bytes, scratch: Path) -> Iterator[str]:
-    """Written again: equal bytes, but for compressors (whose output is free) and ephemeral keys that are not
-    known.
-    """
+    """Written again: equal bytes, but for compressors (whose output is free) and unknown ephemeral keys."""
     header, spec = file.header, record.get("input", {})
     prefix = iter((file.stored_payload[:16], file.stored_payload[16:28]))
     password = record.get("password")
@@ -310,8 +316,10 @@ def check_malformed(record: Record, base: Path, _: Path) -> Iterator[str]:
     verdict: str = record["hardened_reader_should"]
     if verdict.startswith("see verdict"):
         verdict = "accept" if record["reference_verdict"]["core_reader"] == "ok" else "reject"
+    path = base / record["file"]
+    yield from compare("sha-256 of the file", sha256(path.read_bytes()), record["sha256"])
     try:
-        warnings = read_all(base / record["file"])
+        warnings = read_all(path)
     except aprfmt.AprError as error:
         if verdict.startswith("accept"):
             yield f"should be read, but: {error}"
@@ -338,7 +346,7 @@ def read_all(path: Path) -> list[str]:
 
 def check_manifest(manifest: Path, verbose: bool = False) -> tuple[int, int]:
     """Checks every record; prints what falls short; returns (passed, failed)."""
-    records = json.loads(manifest.read_text(encoding="utf-8"))
+    records = load_json(manifest)
     kinds = (("golden", check_golden), ("malformed", check_malformed))
     jobs = itertools.chain.from_iterable([(r, check) for r in records.get(kind, [])] for kind, check in kinds)
     counts = [0, 0]
@@ -369,11 +377,18 @@ def main(argv: list[str] | None = None) -> int:
     write.add_argument("spec", type=Path)
     write.add_argument("out", type=Path)
     options = parser.parse_args(argv)
-    if options.command == "write":
-        spec = json.loads(options.spec.read_text(encoding="utf-8"))
-        write_spec(spec.get("input", spec), options.out)
-        return 0
-    passed, failed = check_manifest(options.manifest, options.verbose)
+    try:
+        if options.command == "write":
+            spec = load_json(options.spec)
+            write_spec(spec.get("input", spec), options.out)
+            return 0
+        passed, failed = check_manifest(options.manifest, options.verbose)
+    except aprfmt.AprError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        print(f"error: not a file of this form: {error!r}", file=sys.stderr)
+        return 2
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -40,3 +40,6 @@ MAX_VOCAB_HOLES = 1 << 16
 
 MAX_RENDERED_LISTS = 64
 """References to the tokenizer's lists in the record of an APR's source files."""
+
+MAX_LITERAL_BYTES = 128 << 20
+"""What an APR keeps of its source files beside tensors and vocabulary; in base64 it fits the metadata."""

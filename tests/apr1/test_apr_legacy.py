@@ -190,6 +190,8 @@ def test_wrappers(put: Put, magic: bytes, algorithm: int) -> None:
             aprfmt.open(put(head + struct.pack("<I", len(inner) + 1) + packed))
         with pytest.raises(CorruptError):
             aprfmt.open(put(head + struct.pack("<I", 3) + zstandard.compress(b"xyz")))
+        with pytest.raises(LimitError):  # no more memory than the wrapper announces
+            aprfmt.open(put(head + struct.pack("<I", 1000) + zstandard.compress(bytes(1 << 20))))
 
 
 @pytest.mark.parametrize("crc", ["good", "zero"])

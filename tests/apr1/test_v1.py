@@ -231,6 +231,17 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
         compress.unlz4(struct.pack("<I", 512 << 20) + b"\x10a", "x")
 
 
+def test_a_payload_far_beyond_its_announced_size_is_refused(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zstandard
+
+    monkeypatch.setattr(apr1, "_UNANNOUNCED_BYTES", 1 << 20)
+    data = v1_bytes(payload=zstandard.compress(bytes(2 << 20)), compression=1, uncompressed_size=1)
+    with pytest.raises(LimitError):
+        aprfmt.open(put(data))
+
+
 def test_zstd_frames_are_read_to_their_end() -> None:
     import zstandard
 

@@ -67,7 +67,8 @@ def test_wrong_verdicts_are_seen(vectors: ModuleType, tmp_path: Path) -> None:
     accepted = {**_record("edge_metadata_whitespace"), "hardened_reader_should": "reject"}
     refused = {**_record("metadata_array"), "hardened_reader_should": "accept"}
     silent = {**_record("edge_metadata_whitespace"), "hardened_reader_should": "warn or reject"}
-    for record in (accepted, refused, silent):
+    changed = {**_record("metadata_array"), "sha256": "0" * 64}
+    for record in (accepted, refused, silent, changed):
         assert list(vectors.check_malformed(record, MANIFEST.parent, tmp_path / "out.apr"))
 
 
@@ -83,6 +84,25 @@ def test_exit_codes(vectors: ModuleType, tmp_path: Path, capsys: pytest.CaptureF
     (folder / "v2_zero_tensors.apr").write_bytes(b"APR\0")
     assert vectors.main(["check", str(manifest)]) == 1
     assert capsys.readouterr().out.endswith("0 passed, 1 failed\n")
+    missing = {**_record("metadata_array"), "file": "malformed/missing.apr"}
+    manifest.write_text(json.dumps({"malformed": [missing]}))
+    assert vectors.main(["check", str(manifest)]) == 1
+    assert capsys.readouterr().out.endswith("0 passed, 1 failed\n")
+
+
+def test_what_is_no_manifest_or_spec_is_told(vectors: ModuleType, tmp_path: Path) -> None:
+    out, spec = str(tmp_path / "out.apr"), tmp_path / "spec.json"
+    assert vectors.main(["check", str(spec)]) == 2
+    for text in ("{", "[]", '{"tensors": [{"name": "t", "dtype": "F32", "shape": [2], "hex": "00"}]}'):
+        spec.write_text(text)
+        assert vectors.main(["write", str(spec), out]) == 2
+
+
+def test_numbers_of_a_spec_are_read_as_the_reference_reads_them(vectors: ModuleType, tmp_path: Path) -> None:
+    out, spec = tmp_path / "out.apr", tmp_path / "spec.json"
+    spec.write_text('{"metadata": {"x": [-0, 18446744073709551615, 18446744073709551616]}}')
+    assert vectors.main(["write", str(spec), str(out)]) == 0
+    assert b'"x":[-0.0,18446744073709551615,1.8446744073709552e19]' in out.read_bytes()
 
 
 def test_write_takes_a_spec_or_a_record(vectors: ModuleType, tmp_path: Path) -> None:

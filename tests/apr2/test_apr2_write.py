@@ -98,6 +98,9 @@ def test_ninth_dimension_is_dropped(tmp_path: Path) -> None:
     save_file({"t": RawTensor("F32", (1,) * 8 + (2,), bytes(8))}, tmp_path / "d.apr")
     with apr2.open_model(tmp_path / "d.apr") as model:
         assert model.tensors["t"].shape == (1,) * 8
+    for more in (2, 0):  # the values are all there
+        save_file({"t": np.arange(more, dtype="<f4").reshape((1,) * 8 + (more,))}, tmp_path / "d.apr")
+        assert load_file(tmp_path / "d.apr")["t"].shape == (1,) * 8 + (more,)
 
 
 def test_streaming_keeps_the_order_of_the_blobs(tmp_path: Path) -> None:
@@ -208,7 +211,8 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tensor", [
     RawTensor("F32", (2,), bytes(4)), RawTensor("Q4_1", (31,), bytes(20)), RawTensor("Q99", (1,), b""),
     RawTensor("F32", (-1,), b""), RawTensor("F32", (1.0,), bytes(4)), RawTensor("Q4_K", (2, 300), bytes(144)),  # type: ignore[arg-type]
-    RawTensor("F32", (1 << 64, 0), b""), np.array(["a"]), np.array([1j]), np.array([None]),
+    RawTensor("F32", (1 << 64, 0), b""), RawTensor("Q4_K", (), bytes(144)), np.zeros((1,) * 9, "<i2"),
+    np.array(["a"]), np.array([1j]), np.array([None]),
 ])  # fmt: skip
 def test_tensors_the_container_cannot_hold(tensor: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
@@ -234,6 +238,16 @@ def test_row_padded_k_quants(tmp_path: Path) -> None:
         save_file({"t": RawTensor("Q4K", (2, 300), bytes(size))}, tmp_path / "t.apr")
         with apr2.open_model(tmp_path / "t.apr") as model:
             assert model.tensors["t"].n_bytes == size
+            assert model.tensors["t"].numpy().shape == (2, 300)
+
+
+def test_dims_beyond_any_array(tmp_path: Path) -> None:
+    for dims in ((0, 1 << 63), (1 << 40, 1 << 40, 0)):
+        save_file({"t": RawTensor("F32", dims, b"")}, tmp_path / "t.apr")
+        with apr2.open_model(tmp_path / "t.apr") as model:
+            for decode in (model.tensors["t"].numpy, model.tensors["t"].torch):
+                with pytest.raises(LimitError):
+                    decode()
 
 
 def test_limits_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:

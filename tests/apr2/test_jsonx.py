@@ -6,6 +6,7 @@ import struct
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,3 +159,7 @@ def test_offsets_are_bytes() -> None:
     with pytest.raises(CorruptError) as caught:
         jsonx.loads('{"é":}'.encode())
     assert caught.value.offset == 6
+
+
+def test_numpy_floats_are_written_as_numbers() -> None:
+    assert jsonx.dumps([np.float64(1.5), np.float64(-0.0), np.float64(1e-6)]) == "[1.5,-0.0,1e-6]"

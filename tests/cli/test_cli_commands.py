@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,30 @@ def test_tensors_limit_and_plain_filter(apr: Apr, tiny_gguf: Path) -> None:
     text = apr("tensors", tiny_gguf, "--limit", "2")
     assert len(text.stdout.splitlines()) == 3
     assert "2 of 20" in text.stderr
+    assert apr("tensors", tiny_gguf, "--filter", "norm").stderr == ""
+    assert "no tensor matches 'nothing'" in apr("tensors", tiny_gguf, "--filter", "nothing").stderr
+
+
+def test_tensors_of_shards_name_their_file(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sharded"
+    words = ("export", tiny_gguf, "-o", folder, "--format", "hf", "--dtype", "f32", "--shard-size", "100KB")
+    assert apr(*words).code == 0
+    rows = apr("tensors", folder, "--json", "--hash").json["tensors"]
+    assert len({row["file"] for row in rows}) > 1
+    for row in rows:
+        stored = (folder / row["file"]).read_bytes()[row["offset"] : row["offset"] + row["size_bytes"]]
+        assert row["sha256"] == hashlib.sha256(stored).hexdigest()
+    assert "file" not in apr("tensors", tiny_gguf, "--json").json["tensors"][0]
+
+
+@pytest.mark.parametrize("suffix", ["gguf", "safetensors", "GGUF"])
+def test_import_refuses_the_name_of_another_container(
+    apr: Apr, tiny_gguf: Path, tmp_path: Path, suffix: str
+) -> None:
+    done = apr("import", tiny_gguf, "-o", tmp_path / f"x.{suffix}", "--json")
+    assert done.code == 2
+    assert done.json["error"]["hint"].startswith("apr convert ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_round_trip_through_the_commands(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
@@ -150,6 +175,25 @@ def test_diff(apr: Apr, tiny_gguf: Path, tiny_apr: Path) -> None:
 def test_diff_refuses_options_that_make_no_sense(apr: Apr, tiny_apr: Path) -> None:
     assert apr("diff", tiny_apr, tiny_apr, "--tolerance", "1").code == 2
     assert apr("diff", tiny_apr, tiny_apr, "--values", "--metadata-only").code == 2
+    assert apr("diff", tiny_apr, tiny_apr, "--values", "--tolerance", "nan").code == 2
+
+
+def test_values_are_shown_as_json(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:
+    target = tmp_path / "s.apr"
+    words = ("stamp", tiny_apr, "-o", target, "--set", 'x={"on": [true, null, "é"]}')
+    assert '{"on": [true, null, "é"]}' in apr(*words).stdout
+    assert '+ {"on": [true, null, "é"]}' in apr("diff", tiny_apr, target).stdout
+
+
+def test_validate_wraps_on_a_terminal(apr: Apr, tiny_apr: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = "every tensor of the architecture is there, and no unknown one"
+    assert whole in apr("validate", tiny_apr).stdout
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: stream is sys.stdout, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = apr("validate", tiny_apr).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " " * 28 + "unknown one" in lines
 
 
 def test_validate(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from aprfmt.cli import failures
 from aprfmt.cli.group import COMMANDS
+from aprfmt.cli.main import main
 
 Apr = Callable[..., Any]
 HEAVY = ("torch", "numpy", "transformers", "gguf", "typer", "click", "tokenizers")
@@ -64,6 +65,7 @@ def test_every_command_has_help_with_an_example(apr: Apr, name: str) -> None:
     assert done.code == 0
     assert f"apr {name}" in done.stdout.split("Options:")[0].split("Usage:")[1].partition("\n")[2]
     assert "\\[" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert "--json" in done.stdout
 
 
@@ -169,7 +171,61 @@ def test_full_disk_behind_stdout_is_a_failure(tiny_gguf: Path) -> None:
         words = [sys.executable, "-m", "aprfmt", "tensors", str(tiny_gguf)]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False)
     assert done.returncode == 7
-    assert b"Traceback" not in done.stderr
+    assert done.stderr.startswith(b"error: cannot write to standard output: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_json_that_nobody_reads_to_its_end_is_a_failure(
+    tiny_gguf: Path, tmp_path: Path, unbuffered: str
+) -> None:
+    from aprfmt import save_file
+
+    path = tmp_path / "long.apr"
+    save_file({}, path, metadata={"model_type": "test", "description": "x" * 400_000})
+    words = [sys.executable, "-m", "aprfmt", "inspect", str(path), "--json"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(os.read(process.stdout.fileno(), 5)) == 5
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=20) == 141
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
+def test_closed_streams_change_no_exit_code(tiny_gguf: Path) -> None:
+    def shell(line: str) -> tuple[int, bytes]:
+        words = ["sh", "-c", f"{line}", sys.executable, str(tiny_gguf)]
+        done = subprocess.run(words, capture_output=True, check=False)
+        return done.returncode, done.stderr
+
+    assert shell('"$0" -m aprfmt tensors "$1" >&-') == (0, b"")
+    assert shell('"$0" -m aprfmt --version >&-') == (0, b"")
+    assert shell('"$0" -m aprfmt inspect "$1.none" 2>&-')[0] == 3
+
+
+def test_ctrl_c_while_starting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def boom(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aprfmt.cli.main.run", boom)
+    with pytest.raises(SystemExit) as stop:
+        main(["inspect", "x"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted; no partial output is left\n"
+
+
+def test_near_names_are_suggested(apr: Apr) -> None:
+    error = apr("insp", "x", "--json").json["error"]
+    assert error["message"] == "no such command 'insp'"
+    assert error["hint"] == "did you mean 'inspect'? apr --help"
+    error = apr("inspect", "x", "--qualit", "--json").json["error"]
+    assert error["message"] == "no such option '--qualit'"
+    assert "--quality" in error["hint"]
+    assert "whole number" in apr("tensors", "x", "--limit", "many").stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

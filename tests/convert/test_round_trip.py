@@ -89,7 +89,7 @@ def test_an_edit_takes_effect_and_the_rest_of_the_keys_stay(tiny_gguf: Path, tmp
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     assert not report.lossless
     with aprfmt.open(tiny_gguf) as before, aprfmt.open(tmp_path / "m.gguf") as after:
-        assert after.metadata["general.license"] == "apache-2.0"
+        assert after.metadata["general.license"] == "Apache-2.0"
         assert {k: v for k, v in after.metadata.items() if k != "general.license"} == dict(before.metadata)
         for name, tensor in before.tensors.items():
             assert after.tensors[name].raw() == tensor.raw()

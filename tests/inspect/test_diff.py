@@ -100,3 +100,29 @@ def test_unknown_architectures_are_compared_by_their_own_names(tmp_path: Path) -
     assert compare(tmp_path / "a.apr", tmp_path / "a.apr").identical
     (row,) = compare(tmp_path / "a.apr", tmp_path / "b.apr").differences
     assert row["n_different"] == 4
+
+
+def test_other_files_of_folders(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None:
+    packed = write(arrays, "a.apr", **{"tokenizer.vocabulary": None, "tokenizer.merges": None})
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        aprfmt.export_model(packed, folder, format="hf")
+        (folder / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 3}')
+        (folder / "README.md").write_text("hello")
+    (b / "generation_config.json").write_text('{"top_k": 3,\n "temperature": 0.5}')
+    assert compare(a, b).identical
+    (b / "generation_config.json").write_text('{"temperature": 0.7}')
+    (b / "README.md").unlink()
+    for how in ({}, {"metadata_only": True}):
+        rows = compare(a, b, **how).differences
+        assert [(r["kind"], r["name"], r["b"]) for r in rows] == [
+            ("metadata", "README.md", "absent"),
+            ("metadata", "generation_config.json", "20 bytes"),
+        ]
+    assert compare(a, b, by_value=True).identical
+
+
+def test_long_values_are_counted(write: Callable[..., Path], arrays: Any) -> None:
+    nested = {"files": [{"name": f"file-{i}"} for i in range(99)]}
+    found = compare(write(arrays, "a.apr"), write(arrays, "b.apr", extra=nested, more=[nested]))
+    assert {r["name"]: r["b"] for r in found.differences} == {"extra": "{1 key}", "more": "[1 item]"}

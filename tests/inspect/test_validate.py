@@ -133,3 +133,10 @@ def test_progress_counts_every_byte(write: Callable[..., Path], arrays: Any) -> 
 def test_real_model(smollm2_gguf: Path) -> None:
     verdict = verdict_of(smollm2_gguf, strict=True)
     assert (verdict.passed, verdict.score) == (True, 100)
+
+
+def test_encrypted_tensors_are_named_as_such(fixtures_dir: Path) -> None:
+    with aprfmt.open(fixtures_dir / "vectors" / "golden" / "v1_encrypted_password.apr") as model:
+        verdict = validate(model)
+    skipped = {skip["id"]: skip["message"] for skip in verdict.skipped}
+    assert skipped["values.finite"] == "the tensors are encrypted"

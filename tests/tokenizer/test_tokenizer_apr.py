@@ -157,3 +157,15 @@ def test_files_of_other_writers(extra: dict[str, Any], model: str) -> None:
 def test_wrong_types_are_corrupt(bad: dict[str, Any]) -> None:
     with pytest.raises(CorruptError):
         apr.from_metadata({"tokenizer.vocabulary": ["a"], **bad})
+
+
+def test_ids_that_no_token_can_have_stand_for_none() -> None:
+    values = {
+        "tokenizer.vocabulary": ["a"],
+        "tokenizer.bos_token_id": -1,
+        "tokenizer.eos_token_id": 0,
+        "tokenizer.padding_token_id": 1 << 32,
+    }
+    tok = apr.from_metadata(values)
+    assert tok is not None
+    assert tok.special == {"eos": 0}

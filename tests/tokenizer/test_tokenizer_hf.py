@@ -257,3 +257,33 @@ def test_every_cut_of_a_file_is_an_apr_error() -> None:
     for cut in range(len(text)):
         with pytest.raises(AprError):
             hf.read_files({"tokenizer.json": text[:cut]})
+
+
+def test_special_tokens_map_names_what_the_settings_do_not() -> None:
+    roles = {"bos_token": {"content": "a"}, "eos_token": "b", "pad_token": "ab"}
+    more = {"special_tokens_map.json": json.dumps(roles).encode()}
+    tok = read(settings={"eos_token": "<s>", "pad_token": None}, **more)
+    assert tok.special == {"bos": 0, "eos": 7}
+
+
+def test_old_files_with_settings_and_unicode_line_ends() -> None:
+    files = {
+        "vocab.json": json.dumps({"a": 0, "\u2028": 1, "a\u2028": 2}).encode(),
+        "merges.txt": "#version: 0.2\r\na \u2028\r\n".encode(),
+        "added_tokens.json": b'{"<tool>": 3, "<end>": 4}',
+        "tokenizer_config.json": json.dumps(
+            {"added_tokens_decoder": {"3": {"content": "<tool>", "special": False}}}
+        ).encode(),
+    }
+    tok = hf.read_files(files)
+    assert tok is not None
+    assert tok.merges == ["a \u2028"]
+    assert tok.types[3:] == [TokenType.USER_DEFINED, TokenType.CONTROL]
+
+
+def test_steps_nested_deeper_than_the_stack() -> None:
+    step: dict[str, Any] = {"type": "ByteLevel"}
+    for _ in range(5000):  # Python's newer JSON decoders accept such files
+        step = {"type": "Sequence", "pretokenizers": [step]}
+    assert hf._byte_level(step)
+    assert not hf._adds_space_prefix({"pre_tokenizer": step})

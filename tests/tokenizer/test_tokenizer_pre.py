@@ -123,3 +123,32 @@ def test_unknown_rules_have_no_name(data: Any) -> None:
 
 def test_no_json_has_no_name() -> None:
     assert pre.detect(b"{").how == "none"
+
+
+@pytest.mark.parametrize("change", [
+    {"truncation": {"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0}},
+    {"padding": {"strategy": {"Fixed": 1 << 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+    "pad_type_id": 0, "pad_token": "!"}},
+], ids=["truncation", "padding"])  # fmt: skip
+def test_truncation_and_padding_do_not_count(
+    real_tokenizers: dict[str, Path], change: dict[str, Any]
+) -> None:
+    data = json.loads((real_tokenizers["qwen2_5"] / "tokenizer.json").read_text("utf-8"))
+    choice = pre.detect(json.dumps({**data, **change}).encode())
+    assert (choice.name, choice.how) == ("qwen2", "hash")
+
+
+@pytest.mark.parametrize("change", [
+    {"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 100}] * 9}},
+    {"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+    "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}},
+], ids=["text that multiplies", "panic of the package"])  # fmt: skip
+def test_crafted_files_have_no_name(change: dict[str, Any]) -> None:
+    data: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": None,
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    assert pre.detect(json.dumps({**data, **change}).encode()).name is None

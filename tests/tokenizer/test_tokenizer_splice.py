@@ -144,3 +144,22 @@ def test_the_largest_real_tokenizer(real_tokenizers: dict[str, Path]) -> None:
     assert pieces is not None
     assert literal_size(pieces) < 1_300_000  # 6,415 added tokens
     assert splice.join(pieces, tok) == text
+
+
+def test_a_crafted_file_does_not_make_every_place_cost_a_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = {
+        "x": [{"vocab": {"a": 0}}] * 1000,
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    }
+    text = json.dumps(parsed).encode()
+    tok = hf.read_files({"tokenizer.json": text})
+    assert tok is not None
+    calls, render = [], splice._render
+
+    def counted(*args: Any) -> str:
+        calls.append(1)
+        return render(*args)
+
+    monkeypatch.setattr(splice, "_render", counted)
+    splice.split(text, tok)
+    assert len(calls) < 100

@@ -171,16 +171,21 @@ def to_apr(h: Hyperparams) -> dict[str, Any]:
 
 
 def to_gguf(
-    h: Hyperparams, arch: Architecture, *, vocab_size: int | None = None, file_type: int | None = None
+    h: Hyperparams,
+    arch: Architecture,
+    *,
+    vocab_size: int | None = None,
+    file_type: int | None = None,
+    complete: bool = True,
 ) -> list[GgufKey]:
     """The architecture's GGUF keys, in the order and with the types of llama.cpp's converter.
 
     `vocab_size` replaces the field; `file_type` (llama.cpp's number) adds `general.file_type` at its place. A
     sliding window is written too, which llama.cpp ignores for these families. Raises RefusedError for what is
-    missing.
+    missing or has no GGUF form; with `complete` False it is left out.
     """
     missing = [name for name in _REQUIRED if getattr(h, name) is None]
-    if missing:
+    if missing and complete:
         raise RefusedError(
             f"a GGUF needs {', '.join(missing)}, which the source does not give",
             hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
@@ -191,7 +196,11 @@ def to_gguf(
     for f in FIELDS:
         value = getattr(h, f.name)
         if f.name == "rope_theta":
-            keys += rope.to_gguf(h.extra.get("rope_scaling"), arch.gguf, h.max_position_embeddings)
+            try:
+                keys += rope.to_gguf(h.extra.get("rope_scaling"), arch.gguf, h.max_position_embeddings)
+            except RefusedError:
+                if complete:
+                    raise
         if value is not None and f.name not in late:
             keys.append((float_key if f.is_float else int_key)(f"{arch.gguf}.{f.gguf}", value))
     if explicit_head and h.head_dim is not None:
@@ -218,11 +227,7 @@ def to_hf_config(h: Hyperparams) -> dict[str, Any]:
     missing = [name for name in (*_REQUIRED, "vocab_size") if getattr(h, name) is None]
     if missing:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
-    model_type = h.hf_model_type or row.model_type
-    hf_class = h.hf_architecture or row.hf_class
-    if row.id == "llama" and not h.hf_model_type and not h.hf_architecture and h.extra.get("sliding_window"):
-        model_type, hf_class = "mistral", "MistralForCausalLM"
-    model_type = _MODEL_TYPE_OF.get(model_type, model_type)
+    hf_class, model_type = hf_identity(h, row)
     theta = h.rope_theta if h.rope_theta is not None else rope.DEFAULT_THETA
     scaling = h.extra.get("rope_scaling")
     config: dict[str, Any] = {"hidden_act": "silu", **_switches(h, model_type)}
@@ -241,6 +246,15 @@ def to_hf_config(h: Hyperparams) -> dict[str, Any]:
         "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
     }
     return dict(sorted(config.items()))
+
+
+def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
+    """(class, model type) of the network's config.json: the source's own, else those of its `row`."""
+    model_type = h.hf_model_type or row.model_type
+    hf_class = h.hf_architecture or row.hf_class
+    if row.id == "llama" and not h.hf_model_type and not h.hf_architecture and h.extra.get("sliding_window"):
+        model_type, hf_class = "mistral", "MistralForCausalLM"
+    return hf_class, _MODEL_TYPE_OF.get(model_type, model_type)
 
 
 def active_window(h: Hyperparams) -> int | None:

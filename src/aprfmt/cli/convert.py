@@ -23,7 +23,7 @@ from aprfmt.cli.options import (
     UnmappedOption,
     VerifyOption,
 )
-from aprfmt.cli.transfer import parse_size, transfer
+from aprfmt.cli.transfer import parse_shard_size, transfer
 
 
 def command(
@@ -71,7 +71,7 @@ def command(
         data_license=data_license,
         pre=pre,
         pad_style=pad_style,
-        shard_size=parse_size(shard_size),
+        shard_size=parse_shard_size(shard_size),
         allow_no_config=allow_no_config,
         allow_unmapped=allow_unmapped,
         verify=verify,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aprfmt.cli.options import JsonOption, QuietOption
-from aprfmt.cli.output import out, printable
+from aprfmt.cli.output import out, plain, printable
 from aprfmt.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ def command(
     from aprfmt.errors import UsageError
     from aprfmt.inspect.diff import How
 
+    if math.isnan(tolerance):
+        raise UsageError("--tolerance is not a number")
     if tolerance and not values:
         raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
     if values and metadata_only:
@@ -77,7 +81,8 @@ def _text(found: Comparison) -> Iterator[str]:
     if len(found.differences) > _MAX_LINES:
         yield f"… {len(found.differences) - _MAX_LINES} more; --json lists all"
     yield from found.notes
-    counts = f", {found.tensors_compared:,} tensors compared" if found.tensors_compared else ""
+    n = found.tensors_compared
+    counts = f", {n:,} tensor{'s' * (n != 1)} compared" if n else ""
     n = len(found.differences)
     yield f"same{counts}" if found.identical else f"different: {n:,} difference{'s' * (n != 1)}{counts}"
 
@@ -92,4 +97,6 @@ def _detail(row: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return "(absent)" if value is None else printable(str(value))
+    if value is None:
+        return "(absent)"
+    return printable(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))

@@ -16,7 +16,7 @@ from aprfmt.cli.options import (
     ShardSizeOption,
     VerifyOption,
 )
-from aprfmt.cli.transfer import parse_size, transfer
+from aprfmt.cli.transfer import parse_shard_size, transfer
 
 
 def command(
@@ -40,6 +40,7 @@ def command(
     apr export model.apr -o model.gguf --verify
     apr export model.apr -o model.gguf --quantize q8_0
     apr export model.apr -o folder --format hf --shard-size 2GB
+    apr export model.apr -o model.gguf --shard-size 2GB
     """
     from aprfmt.convert.api import export_model
 
@@ -53,7 +54,7 @@ def command(
         dtype=dtype,
         pre=pre,
         pad_style=pad_style,
-        shard_size=parse_size(shard_size),
+        shard_size=parse_shard_size(shard_size),
         verify=verify,
         force=force,
     )

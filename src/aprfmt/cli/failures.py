@@ -108,8 +108,17 @@ def _usage(error: BaseException) -> dict[str, Any] | None:
         return None
     ctx = getattr(error, "ctx", None)
     path = "apr" if ctx is None else ctx.command_path
-    message = error.format_message().strip().rstrip(".")
-    return _body("usage", message[:1].lower() + message[1:], hint=f"{path} --help")
+    message, hint = _words(error)
+    return _body("usage", message, hint=f"{hint}{path} --help")
+
+
+def _words(error: Any) -> tuple[str, str]:
+    """click's message as one plain sentence, and what it suggests as the start of a hint."""
+    message, _, suggestion = error.format_message().strip().rstrip(")").partition("Did you mean ")
+    for clumsy, clear in (("valid integer range", "whole number"), ("valid float range", "number")):
+        message = message.replace(clumsy, clear)
+    message = message.rstrip(" (.")
+    return message[:1].lower() + message[1:], f"did you mean {suggestion} " if suggestion else ""
 
 
 def _body(code: str, message: str, *, hint: str | None = None) -> dict[str, Any]:

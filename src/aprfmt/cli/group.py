@@ -35,6 +35,7 @@ COMMANDS = {
         Row("import", "import_", "safetensors, Hugging Face folder, GGUF, hf://… to .apr.", "Convert"),
         Row("export", "export", "A model to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         Row("convert", "convert", "Any readable form to any writable form in one step.", "Convert"),
+        Row("shard", "shard", "A model as .apr files of a chosen size, with a manifest.", "Convert"),
         Row("stamp", "stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
@@ -83,6 +84,18 @@ class LazyGroup(TyperGroup):
         command = typer.main.get_command(app)
         _restore_argument_help(command, function)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an unknown name suggests the nearest command."""
+        from difflib import get_close_matches
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            suggestion = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"no such command {args[0]!r}.{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Commands by section, then the few options of `apr` itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from aprfmt.cli.options import (
     UnmappedOption,
 )
 from aprfmt.cli.transfer import transfer
+from aprfmt.errors import UsageError
 
 
 def command(
@@ -52,6 +54,7 @@ def command(
     """
     from aprfmt.convert.api import import_model
 
+    _check_suffix(source, output)
     transfer(
         "importing",
         import_model,
@@ -68,3 +71,14 @@ def command(
         allow_unmapped=allow_unmapped,
         force=force,
     )
+
+
+def _check_suffix(source: str, output: Path) -> None:
+    """Refuses a name that promises another container than the .apr that import writes."""
+    suffix = output.suffix.lower()
+    if suffix in (".gguf", ".safetensors"):
+        raise UsageError(
+            f"import writes .apr files, and the output is named {suffix}",
+            path=str(output),
+            hint=f"apr convert {source} -o {output}",
+        )

@@ -92,8 +92,8 @@ def _summary(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     compat = body["compat"]
     if body["format"].startswith("APR v2"):
         yield (
-            "reference",
-            "runs as it is"
+            "reference apr",
+            "runs it as it is"
             if compat["reference_runtime"]
             else "cannot run it: " + "; ".join(compat["reasons"]),
         )
@@ -163,8 +163,9 @@ def _provenance(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _quality(quality: Mapping[str, Any]) -> Iterator[str]:
     verdict = "ready to ship" if quality["ship_ready"] else f"below {quality['threshold']}"
     yield from ("", out.style(f"Quality {quality['score']} of 100 ({verdict})", "bold"))
-    rows = [
-        [name, f"{row['points']}/{row['max']}", row["looked_at"]]
-        for name, row in quality["breakdown"].items()
-    ]
-    yield from table(["part", "points", "looked at"], rows, right="points")
+    for name, row in quality["breakdown"].items():
+        yield from pairs(
+            [(f"{name} {row['points']}/{row['max']}", f"looked at {row['looked_at']}")], label=18
+        )
+        if row["missing"]:
+            yield from pairs([("", "missing: " + "; ".join(row["missing"]))], label=18)

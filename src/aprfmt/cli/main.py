@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,32 @@ from aprfmt import __version__
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `apr` with `argv` (default: the process's arguments) and exits with the documented code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--version" in arguments[:2] and set(arguments) <= {"--version", "--json"}:
-        _print_version("--json" in arguments)
-        code = 0
-    else:
-        code = run(arguments)
+    _prepare_streams()
+    try:
+        if "--version" in arguments[:2] and set(arguments) <= {"--version", "--json"}:
+            _print_version("--json" in arguments)
+            code = 0
+        else:
+            code = run(arguments)
+    except KeyboardInterrupt:  # before or after `run` could catch it: nothing was begun
+        sys.stderr.write("error: interrupted; no partial output is left\n")
+        code = 130
     _leave(code)
+
+
+def _prepare_streams() -> None:
+    """Gives a closed stream the null device, and an unbuffered one (PYTHONUNBUFFERED) a buffer.
+
+    Without the buffer a short write, as of a disk that fills up, would lose the rest without an error.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(getattr(stream, "buffer", None), io.RawIOBase):
+            encoding, errors = stream.encoding, stream.errors
+            buffer = io.BufferedWriter(stream.detach())
+            setattr(sys, name, io.TextIOWrapper(buffer, encoding, errors, line_buffering=True))
 
 
 def run(arguments: list[str]) -> int:
@@ -69,6 +90,7 @@ def _leave(code: int) -> NoReturn:
         code = code or 141
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.stderr.write(f"error: cannot write to standard output: {error.strerror}\n")
+        if code == 0:  # else the failure has been told already
+            sys.stderr.write(f"error: cannot write to standard output: {error.strerror}\n")
         code = code or 7
     sys.exit(code)

@@ -56,7 +56,9 @@ UnmappedOption = Annotated[
 FormatOption = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="NAME", help="apr, gguf, safetensors, hf or mlx; else the suffix of -o decides."
+        "--format",
+        metavar="NAME",
+        help="apr, apr-shards, gguf, safetensors, hf or mlx; else the suffix of -o decides.",
     ),
 ]
 PreOption = Annotated[
@@ -69,7 +71,7 @@ PadStyleOption = Annotated[
 ]
 ShardSizeOption = Annotated[
     str | None,
-    typer.Option("--shard-size", metavar="SIZE", help="Largest shard of a folder, such as 5GB or 500MiB."),
+    typer.Option("--shard-size", metavar="SIZE", help="Largest file, such as 5GB or 500MiB; 0: one file."),
 ]
 VerifyOption = Annotated[
     bool,

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from aprfmt.errors import StorageError
+
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -125,13 +127,13 @@ class Output:
         if self.mode == "json":
             self._json({"schema": f"apr.{self.command}/1", "ok": True, **body})
         elif self.mode == "human":
-            self.data_stream.writelines(f"{line}\n" for line in lines)
+            for line in lines:
+                self._put(f"{line}\n")
 
     def line(self, text: str = "") -> None:
         """One line of text on stdout, in human mode only."""
         if self.mode == "human":
-            self.data_stream.write(text + "\n")
-            self.data_stream.flush()
+            self._put(text + "\n", flush=True)
 
     def warning(self, text: str) -> None:
         """A warning on stderr; the JSON object is expected to hold it too."""
@@ -164,7 +166,18 @@ class Output:
         # ASCII escapes: correct in every locale, and the only JSON form of names that are not valid Unicode.
         text = json.dumps(plain(body), allow_nan=False)
         self._answered = True
-        self.data_stream.write(text + "\n")
+        self._put(text + "\n")
+
+    def _put(self, text: str, *, flush: bool = False) -> None:
+        """Writes to stdout. Raises BrokenPipeError when nobody reads it, StorageError when it is full."""
+        try:
+            self.data_stream.write(text)
+            if flush:
+                self.data_stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot write to standard output: {error.strerror}") from error
 
 
 out = Output()
@@ -196,7 +209,7 @@ def table(
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     spare = width() - indent - sum(widths) - 2 * (len(widths) - 1)
     if spare < 0 and out.data_stream.isatty():
-        widths[0] = max(min(widths[0], 24), widths[0] + spare)
+        widths[0] = max(min(widths[0], 16), widths[0] + spare)
     numeric = set(right.split())
 
     def line(row: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from aprfmt.cli.options import (
     QuietOption,
     TokenizerOption,
 )
-from aprfmt.cli.output import human_bytes, out, pairs, printable
+from aprfmt.cli.output import human_bytes, out, pairs, plain, printable
 from aprfmt.cli.transfer import refuse_terminal
 from aprfmt.errors import UsageError
 
@@ -55,7 +55,7 @@ def command(
     """Edit what an .apr says about itself. The bytes of the tensors stay as they are.
 
     \b
-    apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext --data-license CC-BY-SA-4.0
+    apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
     apr stamp model.apr --in-place --set 'description="a small model"'
     """
     from aprfmt.convert.stamp import stamp_file
@@ -107,7 +107,10 @@ def _refuse_constant(word: str) -> None:
 def _text(path: Path, report: dict[str, Any]) -> Iterator[str]:
     yield f"{out.style('stamped', 'green')} {out.style(printable(str(path)), 'bold')}"
     stamped = report.get("stamped") or {}
-    rows = [(key, "null" if value is None else str(value)) for key, value in stamped.items()]
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))
+        for key, value in stamped.items()
+    ]
     if "output_bytes" in report:
         rows.append(("size", human_bytes(report["output_bytes"])))
     yield from pairs(rows)

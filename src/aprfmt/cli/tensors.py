@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,7 +49,10 @@ def command(
             advance = bar.factory(sum(t.n_bytes for t in shown)) if bar.factory and (stats or hash) else None
             rows = []
             for tensor in shown:
-                rows.append(_row(tensor, stats, hash))
+                row = _row(tensor, stats, hash)
+                if len(model.sources) > 1:  # an offset means nothing without its shard
+                    row["file"] = Path(tensor.source.path).name
+                rows.append(row)
                 if advance:
                     advance(tensor.n_bytes, tensor.name)
         body = {
@@ -59,8 +63,10 @@ def command(
             "tensors": rows,
         }
         out.result(body, _text(rows, stats, hash))
-        if len(shown) < len(entries):
-            out.hint(f"{len(shown)} of {len(entries)} tensors shown")
+        if len(shown) < len(chosen):
+            out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
+        elif not shown and entries:
+            out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
 
 
 def _matches(name: str, pattern: str) -> bool:

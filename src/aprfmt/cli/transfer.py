@@ -10,6 +10,14 @@ from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pair
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import RefusedError, UsageError
 
+_LABELS = {
+    "apr-v2": "APR v2",
+    "gguf": "GGUF",
+    "safetensors": "SafeTensors",
+    "hf": "HF folder",
+    "mlx": "MLX folder",
+}
+
 
 class HasJson(Protocol):
     """A report of convert.api."""
@@ -66,6 +74,11 @@ def parse_size(text: str | None) -> int | None:
     return size
 
 
+def parse_shard_size(text: str | None) -> int | None:
+    """The same for --shard-size, where 0 asks for one file. Raises UsageError."""
+    return 0 if text is not None and text.strip() == "0" else parse_size(text)
+
+
 def _done_text(report: dict[str, Any]) -> Iterator[str]:
     size, seconds = report["output_bytes"], report["seconds"]
     rate = f", {human_bytes(size / seconds)}/s" if seconds > 0 else ""
@@ -75,7 +88,7 @@ def _done_text(report: dict[str, Any]) -> Iterator[str]:
 
 def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report["dtypes"].items())
-    yield "format", str(report["format"])
+    yield "format", _LABELS.get(report["format"], str(report["format"]))
     yield "architecture", str(report["architecture"] or "(unknown)")
     yield "tensors", f"{report['tensor_count']:,} ({dtypes})" if dtypes else f"{report['tensor_count']:,}"
     yield "size", f"{human_bytes(report['output_bytes'])} from {human_bytes(report['input_bytes'])}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import out, printable
+from aprfmt.cli.output import out, printable, width
 from aprfmt.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -78,4 +78,9 @@ def _text(file: str, label: str, verdict: Verdict, min_score: int) -> Iterator[s
 
 def _line(status: str, name: str, message: str) -> str:
     mark, style = _MARKS[status]
-    return f"  {out.style(mark, style)}  {name:<18}  {printable(message)}"
+    text = printable(message)
+    if out.data_stream.isatty():  # whole lines where another program reads them
+        import textwrap
+
+        text = "\n".join(textwrap.wrap(text, max(20, width() - 28), subsequent_indent=" " * 28))
+    return f"  {out.style(mark, style)}  {name:<18}  {text}"

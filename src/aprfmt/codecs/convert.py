@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.codecs import aprq, ggml, plain
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
 from aprfmt.codecs.stream import STEP, rebatch, regroup
-from aprfmt.errors import CorruptError, MissingDependencyError, UnsupportedError, UsageError
+from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.source import Buffer
+from aprfmt.limits import MAX_NDIM
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +26,10 @@ OverflowCount = Callable[[int], None]
 
 Read = Callable[[], Iterable[Buffer]]
 """Gives the stored bytes of a tensor in order, in pieces of any size, anew at every call."""
+
+
+_MAX_ARRAY_ELEMENTS = 1 << 59
+"""Product of the dims that are not zero: numpy and torch count an array's bytes in 63 bits."""
 
 
 def stored_bytes(dtype: str, shape: tuple[int, ...], *, padded: bool = True) -> int:
@@ -57,14 +63,17 @@ def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | No
     """The values of a tensor, row-major. Plain dtypes are a view of `data` as stored, without a copy.
 
     BF16, 8-bit floats and quantised dtypes become float32, BOOL becomes bool. `tensor` names it in errors.
-    Raises CorruptError where the length does not fit dtype and shape, UnsupportedError without a decoder.
+    Dims beyond the eighth, which an APR drops, come back as one. Raises CorruptError where the length does
+    not fit dtype and shape, LimitError for dims that no array has, UnsupportedError without a decoder.
     """
     row = DTYPES[dtype]
-    _check_length(row, data, shape, tensor)
+    shape = _array_shape(row, data, shape, tensor)
     if row.kind == "plain":
         values = plain.decode(dtype, data)
     elif row.kind == "ggml":
-        if is_padded(row, shape):
+        if _is_flat(row, data, shape):
+            values = ggml.decode(dtype, data, tensor=tensor)[: n_elements(shape)]
+        elif is_padded(row, shape):
             values = ggml.decode_padded(dtype, data, shape[-1], tensor=tensor)
         else:
             values = ggml.decode(dtype, data, tensor=tensor)
@@ -76,13 +85,28 @@ def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | No
     return values.reshape(shape)
 
 
-def _check_length(row: Dtype, data: Buffer, shape: tuple[int, ...], tensor: str | None) -> None:
+def _array_shape(row: Dtype, data: Buffer, shape: tuple[int, ...], tensor: str | None) -> tuple[int, ...]:
+    """`shape`, with the dims that an APR dropped as one more; checked against the length of `data`."""
     n_bytes = memoryview(data).nbytes
+    if math.prod(dim for dim in shape if dim) > _MAX_ARRAY_ELEMENTS:
+        raise LimitError(f"no array has the shape {list(shape)}", tensor=tensor)
+    if _is_flat(row, data, shape):
+        return shape
     expected = stored_bytes(row.name, shape)
+    if row.kind == "plain" and len(shape) == MAX_NDIM and expected and n_bytes % expected == 0:
+        return (*shape, n_bytes // expected)
     if n_bytes != expected:
         raise CorruptError(
             f"{n_bytes} bytes are stored, {row.name} of shape {list(shape)} takes {expected}", tensor=tensor
         )
+    return shape
+
+
+def _is_flat(row: Dtype, data: Buffer, shape: tuple[int, ...]) -> bool:
+    """Whether GGML blocks of an APR run over the ends of rows: only the last one of the tensor is filled up."""
+    if row.kind != "ggml" or row.apr_id is None or not shape:
+        return False
+    return memoryview(data).nbytes == -(-n_elements(shape) // row.block) * row.block_bytes
 
 
 _TORCH = {
@@ -107,7 +131,7 @@ def decode_torch(
     row = DTYPES[dtype]
     if row.kind != "plain":
         return torch.from_numpy(decode(dtype, data, shape, tensor=tensor).copy())
-    _check_length(row, data, shape, tensor)
+    shape = _array_shape(row, data, shape, tensor)
     kind = getattr(torch, _TORCH[dtype], None)
     if kind is None:
         raise UnsupportedError(

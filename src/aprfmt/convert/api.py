@@ -11,17 +11,21 @@ from typing import Any
 
 from aprfmt import formats
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert import provenance
 from aprfmt.convert.canonical import Canonical, canonical
 from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
 from aprfmt.convert.dtype_choice import Losses
 from aprfmt.convert.recipe import KEY, Recipe, read_recipe
 from aprfmt.convert.report import Report
-from aprfmt.convert.run import StartProgress, write_file, write_folder
+from aprfmt.convert.run import StartProgress, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.convert.shard import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
 from aprfmt.convert.to_apr import apr_layout, source_recipe
-from aprfmt.convert.to_gguf import GgufOptions, embedding_rows, gguf_layout
+from aprfmt.convert.to_gguf import GgufOptions, embedding_rows, gguf_layouts
 from aprfmt.convert.to_hf import folder_layouts, safetensors_layout
 from aprfmt.convert.verify import require_llama, verify_gguf
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats import apr2_write
+from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.segments import FileLayout, Stream
@@ -57,17 +61,24 @@ class Options:
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
         quiet = {"format", "verify", "plan", "force", "progress", "allow_no_config", "allow_unmapped"}
+        quiet.add("shard_size")
         return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in quiet)
 
 
 @dataclass(slots=True)
 class Output:
-    """What a target format made of a model: files, tensors, and whether they are the imported source itself."""
+    """What a target format made of a model: files, tensors, and whether they are the imported source itself.
+
+    `shards` are those of a sharded `.apr`, in place of `layouts`; `ready` is called before a byte is written and
+    raises when the source is not whole, which a plan does not look for.
+    """
 
     layouts: list[FileLayout]
     tensors: list[OutTensor]
     lossless: bool
     folder: bool = False
+    shards: list[Shard] | None = None
+    ready: Callable[[], None] = lambda: None
 
 
 def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
@@ -80,9 +91,11 @@ def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
 
 
 def export_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
-    """Converts any readable model to `format`: "gguf", "safetensors", "hf" or "mlx" (else by the suffix of `dst`).
+    """Converts any readable model to `format`: "gguf", "safetensors", "hf", "mlx" or "apr-shards" (else by the
+    suffix of `dst`).
 
-    Options: dtype, pre, pad_style, shard_size (bytes), verify, arch, allow_unmapped, plan, force, progress.
+    Options: dtype, pre, pad_style, shard_size (bytes of a file; 0: one file), verify, arch, allow_unmapped, plan,
+    force, progress.
     """
     return _convert(src, dst, _options(options))
 
@@ -107,14 +120,25 @@ def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
         raise UsageError(
             "--verify loads a GGUF in llama.cpp; this output is none", hint="export to a .gguf file"
         )
+    if options.shard_size and target in ("apr", "safetensors"):
+        raise UsageError(
+            "--shard-size does not go with an output of one file",
+            hint="apr shard FILE -o DIR for .apr shards, --format hf for safetensors",
+        )
     if options.verify and not options.plan:
         require_llama()
     with formats.open(src) as model:
         if not options.plan:
-            check_target(dst, _paths(model), options.force)
+            check_target(dst, _paths(model), options.force, folder=target in _FOLDERS)
         c, output, losses = _plan(model, target, Path(dst), options)
         report = _report(c, output, losses, src, dst, target, options)
+        if output.folder:
+            check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
+        else:
+            for path in report.files:
+                check_target(path, _paths(model), options.force or options.plan)
         if not options.plan:
+            output.ready()
             _write(os.fspath(dst), c, output, options, report)
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start
@@ -122,10 +146,14 @@ def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
 
 
 def _paths(model: Model) -> list[str]:
-    return [str(model.path), *(source.path for source in model.sources)]
+    native = model.native
+    own = [str(native.manifest), str(native.manifest.parent)] if isinstance(native, JoinedNative) else []
+    return [str(model.path), *own, *(source.path for source in model.sources)]
 
 
 TARGETS = {"apr": "apr-v2", "gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "mlx"}
+TARGETS["apr-shards"] = "apr-v2"
+_FOLDERS = ("hf", "mlx", "apr-shards")
 _SUFFIXES = {".apr": "apr", ".gguf": "gguf", ".safetensors": "safetensors"}
 
 
@@ -138,9 +166,10 @@ def target_format(dst: PathLike, name: str | None = None) -> str:
     suffix = Path(dst).suffix.lower()
     if suffix in _SUFFIXES:
         return _SUFFIXES[suffix]
-    if suffix in (".bin", ".pt", ".pth", ".onnx", ".ggml", ".json"):
+    if suffix[1:].isalpha() and not os.path.isdir(dst):  # "model.ggfu" is a slip, "smollm2-v1.5" a folder
         raise UsageError(
-            f"cannot write {suffix} files", hint="name the format with --format: " + ", ".join(TARGETS)
+            f"{suffix} is no suffix of a writable format",
+            hint="name the format with --format: " + ", ".join(TARGETS),
         )
     return "hf"
 
@@ -149,6 +178,13 @@ def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canon
     losses = Losses()
     if target == "apr" and model.format.startswith("apr") and options.changes_nothing():
         return _copy(model, dst), _copied(model, dst), losses
+    if target == "apr-shards" and model.format == "apr-v2" and options.changes_nothing():
+        shards, lossless = cut(model, options.shard_size or DEFAULT_SHARD_BYTES)
+        return _copy(model, dst), _sharded(shards, _listed(model), lossless), losses
+    if model.format == "apr-v1" and model.flags.get("encrypted"):
+        raise RefusedError(
+            "the payload is encrypted", path=model.path, hint="read it with aprfmt.read_v1 and its password"
+        )
     require_config(model, options.allow_no_config)
     c = canonical(model, arch=options.arch, allow_unmapped=options.allow_unmapped)
     complete_hparams(c)
@@ -163,18 +199,30 @@ def _copy(model: Model, dst: Path) -> Canonical:
 
 
 def _copied(model: Model, dst: Path) -> Output:
-    """The same `.apr`, byte for byte, whatever its generation."""
+    """The same `.apr`, byte for byte, whatever its generation; shards become the file that they were cut from."""
+    native = model.native
+    if isinstance(native, JoinedNative):
+        joined = FileLayout(dst.name, apr2_write.layout_from_model(model), crc_footer=True)
+        return Output([joined], _listed(model), True, ready=native.verify)
     source = model.sources[0]
     segment = Stream(source.size, lambda: source_chunks(source, 0, source.size), dst.name)
-    tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
-    return Output([FileLayout(dst.name, [segment])], tensors, True)
+    return Output([FileLayout(dst.name, [segment])], _listed(model), True)
+
+
+def _listed(model: Model) -> list[OutTensor]:
+    """The tensors of `model` for a report."""
+    return [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
+
+
+def _sharded(shards: list[Shard], tensors: list[OutTensor], lossless: bool) -> Output:
+    return Output([layout for layout, _ in shards], tensors, lossless, folder=True, shards=shards)
 
 
 def _override(c: Canonical, options: Options) -> None:
-    for name in ("license", "data_source", "data_license"):
-        value = getattr(options, name)
-        if value is not None:
-            c.info[name] = value
+    given = {name: getattr(options, name) for name in provenance.FLAGS}
+    c.info |= (stated := provenance.stated(given))
+    if "license" in stated:
+        c.general = provenance.without_license(c.general)
     if options.tokenizer is not None:
         c.tokenizer = read_tokenizer(Path(options.tokenizer), c)
 
@@ -183,9 +231,9 @@ def _recipe(c: Canonical, target: str) -> Recipe | None:
     value = None
     if c.model.format == "apr-v2":
         value = c.model.metadata.get(KEY)
-    elif c.model.format == target and target != "gguf":
+    elif c.model.format == target:
         value = source_recipe(c)
-    return read_recipe(value, c.tensors, c.tokenizer, str(c.model.path)) if value is not None else None
+    return read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path)) if value is not None else None
 
 
 def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
@@ -198,10 +246,19 @@ def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, lo
     return Output([layout], tensors, has_record)
 
 
+def _to_shards(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+    if options.tokenizer is not None or options.dtype != "keep":
+        raise UsageError("sharding changes nothing else", hint="apr import the model first, then shard it")
+    shards, tensors = cut_canonical(c, options.dtype, options.shard_size or DEFAULT_SHARD_BYTES)
+    return _sharded(shards, tensors, c.model.format in ("gguf", "hf", "safetensors"))
+
+
 def _to_gguf(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
-    wanted = GgufOptions(options.dtype, options.pre, options.pad_style, options.allow_unmapped)
-    layout, tensors, same = gguf_layout(c, name, wanted, recipe, losses)
-    return Output([layout], tensors, same)
+    wanted = GgufOptions(
+        options.dtype, options.pre, options.pad_style, options.allow_unmapped, options.shard_size
+    )
+    layouts, tensors, same = gguf_layouts(c, name, wanted, recipe, losses)
+    return Output(layouts, tensors, same)
 
 
 def _to_safetensors(
@@ -223,6 +280,7 @@ def _to_mlx(c: Canonical, name: str, options: Options, recipe: Recipe | None, lo
 
 _WRITERS: dict[str, Callable[[Canonical, str, Options, Recipe | None, Losses], Output]] = {
     "apr": _to_apr,
+    "apr-shards": _to_shards,
     "gguf": _to_gguf,
     "safetensors": _to_safetensors,
     "hf": _to_hf,
@@ -253,6 +311,9 @@ def _report(
         losses=losses.sentences(),
         plan=options.plan,
     )
+    if not output.folder and len(output.layouts) > 1:
+        report.files = [str(Path(dst).with_name(layout.name)) for layout in output.layouts]
+        report.output = report.files[0]
     if options.plan:
         report.memory_bytes = _memory(c)
         report.tensors = [
@@ -269,19 +330,19 @@ def _memory(c: Canonical) -> int:
 
 
 def _write(dst: str, c: Canonical, output: Output, options: Options, report: Report) -> None:
+    if output.shards is not None:
+        write_shards(dst, output.shards, force=options.force, progress=options.progress)
+        return
     if output.folder:
         write_folder(dst, output.layouts, force=options.force, progress=options.progress)
         return
-    if len(output.layouts) != 1:
-        raise RefusedError("the output is several files", path=dst, hint="name a folder with -o")
 
     def check(temporary: str) -> None:
         report.verify = verify_gguf(temporary, embedding_rows(c))
 
-    write_file(
-        dst,
-        output.layouts[0],
-        force=options.force,
-        progress=options.progress,
-        check=check if options.verify else None,
-    )
+    checked = check if options.verify else None
+    if len(output.layouts) > 1:
+        folder = os.path.dirname(os.path.abspath(dst))
+        write_parts(folder, output.layouts, force=options.force, progress=options.progress, check=checked)
+        return
+    write_file(dst, output.layouts[0], force=options.force, progress=options.progress, check=checked)

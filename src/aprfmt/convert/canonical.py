@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ from aprfmt.arch import names, rope
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES, Architecture, find
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert import provenance
 from aprfmt.convert.transfer import CanonicalTensor, Move
 from aprfmt.errors import RefusedError, UnmappedError, UsageError
 from aprfmt.model import Model, Tensor
@@ -32,6 +32,7 @@ class Canonical:
         tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
         dropped: tensors of the source that are not carried, with the name that holds the same bytes.
         warnings: what the user should know.
+        general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
     """
 
     model: Model
@@ -42,6 +43,7 @@ class Canonical:
     tensors: dict[str, CanonicalTensor]
     dropped: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    general: dict[str, Any] | None = None
 
     @property
     def n_params(self) -> int:
@@ -60,23 +62,45 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
     """
     row = _find_row(model, arch)
-    if row is None and not allow_unmapped:
+    # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
+    if row is None and not (allow_unmapped or model.format.startswith("apr") or not model.tensors):
         raise _unknown_architecture(model)
     hparams = model.hparams
     if row is not None:
         hparams.architecture = row.id
     warnings = list(model.warnings)
     if row is not None and model.format == "gguf":
-        warnings += _complete_from_gguf(model, hparams)
+        warnings += _complete_from_gguf(model, row, hparams)
     tensors = _named(model, row, hparams, allow_unmapped)
+    if row is not None and model.format.startswith("apr") and model.metadata.get("head_dim") is None:
+        _complete_from_shapes(hparams, tensors)
     dropped = _drop_tied_head(tensors, hparams)
-    return Canonical(model, row, hparams, model.tokenizer, describe(model), tensors, dropped, warnings)
+    known = provenance.read(model)
+    c = Canonical(
+        model,
+        row,
+        hparams,
+        model.tokenizer,
+        known.info,
+        tensors,
+        dropped,
+        warnings + known.warnings,
+        known.general,
+    )
+    if (
+        c.general is not None
+        and model.format in ("hf", "safetensors")
+        and c.n_params
+        and not hparams.num_experts
+    ):
+        c.general.setdefault("size_label", provenance.size_label(c.n_params))
+    return c
 
 
 ROPE_FREQS = "rope_freqs.weight"
 
 
-def _complete_from_gguf(model: Model, hparams: Hyperparams) -> list[str]:
+def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
     """What a GGUF says elsewhere than in its keys: rope scaling as a tensor, the class by the table."""
     warnings = []
     if ROPE_FREQS in model.tensors and "rope_scaling" not in hparams.extra and hparams.head_dim:
@@ -86,10 +110,22 @@ def _complete_from_gguf(model: Model, hparams: Hyperparams) -> list[str]:
             hparams.extra["rope_scaling"] = scaling
         else:
             warnings.append(f"{ROPE_FREQS} is of no known form: config.json will not hold this rope scaling")
+    embedding = model.tensors.get(names.to_gguf(row, EMBEDDING) or "")
+    if hparams.vocab_size is None and embedding is not None and embedding.shape:
+        hparams.vocab_size = embedding.shape[0]
     if hparams.hf_architecture is None:
-        config = hp.to_hf_config(hparams)
-        hparams.hf_architecture, hparams.hf_model_type = config["architectures"][0], config["model_type"]
+        hparams.hf_architecture, hparams.hf_model_type = hp.hf_identity(hparams, row)
     return warnings
+
+
+def _complete_from_shapes(hparams: Hyperparams, tensors: dict[str, CanonicalTensor]) -> None:
+    """The head size of an `.apr` that does not name it: the reference never stores the one of a GGUF."""
+    query = tensors.get("model.layers.0.self_attn.q_proj.weight")
+    if "head_dim" in hparams.extra or query is None or not query.shape or not hparams.num_heads:
+        return
+    head_dim, rest = divmod(query.shape[0], hparams.num_heads)
+    if rest == 0 and head_dim != hparams.head_dim:
+        hparams.head_dim = hparams.extra["head_dim"] = head_dim
 
 
 def _find_row(model: Model, arch: str | None) -> Architecture | None:
@@ -142,6 +178,9 @@ def _from_gguf(
     tensor: Tensor, row: Architecture, hparams: Hyperparams, allow_unmapped: bool, model: Model
 ) -> CanonicalTensor:
     name = names.to_hf(row, tensor.name)
+    if name is None and model.format != "gguf":
+        # The reference keeps a llama's GGUF names and adds a copy of the embedding as lm_head.weight.
+        return CanonicalTensor(_hf_name(tensor, row, allow_unmapped, model), tensor)
     if name is None:
         if not allow_unmapped and tensor.name not in row.gguf_only:
             raise _unmapped(tensor, row, model, "gguf")
@@ -208,39 +247,3 @@ def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
     return (a.source.offset == b.source.offset and a.source.source is b.source.source) or all(
         x == y for x, y in zip(a.chunks(), b.chunks(), strict=True)
     )
-
-
-# Typed APR field -> GGUF key, for containers that are not APR.
-GENERAL_KEYS = {
-    "name": "general.name",
-    "description": "general.description",
-    "author": "general.author",
-    "license": "general.license",
-    "version": "general.version",
-    "source": "general.source.url",
-}
-
-INFO_FIELDS = (*GENERAL_KEYS, "data_source", "data_license")
-
-
-def describe(model: Model) -> dict[str, Any]:
-    """Descriptive fields of a model under APR's typed names, as far as its container has them."""
-    reader: Callable[[Model], dict[str, Any]] = {
-        "gguf": _describe_gguf,
-        "apr-v2": _describe_apr,
-        "apr-legacy": _describe_apr,
-    }.get(model.format, _describe_plain)
-    return {key: value for key, value in reader(model).items() if isinstance(value, str) and value}
-
-
-def _describe_gguf(model: Model) -> dict[str, Any]:
-    return {field_name: model.metadata.get(key) for field_name, key in GENERAL_KEYS.items()}
-
-
-def _describe_apr(model: Model) -> dict[str, Any]:
-    return {field_name: model.metadata.get(field_name) for field_name in INFO_FIELDS}
-
-
-def _describe_plain(model: Model) -> dict[str, Any]:
-    path = model.path.absolute()
-    return {"name": path.name if path.is_dir() else path.stem}

@@ -17,6 +17,8 @@ from aprfmt.tokenizer.model import Tokenizer
 # What no runtime can do without (the reference runtime's load gate asks for the same).
 REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 
+_FIRST = "model.layers.0."
+
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -48,16 +50,18 @@ def complete_hparams(c: Canonical) -> None:
     if not c.tensors or c.model.format not in ("hf", "safetensors") or h.hidden_size is not None:
         return
     shapes = {t.name: t.shape for t in c.tensors.values()}
-    if EMBEDDING in shapes:
-        h.vocab_size, h.hidden_size = shapes[EMBEDDING]
-    layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d+)\.", name))}
+    layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}
     h.num_layers = max(layers) + 1 if layers else None
-    if (gate := shapes.get("model.layers.0.mlp.gate_proj.weight")) is not None:
+    # Damaged shapes are left to check_shapes, which names them.
+    if len(embedding := shapes.get(EMBEDDING, ())) == 2:
+        h.vocab_size, h.hidden_size = embedding
+    if len(gate := shapes.get(f"{_FIRST}mlp.gate_proj.weight", ())) == 2:
         h.intermediate_size = gate[0]
-    if (norm := shapes.get("model.layers.0.self_attn.q_norm.weight")) is not None:
-        h.head_dim = norm[0]
-        h.num_heads = shapes["model.layers.0.self_attn.q_proj.weight"][0] // norm[0]
-        h.num_kv_heads = shapes["model.layers.0.self_attn.k_proj.weight"][0] // norm[0]
+    norm, query, key = (
+        shapes.get(f"{_FIRST}self_attn.{name}.weight", ()) for name in ("q_norm", "q_proj", "k_proj")
+    )
+    if len(norm) == 1 and norm[0] and query and key:
+        h.head_dim, h.num_heads, h.num_kv_heads = norm[0], query[0] // norm[0], key[0] // norm[0]
     c.warnings.append(
         "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
     )

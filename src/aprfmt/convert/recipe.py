@@ -10,8 +10,8 @@ A file is its segments end to end:
 
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
-    ["t", name]                   the stored bytes of a tensor
-    ["t", name, move, n_heads]    the same with its rows moved
+    ["t", name, dtype]            the stored bytes of a tensor, which must still be of this dtype
+    ["t", name, dtype, move, n]   the same with the rows of its n heads moved
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
@@ -27,12 +27,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.arch.transforms import INVERSE
 from aprfmt.convert.transfer import CanonicalTensor, Move
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
-from aprfmt.limits import MAX_HEADER_BYTES, MAX_RENDERED_LISTS
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -45,6 +46,10 @@ GGUF_LISTS = {
     "types": GgufType.INT32,
     "scores": GgufType.FLOAT32,
 }
+
+
+_ZEROS = bytes(1 << 16)
+_MAX_NAME_BYTES = 255  # of a file, on every common file system
 
 
 @dataclass(slots=True)
@@ -75,19 +80,27 @@ class RecipeWriter:
             return
         file = self.files[-1]
         file.size += len(data)
-        if not any(data):
+        if _is_zero(data):
             file.segments.append(["z", len(data)])
             return
+        if len(self.literals) + len(data) > MAX_LITERAL_BYTES:
+            raise LimitError(
+                f"{file.name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor vocabulary",
+                hint="take what does not belong to the model away first",
+            )
         self.literals += data
         if file.segments and file.segments[-1][0] == "b":
             file.segments[-1][1] += len(data)
         else:
             file.segments.append(["b", len(data)])
 
-    def tensor(self, name: str, n_bytes: int, move: Move | None = None) -> None:
-        """Adds the bytes of a stored tensor, its rows brought into the source's order by `move`."""
-        self.files[-1].size += n_bytes
-        self.files[-1].segments.append(["t", name, move.name, move.n_heads] if move else ["t", name])
+    def tensor(self, tensor: CanonicalTensor) -> None:
+        """Adds the bytes of a stored tensor, its rows back in the source's order."""
+        move = tensor.move.inverse() if tensor.move else None
+        self.files[-1].size += tensor.n_bytes
+        self.files[-1].segments.append(
+            ["t", tensor.name, tensor.dtype, *((move.name, move.n_heads) if move else ())]
+        )
 
     def gguf_list(self, which: str, source: memoryview) -> None:
         """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
@@ -117,6 +130,11 @@ class RecipeWriter:
         files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self.files]
         literals = base64.b64encode(zlib.compress(bytes(self.literals), 9)).decode()
         return {"format": self.format, "files": files, "literals": literals}
+
+
+def _is_zero(data: bytes | memoryview) -> bool:
+    steps = range(0, len(data), len(_ZEROS))
+    return all(data[i : i + len(_ZEROS)] == _ZEROS[: len(data) - i] for i in steps)
 
 
 def _gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
@@ -171,7 +189,9 @@ class Recipe:
 
     def _tensor(self, segment: list[Any]) -> Segment:
         tensor = self.tensors[segment[1]]
-        move = Move(segment[2], segment[3]) if len(segment) == 4 else None
+        move = Move(segment[3], segment[4]) if len(segment) == 5 else None
+        if move is not None and move.name not in INVERSE:
+            raise CorruptError(f"the record of the source files names the unknown row move {move.name!r}")
         return tensor.out(tensor.name, move=move).stream()
 
     def _list(self, segment: list[Any]) -> Segment:
@@ -200,6 +220,8 @@ def read_recipe(
     """
     try:
         files = {_safe_name(f["name"]): [list(s) for s in f["segments"]] for f in value["files"]}
+        _check_names(files)
+        _check_lengths(files)
         sizes = {str(f["name"]): int(f["size"]) for f in value["files"]}
         _check_references(files)
         n_literals = sum(int(s[1]) for segments in files.values() for s in segments if s[0] == "b")
@@ -229,6 +251,32 @@ def _safe_name(name: Any) -> str:
     return str(name)
 
 
+def _check_names(files: Mapping[str, object]) -> None:
+    """The names must be able to stand in one folder together."""
+    if not files:
+        raise CorruptError("the record of the source files names no file")
+    for name in files:
+        parts = name.split("/")
+        if any("/".join(parts[:n]) in files for n in range(1, len(parts))):
+            raise CorruptError(f"the record of the source files uses a file as the folder of {name!r}")
+        if any(len(part.encode()) > _MAX_NAME_BYTES for part in parts):
+            raise CorruptError("the record of the source files holds a name that no file can have")
+
+
+def _check_lengths(files: Mapping[str, Iterable[list[Any]]]) -> None:
+    """Lengths must be counts; zeros before the first tensor are held in memory, so they are capped."""
+    n_zeros = 0
+    for segments in files.values():
+        in_head = True
+        for segment in segments:
+            if segment[0] in ("b", "z") and (type(segment[1]) is not int or segment[1] < 0):
+                raise CorruptError(f"the record of the source files gives {segment[1]!r} as a length")
+            in_head = in_head and segment[0] != "t"
+            n_zeros += segment[1] if in_head and segment[0] == "z" else 0
+    if n_zeros > MAX_TEXT_FILE_BYTES:
+        raise LimitError(f"the record of the source files asks for {n_zeros} zero bytes in memory")
+
+
 def _inflate(text: str, n_bytes: int) -> bytes:
     if n_bytes > MAX_HEADER_BYTES:
         raise LimitError(f"the record of the source files announces {n_bytes} literal bytes")
@@ -250,7 +298,8 @@ def _starts(files: Mapping[str, Iterable[list[Any]]]) -> dict[str, int]:
 
 def _fits(recipe: Recipe, sizes: Mapping[str, int]) -> bool:
     for name, segments in recipe.files.items():
-        if any(s[0] == "t" and s[1] not in recipe.tensors for s in segments):
+        wanted = [s for s in segments if s[0] == "t"]
+        if any(s[1] not in recipe.tensors or recipe.tensors[s[1]].dtype != s[2] for s in wanted):
             return False
         if recipe.tokenizer is None and any(s[0] in "gj" for s in segments):
             return False

@@ -22,6 +22,7 @@ class Report:
         losses: what the output does not hold exactly, one sentence each.
         memory_bytes: estimate of the peak working memory.
         tensors: output tensors with source name, dtypes and shape; filled for plans.
+        files: paths of an output in several files beside each other, of which `output` is the first.
     """
 
     source: str
@@ -40,6 +41,7 @@ class Report:
     plan: bool = False
     memory_bytes: int = 0
     tensors: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
@@ -57,6 +59,8 @@ class Report:
             "lossless": self.lossless,
             "losses": self.losses,
         }
+        if self.files:
+            body["files"] = self.files
         if self.verify is not None:
             body["verify"] = self.verify
         if self.plan:

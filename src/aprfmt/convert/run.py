@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
 
+from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import Progress, write_layout
 from aprfmt.io.segments import FileLayout
-from aprfmt.io.sink import AtomicFile, AtomicFolder
+from aprfmt.io.sink import AtomicFile, AtomicFiles, AtomicFolder
 
 StartProgress = Callable[[int], Progress]
 """Called with the total bytes before writing; gives the function to call with each piece."""
 
 # Weight files of an older export that must not stay beside new ones.
 _STALE = ("model*.safetensors", "model.safetensors.index.json")
+
+# An old tokenizer beside a new one would be read together with it.
+_STALE_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
 
 
 def write_file(
@@ -35,13 +52,50 @@ def write_file(
             check(sink.temporary)
 
 
+def write_parts(
+    folder: str,
+    layouts: Sequence[FileLayout],
+    *,
+    force: bool,
+    progress: StartProgress | None,
+    check: Callable[[str], None] | None = None,
+) -> None:
+    """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
+
+    `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
+    """
+    n_bytes = sum(layout.n_bytes for layout in layouts)
+    advance = progress(n_bytes) if progress else None
+    with AtomicFiles(folder, force=force, n_bytes=n_bytes) as temporary:
+        for layout in layouts:
+            with AtomicFile(temporary / layout.name, n_bytes=layout.n_bytes) as sink:
+                write_layout(layout, sink, advance)
+        if check is not None:
+            check(str(temporary / layouts[0].name))
+
+
+def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
+    """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
+    for source in map(Path, sources):
+        if not (target.is_dir() and source.is_file() and os.path.samefile(source.parent, target)):
+            continue
+        if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
+            raise RefusedError(
+                f"the output folder holds the input {source.name}",
+                path=target,
+                hint="choose another folder with -o",
+            )
+
+
 def write_folder(
     target: str, layouts: Sequence[FileLayout], *, force: bool, progress: StartProgress | None
 ) -> None:
     """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = progress(n_bytes) if progress else None
-    with AtomicFolder(target, force=force, n_bytes=n_bytes, stale=_STALE) as folder:
+    brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
+    stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
+    with AtomicFolder(target, force=force, n_bytes=n_bytes, stale=stale) as folder:
         for layout in layouts:
             path = folder / layout.name
             os.makedirs(path.parent, exist_ok=True)

@@ -7,12 +7,14 @@ from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert import provenance
 from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import matrix_dtype
-from aprfmt.convert.recipe import KEY, RecipeWriter
-from aprfmt.convert.transfer import Move
+from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
 from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats.apr2 import Apr2Native
 from aprfmt.formats.gguf import GgufPart
+from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
@@ -32,19 +34,39 @@ _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 def apr_layout(
     c: Canonical, name: str, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
 ) -> tuple[FileLayout, list[OutTensor]]:
-    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), and its tensors.
+    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), and its tensors; see apr_contents."""
+    metadata, tensors, flags = apr_contents(c, dtype, overflow, with_source=with_source)
+    segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
+    return FileLayout(name, segments, crc_footer=True), tensors
+
+
+def apr_contents(
+    c: Canonical, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
+) -> tuple[dict[str, Any], list[OutTensor], int]:
+    """Metadata, tensors and header flags of the `.apr` for `c`.
 
     The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
     """
     tensors = [t.out(t.name, matrix_dtype(t, dtype), overflow=overflow) for t in c.tensors.values()]
     kept = all(out.dtype == c.tensors[out.name].dtype for out in tensors)
-    metadata = apr_metadata_of(c, tensors)
-    if kept and with_source and (recipe := source_recipe(c)) is not None:
-        metadata[KEY] = recipe
+    metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
+    if kept and with_source and (record := source_recipe(c)) is not None:
+        metadata[KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
-    segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=_flags(c, tensors))
-    return FileLayout(name, segments, crc_footer=True), tensors
+    return metadata, tensors, _flags(c, tensors)
+
+
+def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, Any]:
+    """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
+    if not isinstance(c.model.native, Apr2Native):
+        return {}
+    own = {KEY, apr_metadata.TRUE_DTYPES_KEY}
+    return {
+        key: value
+        for key, value in apr_metadata.canonicalize_aliases(c.model.metadata).items()
+        if key not in own and (with_tokenizer or not key.startswith(("tokenizer.", "aprfmt.tokenizer")))
+    }
 
 
 def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
@@ -55,6 +77,8 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
         p.name == "README.md" for p in c.model.native.other_files
     ):
         flags |= HAS_MODEL_CARD
+    if isinstance(c.model.native, Apr2Native):
+        flags |= c.model.native.flags & HAS_MODEL_CARD
     return flags
 
 
@@ -68,6 +92,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
         "total_size": sum(t.n_bytes for t in tensors),
         "param_count": c.n_params,
         **hp.to_apr(h),
+        **provenance.to_metadata(c.general),
     }
     if c.tokenizer is not None:
         metadata |= tokenizer_apr.to_metadata(c.tokenizer)
@@ -77,6 +102,10 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
 def source_recipe(c: Canonical) -> dict[str, Any] | None:
     """The record from which the source files can be rebuilt byte for byte; None for sources that have none."""
     native = c.model.native
+    if c.model.format == "apr-v2":
+        record: dict[str, Any] | None = c.model.metadata.get(KEY)
+        fits = record is not None and read_recipe(record, c.tensors, c.tokenizer, str(c.model.path))
+        return record if fits else None
     if c.model.format == "gguf":
         return _gguf_recipe(c, native.parts)
     if isinstance(native, HfNative) and c.model.format == "hf":
@@ -101,7 +130,7 @@ def _gguf_recipe(c: Canonical, parts: list[GgufPart]) -> dict[str, Any]:
             if item is None:
                 replaced = c.dropped[_dropped_name(c, info.name)]
                 item = c.tensors[replaced]
-            writer.tensor(item.name, info.n_bytes, _inverse(item.move))
+            writer.tensor(item)
             position = info.offset + info.n_bytes
         writer.literal(part.source.view(position))
     return writer.value()
@@ -114,10 +143,6 @@ def _dropped_name(c: Canonical, gguf_name: str) -> str:
     name = names.to_hf(c.arch, gguf_name)
     assert name is not None
     return name
-
-
-def _inverse(move: Move | None) -> Move | None:
-    return move.inverse() if move else None
 
 
 # GGUF key -> list of the tokenizer that it holds.
@@ -154,7 +179,7 @@ def _safetensors_recipe(c: Canonical) -> dict[str, Any]:
 def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
     writer = RecipeWriter("hf", c.tokenizer)
     for path in native.other_files:
-        data = (native.folder / path).read_bytes()
+        data = read_text_file(native.folder / path)
         writer.start(path.as_posix())
         if path.name in _LIST_FILES:
             writer.tokenizer_file(data)
@@ -177,6 +202,6 @@ def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
         if tensor.source is not source or tensor.n_bytes == 0:
             continue
         writer.literal(source.view(position, tensor.offset - position))
-        writer.tensor(names[tensor.name], tensor.n_bytes)
+        writer.tensor(c.tensors[names[tensor.name]])
         position = tensor.offset + tensor.n_bytes
     writer.literal(source.view(position))

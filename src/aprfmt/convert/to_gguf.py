@@ -9,13 +9,16 @@ from typing import Any, TypeAlias
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
+from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.canonical import EMBEDDING, GENERAL_KEYS, ROPE_FREQS, Canonical, move_to_gguf
+from aprfmt.convert import provenance
+from aprfmt.convert.canonical import EMBEDDING, ROPE_FREQS, Canonical, move_to_gguf
 from aprfmt.convert.dtype_choice import Losses, fitting, is_matrix, requested
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
+from aprfmt.convert.split import renamed_parts, split_gguf
 from aprfmt.convert.transfer import CanonicalTensor
-from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
@@ -41,26 +44,35 @@ class GgufOptions:
     pre: str | None = None
     pad_style: str = "llama.cpp"
     allow_unmapped: bool = False
-    keep_pre: bool = False  # a GGUF that names no pre-tokenizer goes on without
+    shard_bytes: int | None = None  # None: as imported, else one file; 0: one file
+    overlaid: bool = False  # on a GGUF's own keys, where a pre-tokenizer or a dimension may be missing
 
 
-def gguf_layout(
+def gguf_layouts(
     c: Canonical, name: str, options: GgufOptions, recipe: Recipe | None, losses: Losses
-) -> tuple[FileLayout, list[OutTensor], bool]:
-    """The GGUF for `c`, its tensors, and whether it is the imported file itself.
+) -> tuple[list[FileLayout], list[OutTensor], bool]:
+    """The GGUF for `c`, in one file or in parts, its tensors, and whether it is what was imported, byte for byte.
 
     Raises RefusedError or UnmappedError before anything is written when llama.cpp could not load the result.
     """
-    tensors = list(_tensors(c, options, losses))
     base = _base_keys(c, recipe)
+    if (
+        base is not None
+        and recipe is not None
+        and not (options.shard_bytes or (options.shard_bytes == 0 and len(recipe.files) > 1))
+        and options.dtype == "keep"
+        and _keys(c, options, base, []) == list(_whole(base).values())
+    ):
+        kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
+        return renamed_parts(recipe.layouts(), name), kept, True
+    tensors = list(_tensors(c, options, losses))
     keys = _keys(c, options, base, tensors)
-    unchanged = (
-        base is not None and keys == [bytes(base.raw(key)) for key in base] and options.dtype == "keep"
-    )
-    if unchanged and recipe is not None and len(recipe.files) == 1:
-        return FileLayout(name, recipe.layouts()[0].segments), tensors, True
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
-    return FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment)), tensors, False
+    if type(alignment) is not int:
+        raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
+    if options.shard_bytes:
+        return split_gguf(name, keys, tensors, alignment, options.shard_bytes), tensors, False
+    return [FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors, False
 
 
 def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
@@ -115,10 +127,9 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     row = DTYPES[tensor.dtype]
     if wanted is not None and is_matrix(tensor.name, tensor.shape):
         target = fitting(wanted, tensor.shape)
-    elif row.kind == "aprq" or (
-        row.ggml_id is not None and row.block > 1 and tensor.n_bytes != row.n_bytes(tensor.shape)
-    ):
-        target = "F16"  # APR's own blocks and its row-padded K-quants do not exist in GGUF
+    elif row.kind == "aprq" or is_padded(row, tensor.shape):
+        # APR's own blocks and its row-padded K-quants do not exist in GGUF
+        target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
     elif row.ggml_id is None:
         raise RefusedError(
             f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16"
@@ -147,13 +158,18 @@ def _keys(
     """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
     if base is None:
         return list(derived_keys(c, options, tensors))
-    now = {kv[0]: kv for kv in derived_keys(c, replace(options, keep_pre=True), tensors)}
+    now = {kv[0]: kv for kv in derived_keys(c, replace(options, overlaid=True), tensors)}
     then = {kv[0]: kv for kv in _keys_as_imported(c, base)}
     if options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
     del then["general.file_type"]
-    whole = {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
+    whole = _whole(base)
     return list(overlay(whole, then, now).values())
+
+
+def _whole(base: KvMapping) -> dict[str, bytes]:
+    """The entries of a model that is not split."""
+    return {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
 
 
 def _keys_as_imported(c: Canonical, base: KvMapping) -> list[Kv]:
@@ -163,9 +179,12 @@ def _keys_as_imported(c: Canonical, base: KvMapping) -> list[Kv]:
     )
     if c.arch is not None:
         hparams.architecture = c.arch.id
-    info = {field: base[key] for field, key in GENERAL_KEYS.items() if key in base}
-    source = Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), info, c.tensors)
-    return derived_keys(source, GgufOptions(keep_pre=True), [])
+    known = provenance.from_gguf(base)
+    # An .apr without a word on these keys never removed any of them.
+    general = known.general if c.general is not None else None
+    tokenizer = ggml.from_gguf(base)
+    source = Canonical(c.model, c.arch, hparams, tokenizer, known.info, c.tensors, general=general)
+    return derived_keys(source, GgufOptions(overlaid=True), [])
 
 
 def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
@@ -175,12 +194,11 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
         ("general.architecture", GgufType.STRING, architecture),
         ("general.type", GgufType.STRING, "model"),
     ]
-    keys += [
-        (key, GgufType.STRING, c.info[field]) for field, key in GENERAL_KEYS.items() if c.info.get(field)
-    ]
+    keys += provenance.to_gguf(c.info, c.general)
     n_rows = embedding_rows(c)
     if c.arch is not None:
-        keys += [(k, GgufType[t], v) for k, t, v in hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows)]
+        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
+        keys += [(k, GgufType[t], v) for k, t, v in found]
     keys.append(("general.file_type", GgufType.UINT32, FILE_TYPES.get(dominant_dtype(tensors), 0)))
     if c.tokenizer is not None:
         keys += [
@@ -201,9 +219,11 @@ def _typed(kv: Kv) -> Kv:
 def _with_pre(c: Canonical, options: GgufOptions) -> Any:
     tokenizer = c.tokenizer
     assert tokenizer is not None
+    if options.overlaid:  # the JSON of an .apr sorts by name, which is no edit
+        tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
     if options.pre is not None:
         return replace(tokenizer, pre=options.pre)
-    if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.keep_pre:
+    if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.overlaid:
         raise RefusedError(
             "the pre-tokenizer of this tokenizer is not known to llama.cpp's table",
             path=c.model.path,

@@ -9,19 +9,27 @@ from typing import Any
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.canonical import Canonical
+from aprfmt.convert import origin, provenance
+from aprfmt.convert.canonical import HEAD, Canonical
 from aprfmt.convert.dtype_choice import Losses, requested
+from aprfmt.convert.model_card import CARD
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.transfer import CanonicalTensor
 from aprfmt.errors import RefusedError
 from aprfmt.formats import safetensors
+from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.tokenizer import hf_write
+from aprfmt.tokenizer.hf import is_tokenizer_file
+from aprfmt.tokenizer.hf_special import chat_templates
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
 
 # Stored dtype -> config.json's word for it.
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
@@ -87,7 +95,8 @@ def folder_layouts(
     `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX).
     """
     tensors = hf_tensors(c, dtype, losses)
-    texts = _source_texts(c, recipe)
+    source = _source_texts(c, recipe)
+    texts = _with_card(c, _with_edits(c, source))
     kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
@@ -95,6 +104,7 @@ def folder_layouts(
         and recipe.format == "hf"
         and kept
         and config_kept
+        and texts == source
         and shard_bytes is None
         and framework == "pt"
     ):
@@ -102,7 +112,19 @@ def folder_layouts(
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
     layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
-    return layouts + _shards(tensors, shard_bytes or DEFAULT_SHARD_BYTES, framework), tensors, False
+    if shard_bytes is None:
+        shard_bytes = DEFAULT_SHARD_BYTES
+    shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
+    return layouts + shards, tensors, False
+
+
+def _with_card(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+    """`texts` with a model card where the source has none and there is something to say."""
+    if CARD in texts:
+        c.warnings += provenance.contradictions(texts[CARD], c.info)
+        return texts
+    card = origin.to_card(c.info, c.general, named_by_folder=bool(texts))
+    return texts if card is None else texts | {CARD: card}
 
 
 def _is_weight_file(name: str) -> bool:
@@ -114,7 +136,7 @@ def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
         return recipe.text_files()
     if c.model.format == "hf" and c.model.native is not None:
         native = c.model.native
-        return {path.as_posix(): (native.folder / path).read_bytes() for path in native.other_files}
+        return {path.as_posix(): read_text_file(native.folder / path) for path in native.other_files}
     return {}
 
 
@@ -131,7 +153,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     now = hp.to_hf_config(c.hparams)
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
-    base = json.loads(source)
+    base = parse_config(source, c.model.path / CONFIG if c.model.path.is_dir() else c.model.path)
     then = hp.to_hf_config(_as_imported(c, hp.from_hf_config(base)))
     config = overlay(base, then, now)
     if not kept:
@@ -143,10 +165,33 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
 
 def _as_imported(c: Canonical, source: hp.Hyperparams) -> hp.Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
+    if source.tied and HEAD in c.tensors:
+        source.tied = False  # a head of its own was found, see canonical
     if not c.model.format.startswith("apr"):
         return source
     ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
     return hp.from_apr(hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None})
+
+
+def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+    """The source's text files with another tokenizer or chat template, where the user gave one."""
+    tokenizer = c.tokenizer
+    if tokenizer is not c.model.tokenizer:
+        own = {name for name in texts if is_tokenizer_file(name) and name != GENERATION}
+        return {name: data for name, data in texts.items() if name not in own}
+    if tokenizer is None or not any(is_tokenizer_file(name) for name in texts):
+        return texts
+    settings = parse_object(texts.get(SETTINGS, b"{}"), str(c.model.path), SETTINGS, unique=False)
+    template = tokenizer.chat_template
+    if chat_templates(texts, settings)[0] == template:
+        return texts
+    is_set = isinstance(settings.get("chat_template"), str) and TEMPLATE not in texts
+    edited = {name: data for name, data in texts.items() if name not in (TEMPLATE, "chat_template.json")}
+    if settings.pop("chat_template", None) is not None or is_set:
+        edited[SETTINGS] = _json(settings | ({"chat_template": template} if is_set and template else {}))
+    if template and not is_set:
+        edited[TEMPLATE] = template.encode("utf-8", "surrogateescape")
+    return edited
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aprfmt.arch.transforms import INVERSE, apply_move
+from aprfmt.arch.transforms import INVERSE, apply_move, move_group
 from aprfmt.codecs.convert import OverflowCount, recode
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.formats.out import OutTensor
@@ -60,10 +60,17 @@ class CanonicalTensor:
         move: Move | None = None,
         overflow: OverflowCount | None = None,
     ) -> OutTensor:
-        """This tensor as the output tensor `name` of `dtype`, its rows moved from HF order by `move`."""
+        """This tensor as the output tensor `name` of `dtype`, its rows moved from HF order by `move`.
+
+        Raises RefusedError where the rows do not divide into the heads of a move.
+        """
         target = find_dtype(dtype or self.dtype).name
         moves = tuple(m for m in (self.move, move) if m is not None)
         if len(moves) == 2 and moves[0] == moves[1].inverse():
+            moves = ()
+        for step in moves:
+            move_group(step.name, self.shape[0] if self.shape else 0, step.n_heads)
+        if 0 in self.shape:
             moves = ()
         n_bytes = self.n_bytes if target == self.dtype else DTYPES[target].n_bytes(self.shape)
         return OutTensor(name, target, self.shape, n_bytes, lambda: self._produce(target, moves, overflow))

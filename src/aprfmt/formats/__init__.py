@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 # Format id -> module with `open_model(path: Path) -> Model`.
 MODULES = {
-    "apr-v2": "aprfmt.formats.apr2",
+    "apr-v2": "aprfmt.formats.apr_shards",
     "apr-v1": "aprfmt.formats.apr1",
     "apr-legacy": "aprfmt.formats.apr_legacy",
     "gguf": "aprfmt.formats.gguf",
     "safetensors": "aprfmt.formats.safetensors",
     "hf": "aprfmt.formats.hfdir",
 }
+
+APR_MANIFEST_SUFFIX = ".apr.index.json"
+"""How the manifest of a sharded `.apr` ends."""
 
 
 def open(path: str | os.PathLike[str]) -> Model:
@@ -73,6 +76,8 @@ def _detect_other(name: Path, head: bytes, size: int) -> str:
         return "safetensors"
     if head.lstrip()[:1] == b"{" and name.name.endswith(".safetensors.index.json"):
         return "hf"
+    if head.lstrip()[:1] == b"{" and name.name.endswith(APR_MANIFEST_SUFFIX):
+        return "apr-v2"
     if size == 0:
         raise UnknownFormatError("the file is empty", path=name)
     if name.suffix == ".safetensors":
@@ -81,4 +86,4 @@ def _detect_other(name: Path, head: bytes, size: int) -> str:
     raise UnknownFormatError("not a file of any known format (APR, GGUF, safetensors)", path=name, hint=hint)
 
 
-__all__ = ["MODULES", "NotFoundError", "detect", "open", "resolve"]
+__all__ = ["APR_MANIFEST_SUFFIX", "MODULES", "NotFoundError", "detect", "open", "resolve"]

@@ -42,6 +42,7 @@ _FIELDS = (
     *("compression", "flags", "quality"),
 )
 _FOOTER = 4
+_UNANNOUNCED_BYTES = 64 << 20
 _SIGNATURE_BLOCK = crypto.SIGNATURE_BYTES + crypto.PUBLIC_KEY_BYTES
 
 MODEL_TYPES = {
@@ -81,8 +82,8 @@ _PACK: dict[int, Callable[[Buffer], bytes]] = {
     2: lambda data: zstd(data, 19),
     3: lz4,
 }
-_UNPACK: dict[int, Callable[[Buffer, str], bytes]] = {
-    0: lambda data, path: bytes(data),
+_UNPACK: dict[int, Callable[[Buffer, str, int], bytes]] = {
+    0: lambda data, path, cap: bytes(data),
     1: unzstd,
     2: unzstd,
     3: unlz4,
@@ -146,7 +147,9 @@ class V1File:
         stored = self.stored_payload
         if self.is_encrypted:
             stored = crypto.decrypt(stored, self.path, password=self._password, private_key=self._private_key)
-        plain = _UNPACK[self.header["compression"]](stored, self.path)
+        # A wrong size is only warned about, but must not let a small file take a gigabyte.
+        cap = max(self.header["uncompressed_size"], _UNANNOUNCED_BYTES)
+        plain = _UNPACK[self.header["compression"]](stored, self.path, cap)
         self._compare_size(len(plain))
         return plain
 

@@ -186,8 +186,8 @@ def _open(source: Source, path: Path, format: str, label: str) -> Model:
         sources=[source],
         tensors=index.tensors,
         load_metadata=lambda: native.metadata,
-        load_tokenizer=_load_tokenizer,
-        load_hparams=_load_hparams,
+        load_tokenizer=load_tokenizer,
+        load_hparams=load_hparams,
         checksum=native.checksum,
         flags={name: bool(header.flags & bit) for name, bit in FLAGS.items()},
         warnings=warnings,
@@ -275,13 +275,15 @@ def _true_dtypes(native: Apr2Native) -> dict[str, Any]:
     return value or {}
 
 
-def _load_tokenizer(model: Model) -> Tokenizer | None:
+def load_tokenizer(model: Model) -> Tokenizer | None:
+    """The tokenizer in the metadata of `model`, for the Model of any v2 image."""
     from aprfmt.tokenizer.apr import from_metadata
 
     return from_metadata(model.metadata)
 
 
-def _load_hparams(model: Model) -> Hyperparams:
+def load_hparams(model: Model) -> Hyperparams:
+    """The hyper-parameters in the metadata of `model`, for the Model of any v2 image."""
     from aprfmt.arch.hparams import from_apr
 
     return from_apr(model.metadata)

@@ -82,11 +82,16 @@ def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, Any]]:
     is none.
 
     Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key
-    can hold it.
+    can hold it, UsageError for one of more than 8 dims.
     """
     found: dict[str, dict[str, Any]] = {}
     for tensor in tensors:
         if DTYPES[tensor.dtype].apr_id is None:
+            if len(tensor.shape) > MAX_NDIM:
+                raise UsageError(
+                    f"a {tensor.dtype} tensor of {len(tensor.shape)} dimensions; the limit is {MAX_NDIM}",
+                    tensor=tensor.name,
+                )
             try:
                 name = _name_bytes(tensor.name)[:MAX_WRITTEN_NAME_BYTES].decode()
             except UnicodeDecodeError:
@@ -134,7 +139,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
     header, source = native.header, native.source
     stored = native.metadata_bytes()
     is_same = metadata in (None, stored) and flags in (None, header.flags)
-    if is_same and model.format == "apr-v2":
+    if is_same and model.format == "apr-v2" and type(native) is Apr2Native:  # no joined shards
         end = min(native.index.data_end, source.size)
         tail: list[Segment] = [Zeros(native.index.data_end - end)] if end < native.index.data_end else []
         return [Stream(end, lambda: source_chunks(source, 0, end)), *tail]
@@ -316,7 +321,7 @@ def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> 
     try:
         expected = {row.n_bytes(shape)}
     except AprError:
-        if row.apr_id is None:
+        if row.apr_id is None or not shape:
             raise
         # A K-quant of the container may pad each row to whole blocks, or only the last block.
         n_rows = math.prod(shape[:-1])

@@ -159,19 +159,19 @@ def _check_size(row: Dtype, dims: tuple[int, ...], size: int, name: str, offset:
 def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     """Whether `size` bytes can hold the shape.
 
-    With 8 dims the writer may have dropped further ones: then any multiple will do. K-quants may pad each
-    row to whole blocks.
+    With 8 dims the writer may have dropped further ones: then any multiple will do, nothing too. K-quants
+    may pad each row to whole blocks.
     """
     n = math.prod(dims)
-    if n == 0 or size == 0:
-        return n == 0 and size == 0
     dropped = len(dims) == MAX_NDIM
+    if n == 0 or size == 0:
+        return size == 0 and (n == 0 or dropped)
     if row.name == "AprQ8":
         return size == 4 + n or (dropped and size > 4 and (size - 4) % n == 0)
     flat = -(-n // row.block) * row.block_bytes
     if size == flat:
         return True
-    if row.block > 1 and row.kind == "ggml":
+    if row.block > 1 and row.kind == "ggml" and dims:
         padded = math.prod(dims[:-1]) * -(-dims[-1] // row.block) * row.block_bytes
         if size == padded:
             return True

@@ -22,7 +22,13 @@ from aprfmt.io.compress import unlz4, unzstd
 from aprfmt.io.crc import crc32, crc32_of
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Source
-from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NAME_BYTES, MAX_NDIM
+from aprfmt.limits import (
+    MAX_HEADER_BYTES,
+    MAX_METADATA_BYTES,
+    MAX_NAME_BYTES,
+    MAX_NDIM,
+    MAX_UNCOMPRESSED_BYTES,
+)
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
@@ -96,7 +102,8 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
     label = f"APR1 in a wrapper ({_ALGORITHMS[algorithm]})"
     if algorithm == 0:
         return _open_apr1(source, path, source, 9, label)
-    plain = (unlz4 if algorithm == 1 else unzstd)(source.view(9), source.path)
+    cap = min(length, MAX_UNCOMPRESSED_BYTES)
+    plain = (unlz4 if algorithm == 1 else unzstd)(source.view(9), source.path, cap)
     if len(plain) != length:
         raise CorruptError(
             f"the wrapper announces {length} bytes, its data unpacks to {len(plain)}", path=path, offset=5

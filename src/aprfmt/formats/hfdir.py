@@ -16,6 +16,7 @@ from aprfmt.errors import (
     RefusedError,
     UnknownFormatError,
 )
+from aprfmt.formats import APR_MANIFEST_SUFFIX
 from aprfmt.formats.hf_files import (
     kept_files,
     list_names,
@@ -61,13 +62,15 @@ class HfNative:
 
 
 def detect_folder(folder: Path) -> str:
-    """The format id of a folder: "hf" when it holds safetensors weights.
+    """The format id of a folder: "hf" when it holds safetensors weights, else "apr-v2" with a shard manifest.
 
     Raises UnknownFormatError with the way to go on for every other folder.
     """
     names = list_names(folder)
     if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in names):
         return "hf"
+    if any(name.endswith(APR_MANIFEST_SUFFIX) for name in names):
+        return "apr-v2"
     models = [name for name in names if name.endswith((".gguf", ".apr"))]
     if models:
         hint = f"name the file: {folder / models[0]}"

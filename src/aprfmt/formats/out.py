@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from aprfmt.io.segments import Stream
@@ -25,3 +25,28 @@ class OutTensor:
     def stream(self) -> Stream:
         """The bytes as a segment of a file."""
         return Stream(self.n_bytes, self.chunks, self.name)
+
+
+def grouped(
+    tensors: Sequence[OutTensor],
+    max_bytes: int,
+    cost: Callable[[OutTensor], int],
+    first: int = 0,
+    other: int = 0,
+) -> list[list[OutTensor]]:
+    """`tensors` in runs for the files of a sharded model: at least one run, and a tensor in each if there are any.
+
+    A run ends before the tensor that would take its file beyond `max_bytes`. `cost` gives the bytes that a tensor
+    takes in a file, its index entry included; `first` and `other` are the bytes that the first and each further
+    file takes without tensors.
+    """
+    groups: list[list[OutTensor]] = [[]]
+    size = first
+    for tensor in tensors:
+        n_bytes = cost(tensor)
+        if groups[-1] and size + n_bytes > max_bytes:
+            groups.append([])
+            size = other
+        groups[-1].append(tensor)
+        size += n_bytes
+    return groups

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert import provenance
+from aprfmt.inspect.quality import quality_score
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -21,17 +23,6 @@ _HPARAM_FIELDS = (
     *("rope_type", "rms_norm_eps", "head_dim", "num_experts", "num_experts_per_tok"),
     "moe_intermediate_size",
 )
-
-# Typed APR field -> the GGUF key that says the same.
-_GGUF_KEYS = {
-    "name": "general.name",
-    "description": "general.description",
-    "author": "general.author",
-    "license": "general.license",
-    "version": "general.version",
-    "source": "general.source.url",
-    "chat_template": "tokenizer.chat_template",
-}
 
 _REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 
@@ -56,16 +47,20 @@ def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
         "param_count": sum(n_elements(t.shape) for t in entries),
         "checksum": checksum,
         "flags": dict(model.flags),
-        "architecture": metadata.get("architecture"),
+        "architecture": model.hparams.architecture or metadata.get("architecture"),
         "metadata": metadata,
         "dtypes": dtype_table(entries),
         "tokenizer": tokenizer,
         "compat": compatibility(model, metadata),
-        "warnings": list(model.warnings),
+        "warnings": [*model.warnings, *_unread_card(model)],
     }
     if quality:
-        body["quality"] = quality_score(metadata, checksum, tokenizer)
+        body["quality"] = quality_score(model, metadata, checksum, tokenizer)
     return body
+
+
+def _unread_card(model: Model) -> list[str]:
+    return provenance.read(model).warnings if model.format in ("hf", "safetensors") else []
 
 
 def checksums(model: Model, *, always: bool = True) -> dict[str, str]:
@@ -98,36 +93,16 @@ def _from_apr(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_other(model: Model) -> dict[str, Any]:
     metadata = model.metadata
-    if model.format == "gguf":
-        found = {name: metadata.get(key) for name, key in _GGUF_KEYS.items()}
-    elif model.format == "apr-v1":
+    if model.format == "apr-v1":
         found = {"name": metadata.get("model_name"), "description": metadata.get("description")}
         found["created_at"] = metadata.get("created_at")
         card = metadata.get("model_card")
         found["license"] = card.get("license") if isinstance(card, Mapping) else None
     else:
-        found = {}
-        native = model.native
-        if getattr(native, "folder", None) is not None:
-            found = _front_matter(model)
+        found = dict(provenance.read(model).info)
+        if model.format == "gguf":
+            found["chat_template"] = metadata.get("tokenizer.chat_template")
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
-
-
-def _front_matter(model: Model) -> dict[str, Any]:
-    """The licence that a folder's README.md declares in its front matter."""
-    readme = model.native.folder / "README.md"
-    try:
-        with readme.open(encoding="utf-8", errors="replace") as stream:
-            head = stream.read(1 << 16)
-    except OSError:
-        return {}
-    if not head.startswith("---"):
-        return {}
-    for line in head[3:].partition("\n---")[0].splitlines():
-        key, colon, value = line.partition(":")
-        if key == "license" and colon:
-            return {"license": value.strip().strip("\"'")}
-    return {}
 
 
 def dtype_table(tensors: Sequence[Tensor]) -> dict[str, dict[str, int]]:
@@ -186,18 +161,18 @@ def compatibility(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the reference runtime can run the file as it is, and every reason why not."""
     reasons = []
     if model.format != "apr-v2":
-        reasons.append(f"the container is {model.label}; the runtime wants APR v2")
+        reasons.append(f"the runtime reads plain APR v2, not {model.label}")
     if not metadata.get("architecture"):
         reasons.append("metadata has no architecture (C-01)")
     missing = [name for name in _REQUIRED_DIMS if metadata.get(name) is None]
     if missing:
         reasons.append(f"metadata has no {', '.join(missing)} (C-03)")
-    for flag in ("encrypted", "lz4_compressed", "zstd_compressed"):
+    for flag in ("encrypted", "lz4_compressed", "zstd_compressed", "sharded"):
         if model.flags.get(flag):
             reasons.append(f"flag {flag} is set")
     dtypes = sorted({t.dtype for t in model.tensors.entries} - set(_RUNTIME_DTYPES))
     if dtypes:
-        reasons.append(f"it does not decode {', '.join(dtypes)}; --dtype f16 writes what it reads")
+        reasons.append(f"the runtime does not decode {', '.join(dtypes)}; --dtype f16 writes what it does")
     reasons += _embedding_reasons(model, metadata)
     return {"reference_runtime": not reasons, "reasons": reasons}
 
@@ -212,49 +187,3 @@ def _embedding_reasons(model: Model, metadata: Mapping[str, Any]) -> list[str]:
         for t in found
         if t is not None and sorted(t.shape) != sorted(dims)
     ]
-
-
-def quality_score(
-    metadata: Mapping[str, Any], checksum: Mapping[str, str], tokenizer: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Score 0 to 100, and what each part looked at: how well the file describes itself."""
-    sums_ok = checksum["header"] != "bad" and checksum["footer"] != "bad"
-    has_sum = "ok" in (checksum["header"], checksum["footer"])
-    known = {
-        name: metadata.get(name) not in (None, "", "unknown")
-        for name in (*metadata, "architecture", *_REQUIRED_DIMS)
-    }
-    license_points = 9 * known["license"]
-    parts = {
-        "physics": (
-            20 if sums_ok and has_sum else 0,
-            20,
-            "checksums of the container; values are not decoded here",
-        ),
-        "structural": (
-            5 * sum(known[name] for name in ("architecture", "hidden_size", "num_layers", "num_heads")),
-            20,
-            "architecture, hidden_size, num_layers, num_heads",
-        ),
-        "provenance": (
-            license_points + 8 * known["data_source"] + 8 * known["data_license"],
-            25,
-            "license, data_source, data_license",
-        ),
-        "hf_identity": (
-            12 * known["hf_architecture"] + 8 * known["hf_model_type"],
-            20,
-            "hf_architecture, hf_model_type",
-        ),
-        "tokenizer": (
-            15 if tokenizer and tokenizer["vocab_size"] else 0,
-            15,
-            "the tokens themselves, not a flag",
-        ),
-    }
-    score = sum(points for points, _, _ in parts.values())
-    breakdown = {
-        name: {"points": points, "max": most, "looked_at": what}
-        for name, (points, most, what) in parts.items()
-    }
-    return {"score": score, "threshold": 90, "ship_ready": score >= 90, "breakdown": breakdown}

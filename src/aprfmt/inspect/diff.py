@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError
+from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, storage_error
 from aprfmt.inspect.describe import typed_metadata
 from aprfmt.inspect.stats import exact_chunks, values
 from aprfmt.io.pipe import source_chunks
@@ -148,6 +150,32 @@ def _diff_metadata(a: Model, b: Model, found: Comparison) -> None:
         if (key in left) != (key in right) or not _equal(x, y):
             found.add("metadata", key, _short(x), _short(y), **_where(x, y))
     _diff_tokenizers(a, b, found)
+    if a.format == b.format == "hf":
+        _diff_files(a, b, found)
+
+
+def _diff_files(a: Model, b: Model, found: Comparison) -> None:
+    """The other files of two folders; JSON by its data, config.json was compared as metadata."""
+    left, right = ({p.as_posix(): m.native.folder / p for p in m.native.other_files} for m in (a, b))
+    for name in sorted({*left, *right} - {"config.json"}):
+        x, y = left.get(name), right.get(name)
+        if x is None or y is None:
+            found.add("metadata", name, *("absent" if path is None else "present" for path in (x, y)))
+        elif not _same_file(x, y):
+            found.add("metadata", name, *(f"{path.stat().st_size} bytes" for path in (x, y)), what="content")
+
+
+def _same_file(x: Path, y: Path) -> bool:
+    try:
+        p, q = x.read_bytes(), y.read_bytes()
+    except OSError as error:
+        raise storage_error(error, error.filename or x) from error
+    if p == q or x.suffix != ".json":
+        return p == q
+    try:
+        return bool(json.loads(p) == json.loads(q))
+    except (ValueError, RecursionError):  # no JSON after all: the bytes have decided
+        return False
 
 
 def _portable(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,11 +203,16 @@ def _short(value: Any) -> Any:
     """`value` small enough to print: long texts are cut, long lists and objects are counted."""
     if isinstance(value, str) and len(value) > _MAX_TEXT:
         return f"{value[:_MAX_TEXT]}… ({len(value)} characters)"
-    if _is_list(value) and len(value) > 8:
-        return f"[{len(value)} items]"
-    if isinstance(value, Mapping) and len(value) > 8:
-        return f"{{{len(value)} keys}}"
-    return list(value) if _is_list(value) else value
+    if _is_list(value):
+        long = len(value) > 8 or len(repr(list(value))) > _MAX_TEXT
+        return f"[{_count(value, 'item')}]" if long else list(value)
+    if isinstance(value, Mapping) and (len(value) > 8 or len(repr(value)) > _MAX_TEXT):
+        return f"{{{_count(value, 'key')}}}"
+    return value
+
+
+def _count(value: Sized, what: str) -> str:
+    return f"{len(value)} {what}{'s' * (len(value) != 1)}"
 
 
 def _where(x: Any, y: Any) -> dict[str, int]:

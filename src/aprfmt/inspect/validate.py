@@ -69,6 +69,12 @@ class Subject:
         return self._first(_EMBEDDINGS)
 
     @property
+    def no_tensors(self) -> str:
+        """Why there is nothing to look at."""
+        encrypted = self.model.flags.get("encrypted")
+        return "the tensors are encrypted" if encrypted else "the file holds no tensors"
+
+    @property
     def vocabulary_tensors(self) -> list[Tensor]:
         """Embedding and output head, as far as they are there and two-dimensional."""
         found = (self.embedding, self._first(_HEADS))
@@ -130,7 +136,10 @@ def _header(subject: Subject) -> Result:
 
 def _footer(subject: Subject) -> Result:
     state = subject.model.checksum()["footer"]
-    if state == "bad":
+    problems = getattr(subject.model.native, "problems", None)
+    if problems:  # of a sharded model, by shard
+        yield from (Finding("fail", problem) for problem in problems)
+    elif state == "bad":
         yield Finding("fail", "the file's checksum does not match its bytes: the file is damaged")
     elif state == "absent":
         yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be seen")
@@ -158,12 +167,12 @@ def _duplicates(subject: Subject) -> Result:
             yield Finding("fail", "two tensors have this name", tensor.name)
         seen.add(tensor.name)
     if not seen:
-        yield Skip("the file holds no tensors")
+        yield Skip(subject.no_tensors)
 
 
 def _finite(subject: Subject) -> Result:
     if not subject.model.tensors:
-        yield Skip("the file holds no tensors")
+        yield Skip(subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError):
             yield Finding("warn", f"the values could not be looked at: {stats.message}", tensor.name)
@@ -174,7 +183,7 @@ def _finite(subject: Subject) -> Result:
 
 def _zeros(subject: Subject) -> Result:
     if not subject.model.tensors:
-        yield Skip("the file holds no tensors")
+        yield Skip(subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
             continue

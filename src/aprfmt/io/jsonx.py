@@ -167,7 +167,7 @@ def f64_text(value: float) -> str:
     """Shortest digits that give the same f64."""
     if not math.isfinite(value):
         return "null"
-    text = repr(value)
+    text = float.__repr__(value)  # numpy's float64 is a float that spells itself differently
     if "e" not in text:  # Python is positional for -4 <= e <= 15, in the same form
         return text
     mantissa, _, exponent = text.partition("e")

@@ -13,10 +13,20 @@ from aprfmt.errors import ExistsError, RefusedError, StorageError, storage_error
 from aprfmt.io.source import Buffer
 
 
-def check_target(target: str | os.PathLike[str], sources: list[str], force: bool) -> None:
-    """Refuses an output that is one of the inputs, that exists (without `force`) or whose folder is missing."""
+def check_target(
+    target: str | os.PathLike[str], sources: list[str], force: bool, *, folder: bool = False
+) -> None:
+    """Refuses an output that is an input, exists (without `force`), is of another kind, or has no folder to lie in.
+
+    `folder` says that the output is one; a device or a pipe is never replaced.
+    """
     name = os.fspath(target)
     if os.path.lexists(name):
+        if os.path.exists(name) and not (os.path.isdir(name) if folder else os.path.isfile(name)):
+            wanted = "a folder" if folder else "a plain file"
+            raise RefusedError(
+                f"the output exists and is not {wanted}", path=name, hint="choose another name with -o"
+            )
         for source in sources:
             if os.path.exists(name) and os.path.samefile(name, source):
                 raise RefusedError("the output is the input", path=name, hint="choose another name with -o")
@@ -84,27 +94,12 @@ class AtomicFile:
         try:
             if kind is None:
                 os.fsync(self._fd)
-                self._publish()
+                _appear(self._temporary, self.target, self._force)
+                _sync_folder(os.path.dirname(self.target))
         except OSError as os_error:
             raise storage_error(os_error, self.target) from os_error
         finally:
             self._discard()
-
-    def _publish(self) -> None:
-        if self._force:
-            os.replace(self._temporary, self.target)
-        else:
-            try:
-                os.link(self._temporary, self.target)
-            except FileExistsError:
-                raise ExistsError(
-                    "the output exists", path=self.target, hint="add --force to replace it"
-                ) from None
-            except OSError:  # a file system without hard links
-                if os.path.lexists(self.target):
-                    raise ExistsError("the output exists", path=self.target) from None
-                os.rename(self._temporary, self.target)
-        _sync_folder(os.path.dirname(self.target))
 
     def _discard(self) -> None:
         if self._fd >= 0:
@@ -112,6 +107,75 @@ class AtomicFile:
             self._fd = -1
         if self._temporary and os.path.lexists(self._temporary):
             os.unlink(self._temporary)
+
+
+def _appear(temporary: str, target: str, force: bool) -> None:
+    """Gives a complete file its name; without `force` never in the place of another. Raises ExistsError."""
+    if force:
+        os.replace(temporary, target)
+        return
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise ExistsError("the output exists", path=target, hint="add --force to replace it") from None
+    except OSError:  # a file system without hard links
+        if os.path.lexists(target):
+            raise ExistsError("the output exists", path=target) from None
+        os.rename(temporary, target)
+
+
+class AtomicFiles:
+    """Several files of one folder that appear under their names together, when the `with` block ends well.
+
+    They are written in a temporary folder beside them, which the `with` statement gives. When one of them cannot
+    appear, those that did are taken back, and what they replaced (`force`) is put back.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, force: bool = False, n_bytes: int = 0) -> None:
+        self.folder = os.path.abspath(folder)
+        self._force = force
+        self._n_bytes = n_bytes
+        self._temporary = ""
+
+    def __enter__(self) -> Path:
+        check_space(self.folder, self._n_bytes)
+        try:
+            self._temporary = tempfile.mkdtemp(prefix=".parts.", suffix=".tmp", dir=self.folder)
+        except OSError as error:
+            raise storage_error(error, self.folder) from error
+        return Path(self._temporary)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        except OSError as os_error:
+            raise storage_error(os_error, self.folder) from os_error
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _publish(self) -> None:
+        done: list[tuple[str, str | None]] = []
+        try:
+            for name in sorted(os.listdir(self._temporary)):
+                target, old = os.path.join(self.folder, name), None
+                if self._force and os.path.lexists(target):
+                    old = os.path.join(self._temporary, f"{name}.old")
+                    os.rename(target, old)
+                    done.append((target, old))
+                _appear(os.path.join(self._temporary, name), target, force=False)
+                if old is None:
+                    done.append((target, None))
+            _sync_folder(self.folder)
+        except BaseException:
+            for target, old in reversed(done):
+                if old is not None:
+                    os.replace(old, target)
+                else:
+                    os.unlink(target)
+            raise
 
 
 class AtomicFolder:

@@ -8,7 +8,7 @@ import stat
 import threading
 from typing import Self
 
-from aprfmt.errors import RefusedError, TruncatedError, UsageError, storage_error
+from aprfmt.errors import NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_error
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,16 +30,20 @@ class Source:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Opens `path` for reading. Raises NotFoundError, StorageError, or RefusedError for what is no plain file."""
+        """Opens `path` for reading. Raises NotFoundError, StorageError, UnknownFormatError (a device, a pipe)."""
         name = os.fspath(path)
         try:
+            if "\0" in name:
+                raise NotFoundError("no file name holds a zero byte", path=name)
             fd = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
         except OSError as error:
             raise storage_error(error, name) from error
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             os.close(fd)
-            raise RefusedError("not a plain file", path=name)
+            raise UnknownFormatError(
+                "not a plain file", path=name, hint="name a model file or a Hugging Face folder"
+            )
         return cls(name, fd, None, info.st_size)
 
     @classmethod

@@ -118,7 +118,13 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
         types=types,
         scores=scores,
         pre=_string(metadata, "tokenizer.pre_type"),
-        special=_typed({**special, **_mapping(own.get("special"), "special")}, int, "special id"),
+        special={
+            role: i
+            for role, i in _typed(
+                {**special, **_mapping(own.get("special"), "special")}, int, "special id"
+            ).items()
+            if 0 <= i < 1 << 32  # -1 stands for none
+        },
         flags=_typed(flags, bool, "flag"),
         chat_template=template if template is None else _patch_text(template, patches, "chat_template", ""),
         chat_templates={

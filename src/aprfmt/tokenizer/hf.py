@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,11 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Any] | None = No
         UnsupportedError: an algorithm other than BPE, or only files of other tokenizer libraries.
     """
     kept = {name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}
-    settings = _object(kept, "tokenizer_config.json")
+    settings = {**_special_map(kept), **_object(kept, "tokenizer_config.json")}
     if "tokenizer.json" in kept:
         parsed, source = _object(kept, "tokenizer.json"), "tokenizer.json"
     elif "vocab.json" in kept and "merges.txt" in kept:
-        parsed, source = _old_files(kept), "vocab.json"
+        parsed, source = _old_files(kept, settings), "vocab.json"
     else:
         other = sorted(kept.keys() & {"tokenizer.model", "spiece.model", "vocab.txt", "tekken.json"})
         if not other:
@@ -152,15 +152,29 @@ def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return value
 
 
-def _old_files(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """vocab.json, merges.txt and added_tokens.json in the shape of a tokenizer.json."""
+def _special_map(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The roles of special_tokens_map.json, which count where tokenizer_config.json does not name one."""
+    entries = _object(files, "special_tokens_map.json").items()
+    return {key: value for key, value in entries if key.endswith(("_token", "_special_tokens"))}
+
+
+def _old_files(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """vocab.json, merges.txt and added_tokens.json in the shape of a tokenizer.json.
+
+    Added tokens are special unless tokenizer_config.json says otherwise.
+    """
     try:
-        lines = files["merges.txt"].decode("utf-8").splitlines()
+        # Not splitlines: a token may hold any of the characters that Unicode counts as line ends.
+        lines = [line.removesuffix("\r") for line in files["merges.txt"].decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise CorruptError(f"no UTF-8 text: {error}", path="merges.txt") from error
     merges = [line for line in lines if line.strip() and not line.startswith("#version")]
+    decoder = settings.get("added_tokens_decoder")
+    entries = [e for e in decoder.values() if isinstance(e, Mapping)] if isinstance(decoder, Mapping) else []
+    ordinary = [entry.get("content") for entry in entries if entry.get("special") is False]
     added = [
-        {"content": text, "id": i, "special": True} for text, i in _object(files, "added_tokens.json").items()
+        {"content": text, "id": i, "special": text not in ordinary}
+        for text, i in _object(files, "added_tokens.json").items()
     ]
     model = {"type": "BPE", "vocab": _object(files, "vocab.json"), "merges": merges}
     return {"model": model, "added_tokens": added, "post_processor": {"type": "ByteLevel"}}
@@ -314,27 +328,30 @@ def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[floa
     return [score(text, kind) for text, kind in zip(tokens, types, strict=True)]
 
 
-def _byte_level(step: object) -> bool:
+def _steps(step: object) -> Iterator[Mapping[str, Any]]:
+    """A normaliser or pre-tokenizer and all the steps inside it; a crafted file nests them thousands deep."""
+    left = [step]
+    while left:
+        step = left.pop()
+        if isinstance(step, Mapping):
+            yield step
+            inner = step.get("normalizers") or step.get("pretokenizers")
+            left += inner if isinstance(inner, list) else []
+
+
+def _byte_level(pre_tokenizer: object) -> bool:
     """Whether a pre-tokenizer turns text into GPT-2's byte alphabet."""
-    if not isinstance(step, Mapping):
-        return False
-    inner = step.get("pretokenizers")
-    return step.get("type") == "ByteLevel" or (isinstance(inner, list) and any(map(_byte_level, inner)))
+    return any(step.get("type") == "ByteLevel" for step in _steps(pre_tokenizer))
 
 
 def _adds_space_prefix(parsed: Mapping[str, Any]) -> bool:
     """Whether a SentencePiece-style tokenizer puts a space before the text."""
 
-    def prepends(step: object) -> bool:
-        if not isinstance(step, Mapping):
-            return False
-        inner = step.get("normalizers") or step.get("pretokenizers")
-        if isinstance(inner, list):
-            return any(map(prepends, inner))
+    def prepends(step: Mapping[str, Any]) -> bool:
         scheme = step.get("prepend_scheme", "always" if step.get("add_prefix_space") else "never")
         return step.get("type") == "Prepend" or (step.get("type") == "Metaspace" and scheme != "never")
 
-    return prepends(parsed.get("normalizer")) or prepends(parsed.get("pre_tokenizer"))
+    return any(prepends(step) for key in ("normalizer", "pre_tokenizer") for step in _steps(parsed.get(key)))
 
 
 def _pre(files: Mapping[str, bytes], parsed: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:

@@ -121,6 +121,7 @@ _IGNORE_MERGES = {
     "youtu",
     "granite-embed-multi-97m",
 }
+_MAX_GROWTH = 1 << 12
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 
 
@@ -150,7 +151,7 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
 
 def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: bool) -> PreChoice:
     """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
-    hashed = _by_hash(tokenizer_json)
+    hashed = _by_hash(tokenizer_json) if _growth(parsed.get("normalizer")) <= _MAX_GROWTH else None
     if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES):
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
     alike = _by_structure(parsed, ignore_merges)
@@ -167,6 +168,18 @@ def rule(name: str | None) -> Rule | None:
     return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
 
 
+def _growth(normalizer: object) -> int:
+    """By how much the Replace steps of a normaliser can multiply a text, at most."""
+    growth, steps = 1, [normalizer]
+    while steps and growth <= _MAX_GROWTH:
+        step = steps.pop()
+        if isinstance(step, Mapping):
+            inner, content = step.get("normalizers"), step.get("content")
+            steps += inner if isinstance(inner, list) else []
+            growth *= 1 + len(content) if isinstance(content, str) else 1
+    return growth
+
+
 def _by_hash(tokenizer_json: bytes) -> str | None:
     """The name by the ids of the probe text; None when unknown or without the `tokenizers` package."""
     try:
@@ -174,8 +187,14 @@ def _by_hash(tokenizer_json: bytes) -> str | None:
     except ImportError:
         return None
     try:
-        ids = Tokenizer.from_buffer(tokenizer_json).encode(PROBE).ids
-    except Exception:  # the package raises bare Exception for a file that it cannot use
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        # The digests are those of the whole probe; a crafted padding would also take any amount of memory.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        ids = tokenizer.encode(PROBE).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # a bare Exception for a file that it cannot use, its own kind for a Rust panic
         return None
     return HASHES.get(hashlib.sha256(str(ids).encode()).hexdigest())
 

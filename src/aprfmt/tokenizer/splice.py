@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
@@ -26,6 +27,9 @@ __all__ = ["explain", "join", "split"]
 Piece = str | dict[str, Any]
 
 _MAX_RUNS = 4096
+_MAX_PLACES = 16
+"""How many places of a file are tried for a list: each costs as much as writing the list."""
+
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _VOCAB_ENTRY = re.compile(rf"{_STRING}(?P<colon>\s*:\s*)\d+(?P<between>\s*,\s*)?")
 _TEXT_ENTRY = re.compile(rf"{_STRING}(?P<between>\s*,\s*)?")
@@ -132,10 +136,8 @@ def _placed(
     text: str, opening: str, entry: re.Pattern[str], piece: dict[str, Any], tok: Tokenizer
 ) -> _Part | None:
     """The piece with the file's own punctuation, where what it gives stands in the text."""
-    for match in re.finditer(opening, text):
-        first = entry.match(text, match.end())
-        if first is None:
-            continue
+    found = ((m, f) for m in re.finditer(opening, text) if (f := entry.match(text, m.end())) is not None)
+    for match, first in islice(found, _MAX_PLACES):
         for ascii_only in (False, True):
             styled = {**piece, **first.groupdict(default=""), "ascii": ascii_only}
             try:

@@ -1,0 +1,66 @@
+"""Licence ids: SPDX expressions as users give them, and a word about those that model cards use."""
+
+from __future__ import annotations
+
+from aprfmt.errors import UsageError
+
+# What people write instead of naming a licence, with no id that could be meant.
+_PLACEHOLDERS = ("", "unknown", "proprietary", "tbd", "todo", "n/a", "none", "noassertion", "other")
+
+
+def is_spdx(text: str) -> bool:
+    """Whether `text` is an SPDX licence expression, in any case; `LicenseRef-<name>` counts."""
+    return _canonical(text) is not None
+
+
+def _canonical(text: str) -> str | None:
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+    if text.strip().lower() in _PLACEHOLDERS:
+        return None
+    try:
+        return str(canonicalize_license_expression(text.strip()))
+    except InvalidLicenseExpression:
+        return None
+
+
+def canonical_license(text: str, flag: str) -> str:
+    """`text` as SPDX spells it: "apache-2.0" -> "Apache-2.0".
+
+    Raises UsageError, which names `flag` and the nearest id, for what is no SPDX expression.
+    """
+    canonical = _canonical(text)
+    if canonical is not None:
+        return canonical
+    if not text.strip():
+        raise UsageError(f"{flag} is empty", hint=_hint(text))
+    raise UsageError(f"{flag} {text!r} is no SPDX licence id", hint=_hint(text))
+
+
+def _hint(text: str) -> str:
+    own = "a licence of your own is LicenseRef-<name>"
+    nearest = nearest_id(text)
+    return f"the nearest id is {nearest}; {own}" if nearest else f"for instance MIT or Apache-2.0; {own}"
+
+
+def nearest_id(text: str) -> str | None:
+    """The SPDX id most like `text`, None when none is like it."""
+    from difflib import get_close_matches
+
+    from packaging.licenses._spdx import LICENSES
+
+    if text.strip().lower() in _PLACEHOLDERS:
+        return None
+    found = get_close_matches(text.strip().lower(), LICENSES, n=1, cutoff=0.6)
+    return LICENSES[found[0]]["id"] if found else None
+
+
+def license_warnings(text: str | None, name: str | None = None) -> list[str]:
+    """A warning for a source's licence that is no SPDX id; it is kept as the source spells it.
+
+    `name` is what the source calls the licence beside its id, as cards do with `license: other`.
+    """
+    if text is None or all(is_spdx(part) for part in text.split(",")):
+        return []
+    called = f" ({name})" if name else ""
+    return [f"license {text!r}{called} is no SPDX id; it is kept as it is (apr stamp --license sets another)"]

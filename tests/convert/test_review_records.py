@@ -1,0 +1,121 @@
+"""The record of the source files: exact where it is claimed, harmless where it was made up."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFValueType
+from plain_models import CONFIG, GGUF_KEYS, METADATA, gguf_names, weights, write_folder, write_gguf
+
+import aprfmt
+from aprfmt import limits
+
+TEXT = json.dumps(CONFIG).encode()
+CONFIG_FILE = {"name": "config.json", "size": len(TEXT), "segments": [["b", len(TEXT)]]}
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+def entry(name: str, size: int, *segments: list[Any]) -> dict[str, Any]:
+    return {"name": name, "size": size, "segments": list(segments)}
+
+
+@pytest.mark.parametrize(
+    ("files", "literals"),
+    [
+        ([entry("config.json", 1 << 40, ["z", 1 << 40])], b""),
+        ([entry("config.json", 3, ["b", 3])], b"abc"),
+        ([entry("config.json", 3, ["b", 3])], b"[1]"),
+        ([entry("config.json", len(TEXT) - 5, ["b", len(TEXT)], ["z", -5])], TEXT),
+        ([CONFIG_FILE, entry("a", 1, ["z", 1]), entry("a/b", 1, ["z", 1])], TEXT),
+        ([CONFIG_FILE, entry("d" * 300 + "/b", 1, ["z", 1])], TEXT),
+        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "rope_permute", 0])], TEXT),
+        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "shuffle", 2])], TEXT),
+        ([], b""),
+    ],
+)
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_a_crafted_record_is_refused(files: list[Any], literals: bytes, form: str, tmp_path: Path) -> None:
+    record = {
+        "format": form,
+        "files": files,
+        "literals": base64.b64encode(zlib.compress(literals)).decode(),
+    }
+    aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
+    with pytest.raises(aprfmt.AprError):
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format=form)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.apr"]
+
+
+def test_a_crafted_alignment_is_refused(tmp_path: Path) -> None:
+    keys = GGUF_KEYS | {"general.alignment": (GGUFValueType.STRING, "x")}
+    image = write_gguf(tmp_path / "s.gguf", {}, keys).read_bytes()
+    record = {
+        "format": "gguf",
+        "files": [entry("s.gguf", len(image), ["b", len(image)])],
+        "literals": base64.b64encode(zlib.compress(image)).decode(),
+    }
+    aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record, "name": "edited"})
+    with pytest.raises(aprfmt.AprError):
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out.gguf")
+
+
+def test_a_head_of_its_own_in_a_model_declared_tied_comes_back(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", tie_word_embeddings=True)
+    assert aprfmt.import_model(folder, tmp_path / "m.apr").lossless
+    assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back").lossless
+    for path in folder.iterdir():
+        assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("general.version", GGUFValueType.UINT32, 3),
+        ("llama.rope.scaling.type", GGUFValueType.STRING, "longrope"),
+        ("general.name", GGUFValueType.STRING, "QQQQ"),
+        ("tokenizer.chat_templates", GGUFValueType.ARRAY, ["tool_use", "rag"]),
+    ],
+    ids=lambda key: key[0],
+)
+def test_a_gguf_with_an_unusual_key_comes_back(key: tuple[str, Any, Any], tmp_path: Path) -> None:
+    keys = GGUF_KEYS | {key[0]: key[1:]}
+    if key[0] == "tokenizer.chat_templates":
+        keys |= {
+            "tokenizer.ggml.model": (GGUFValueType.STRING, "llama"),
+            "tokenizer.ggml.tokens": (GGUFValueType.ARRAY, ["a", "b"]),
+            "tokenizer.chat_template.tool_use": (GGUFValueType.STRING, "T"),
+            "tokenizer.chat_template.rag": (GGUFValueType.STRING, "R"),
+        }
+    source = write_gguf(tmp_path / "s.gguf", {} if "token" in key[0] else gguf_names(weights()), keys)
+    source.write_bytes(source.read_bytes().replace(b"QQQQ", b"\xff\xfeQQ"))  # a name that is no UTF-8
+    assert aprfmt.import_model(source, tmp_path / "m.apr").lossless
+    assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf").lossless
+    assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("n_keys", [0, len(GGUF_KEYS)])
+def test_a_gguf_of_a_vocabulary_or_without_one_comes_back(n_keys: int, tmp_path: Path) -> None:
+    keys = dict(list(GGUF_KEYS.items())[:n_keys])
+    if not n_keys:
+        keys["tokenizer.ggml.model"] = (GGUFValueType.STRING, "llama")
+        keys["tokenizer.ggml.tokens"] = (GGUFValueType.ARRAY, ["a", "b"])
+    source = write_gguf(tmp_path / "s.gguf", gguf_names(weights()) if n_keys else {}, keys)
+    assert aprfmt.import_model(source, tmp_path / "m.apr").lossless
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf")
+    assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()
+
+
+def test_foreign_bytes_behind_the_tensors_are_bounded(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("aprfmt.convert.recipe.MAX_LITERAL_BYTES", 1 << 16)
+    assert limits.MAX_LITERAL_BYTES * 4 // 3 < limits.MAX_METADATA_BYTES
+    source = write_gguf(tmp_path / "s.gguf", gguf_names(weights()))
+    source.write_bytes(source.read_bytes() + bytes(1 << 20))
+    aprfmt.import_model(source, tmp_path / "zeros.apr")
+    source.write_bytes(source.read_bytes() + b"x" * (1 << 17))
+    with pytest.raises(aprfmt.AprError, match="neither tensors nor vocabulary"):
+        aprfmt.import_model(source, tmp_path / "m.apr")

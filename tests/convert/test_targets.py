@@ -1,0 +1,65 @@
+"""Where an output may go: never over a device, a pipe or something of another kind."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import aprfmt
+from aprfmt.convert.api import target_format
+from aprfmt.errors import RefusedError, UnknownFormatError, UsageError
+
+
+def test_a_pipe_is_not_replaced_even_by_force(tiny_gguf: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RefusedError, match="not a plain file"):
+        aprfmt.import_model(tiny_gguf, tmp_path / "pipe", force=True)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_a_folder_is_no_file_and_a_file_no_folder(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RefusedError, match="not a plain file"):
+        aprfmt.import_model(tiny_gguf, tmp_path / "folder", force=True)
+    with pytest.raises(RefusedError, match="not a folder"):
+        aprfmt.export_model(tiny_gguf, tmp_path / "file", format="hf", force=True)
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_pipe_is_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnknownFormatError, match="not a plain file"):
+        aprfmt.open(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("a.apr", "apr"),
+        ("a.GGUF", "gguf"),
+        ("a.safetensors", "safetensors"),
+        ("folder", "hf"),
+        ("smollm2-v1.5", "hf"),
+    ],
+)
+def test_the_suffix_names_the_format(name: str, target: str) -> None:
+    assert target_format(name) == target
+
+
+@pytest.mark.parametrize("name", ["a.ggfu", "a.bin", "a.safetensor", "a.onnx"])
+def test_a_suffix_of_no_format_is_a_slip(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="suffix"):
+        target_format(tmp_path / name)
+    (tmp_path / name).mkdir()
+    assert target_format(tmp_path / name) == "hf"
+    assert target_format(tmp_path / name, "gguf") == "gguf"
+
+
+def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
+    with pytest.raises(UsageError, match="by hand"):
+        aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"aprfmt.tensors": {}})
