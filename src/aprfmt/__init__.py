@@ -8,13 +8,19 @@ from aprfmt.errors import AprError
 
 __version__ = "0.1.0"
 
-# Public name -> module that holds it; loaded on first use so that `import aprfmt` stays cheap.
+# Public name -> module (and the name there, if another), loaded on first use so that `import aprfmt` stays cheap.
 _LAZY = {
     "detect": "aprfmt.formats",
     "open": "aprfmt.formats",
     "RawTensor": "aprfmt.formats.apr2_write",
     "save_file": "aprfmt.formats.apr2_write",
     "load_file": "aprfmt.formats.apr2_write",
+    "rewrite_file": "aprfmt.formats.apr2_write:rewrite",
+    "APR_FLAGS": "aprfmt.formats.apr2:FLAGS",
+    "canonicalize_aliases": "aprfmt.formats.apr_metadata",
+    "dump_metadata": "aprfmt.formats.apr_metadata:dump",
+    "stamp_metadata": "aprfmt.formats.apr_metadata:stamp",
+    "encode": "aprfmt.codecs.convert",
     "read_v1": "aprfmt.formats.apr1",
     "write_v1": "aprfmt.formats.apr1",
     "stamp_file": "aprfmt.convert.stamp",
@@ -27,40 +33,53 @@ _LAZY = {
 }
 
 __all__ = [
+    "APR_FLAGS",
     "AprError",
     "Model",
     "RawTensor",
     "Report",
     "Tensor",
     "__version__",
+    "canonicalize_aliases",
     "convert_model",
     "detect",
+    "dump_metadata",
+    "encode",
     "export_model",
     "import_model",
     "load_file",
     "open",
     "read_v1",
+    "rewrite_file",
     "save_file",
     "stamp_file",
+    "stamp_metadata",
     "write_v1",
 ]
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.convert import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model
     from aprfmt.convert.stamp import stamp_file
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1
+    from aprfmt.formats.apr2 import FLAGS as APR_FLAGS
     from aprfmt.formats.apr2_write import RawTensor, load_file, save_file
+    from aprfmt.formats.apr2_write import rewrite as rewrite_file
+    from aprfmt.formats.apr_metadata import canonicalize_aliases
+    from aprfmt.formats.apr_metadata import dump as dump_metadata
+    from aprfmt.formats.apr_metadata import stamp as stamp_metadata
     from aprfmt.model import Model, Tensor
 
 
 def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
+    place = _LAZY.get(name)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(module), name)
+    module, _, other = place.partition(":")
+    value = getattr(import_module(module), other or name)
     globals()[name] = value
     return value
 

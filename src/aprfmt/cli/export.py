@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.cli.options import (
+    ArchOption,
     DtypeOption,
     ForceOption,
     FormatOption,
@@ -14,6 +15,7 @@ from aprfmt.cli.options import (
     PreOption,
     QuietOption,
     ShardSizeOption,
+    UnmappedOption,
     VerifyOption,
 )
 from aprfmt.cli.transfer import parse_shard_size, transfer
@@ -28,6 +30,8 @@ def command(
     pre: PreOption = None,
     pad_style: PadStyleOption = "llama.cpp",
     shard_size: ShardSizeOption = None,
+    arch: ArchOption = None,
+    allow_unmapped: UnmappedOption = False,
     verify: VerifyOption = False,
     plan: PlanOption = False,
     force: ForceOption = False,
@@ -55,6 +59,8 @@ def command(
         pre=pre,
         pad_style=pad_style,
         shard_size=parse_shard_size(shard_size),
+        arch=arch,
+        allow_unmapped=allow_unmapped,
         verify=verify,
         force=force,
     )

@@ -148,6 +148,7 @@ def encode(dtype: str, array: Array) -> bytes:
     """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
     import numpy as np
 
+    dtype = find_dtype(dtype).name
     values = np.ascontiguousarray(array)
     shape = tuple(int(dim) for dim in array.shape)
     if values.dtype.kind not in "f":

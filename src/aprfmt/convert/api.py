@@ -224,7 +224,7 @@ def _override(c: Canonical, options: Options) -> None:
     if "license" in stated:
         c.general = provenance.without_license(c.general)
     if options.tokenizer is not None:
-        c.tokenizer = read_tokenizer(Path(options.tokenizer), c)
+        c.tokenizer = read_tokenizer(Path(options.tokenizer))
 
 
 def _recipe(c: Canonical, target: str) -> Recipe | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from aprfmt.arch import names
 from aprfmt.convert.canonical import EMBEDDING, Canonical
-from aprfmt.errors import NotFoundError, RefusedError, storage_error
-from aprfmt.limits import MAX_TEXT_FILE_BYTES
+from aprfmt.errors import RefusedError
+from aprfmt.formats import hf_files
 from aprfmt.model import Model
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
@@ -18,19 +17,6 @@ from aprfmt.tokenizer.model import Tokenizer
 REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 
 _FIRST = "model.layers.0."
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 def require_config(model: Model, allow_no_config: bool) -> None:
@@ -92,22 +78,13 @@ def check_vocabulary(c: Canonical) -> None:
         )
 
 
-def read_tokenizer(path: Path, c: Canonical) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
-    if not path.exists():
-        raise NotFoundError("no such tokenizer file or folder", path=path)
-    candidates = [path / name for name in _TOKENIZER_FILES] if path.is_dir() else [path]
-    files = {}
-    for file in candidates:
-        try:
-            if file.is_file():
-                if file.stat().st_size > MAX_TEXT_FILE_BYTES:
-                    raise RefusedError("too large for a tokenizer file", path=file)
-                files["tokenizer.json" if file == path else file.name] = file.read_bytes()
-        except OSError as error:
-            raise storage_error(error, file) from error
-    config = _config(path / "config.json") if path.is_dir() else None
-    tokenizer = tokenizer_hf.read_files(files, config)
+    if path.is_dir():
+        config = path / "config.json"
+        tokenizer = hf_files.load_tokenizer(path, hf_files.read_config(config) if config.is_file() else None)
+    else:
+        tokenizer = tokenizer_hf.read_files({"tokenizer.json": hf_files.read_text_file(path)}, None)
     if tokenizer is None:
         raise RefusedError(
             "no tokenizer in the folder",
@@ -115,13 +92,3 @@ def read_tokenizer(path: Path, c: Canonical) -> Tokenizer:
             hint="it must hold tokenizer.json (or vocab.json and merges.txt)",
         )
     return tokenizer
-
-
-def _config(path: Path) -> dict[str, object] | None:
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RefusedError(f"not JSON: {error}", path=path) from error
-    return value if isinstance(value, dict) else None

@@ -73,6 +73,8 @@ def _load(text: str) -> dict[str, Any]:
     try:
         _check_events(text)
         value = yaml.load(text, Loader=yaml.BaseLoader)  # builds nothing but str, list and dict
+    except (CorruptError, LimitError):
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = getattr(error, "problem", None) or type(error).__name__
         raise CorruptError(f"its front matter is not valid YAML: {problem}") from error

@@ -139,7 +139,7 @@ def _edited(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 def _with_tokenizer(model: Model, values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`values` with the tokenizer replaced; the record of the source files goes, since it names the old lists."""
     c = canonical(model, allow_unmapped=True)
-    c.tokenizer = read_tokenizer(folder, c)
+    c.tokenizer = read_tokenizer(folder)
     check_vocabulary(c)
     kept = {
         k: v
