@@ -60,7 +60,7 @@ def table(title: str, times: dict[str, float], peer: str) -> None:
     """Prints a Markdown table; `peer` is the 1.0."""
     print(f"\n| {title} | ms | x {peer} |\n|---|---|---|")
     for name, value in times.items():
-        print(f"| {name} | {value:.2f} | {value / times[peer]:.2f} |")
+        print(f"| {name} | {value:.2f} | {value / times[peer]:.3g} |")
 
 
 def main() -> None:
