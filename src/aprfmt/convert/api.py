@@ -39,7 +39,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Every option of a conversion, as in the command line; see interface.md of the README's option table."""
+    """Every option of a conversion; `apr convert --help` explains them."""
 
     arch: str | None = None
     dtype: str = "keep"
@@ -60,8 +60,16 @@ class Options:
 
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
-        quiet = {"format", "verify", "plan", "force", "progress", "allow_no_config", "allow_unmapped"}
-        quiet.add("shard_size")
+        quiet = {
+            "format",
+            "shard_size",
+            "verify",
+            "plan",
+            "force",
+            "progress",
+            "allow_no_config",
+            "allow_unmapped",
+        }
         return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in quiet)
 
 
@@ -151,8 +159,15 @@ def _paths(model: Model) -> list[str]:
     return [str(model.path), *own, *(source.path for source in model.sources)]
 
 
-TARGETS = {"apr": "apr-v2", "gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "mlx"}
-TARGETS["apr-shards"] = "apr-v2"
+# What --format takes -> id of the container in the report.
+TARGETS = {
+    "apr": "apr-v2",
+    "apr-shards": "apr-v2",
+    "gguf": "gguf",
+    "safetensors": "safetensors",
+    "hf": "hf",
+    "mlx": "mlx",
+}
 _FOLDERS = ("hf", "mlx", "apr-shards")
 _SUFFIXES = {".apr": "apr", ".gguf": "gguf", ".safetensors": "safetensors"}
 

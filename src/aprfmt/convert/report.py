@@ -21,7 +21,7 @@ class Report:
         lossless: whether the source can be had back byte for byte from the output.
         losses: what the output does not hold exactly, one sentence each.
         memory_bytes: estimate of the peak working memory.
-        tensors: output tensors with source name, dtypes and shape; filled for plans.
+        tensors: output tensors with dtype, shape and size; filled for plans.
         files: paths of an output in several files beside each other, of which `output` is the first.
     """
 
