@@ -249,6 +249,13 @@ class KvMapping(Mapping[str, Any]):
         entry = self.entries[key]
         return self._data[entry.start : entry.end]
 
+    def kind(self, key: str) -> str | tuple[str, str] | None:
+        """The type's name, ("ARRAY", element type's name) for arrays, None for arrays of arrays. Raises KeyError."""
+        entry = self.entries[key]
+        if entry.elem_type is None:
+            return entry.type.name
+        return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
+
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._values[key] = decode(self._data, self.entries[key])

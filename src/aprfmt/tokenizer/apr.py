@@ -3,7 +3,7 @@
     tokenizer.model, .vocabulary, .vocab_size, .merges, .pre_type, .token_type, .scores,
     tokenizer.bos_token_id, .eos_token_id, .padding_token_id, .add_bos_token     reference readers know these
     chat_template                                                                the typed field
-    aprfmt.tokenizer {special, flags, chat_templates, n_added, gguf_keys, patches}           all the rest
+    aprfmt.tokenizer {special, flags, chat_templates, n_added, extra, gguf_keys, pre_note, patches}    the rest
 
 Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` holds their
 bytes.
@@ -11,6 +11,8 @@ bytes.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import re
 import struct
@@ -32,6 +34,12 @@ _MODELS = {
     "spm": "llama",
     "sentencepiece": "llama",
     "wordpiece": "bert",
+}
+_PYTHON = {
+    **dict.fromkeys([f"{sign}INT{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)], {int}),
+    **dict.fromkeys(["FLOAT32", "FLOAT64"], {int, float}),
+    "BOOL": {bool},
+    "STRING": {str},
 }
 _LOOKS_SPECIAL = re.compile(r"<\|.+\|>|</?[a-z_]{1,17}>", re.DOTALL)
 _LOOKS_UNUSED = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|")
@@ -74,7 +82,9 @@ def to_metadata(tok: Tokenizer) -> dict[str, Any]:
         "flags": {flag: value for flag, value in tok.flags.items() if flag != "add_bos"},
         "chat_templates": {name: _text(text) for name, text in tok.chat_templates.items()},
         "n_added": tok.n_added,
+        "extra": {key: [kind, _plain(value)] for key, (kind, value) in tok.extra.items()},
         "gguf_keys": [key for key, _, _ in to_gguf(tok, vocab_size=None)],
+        "pre_note": tok.pre_note if tok.pre is None else "",
         "patches": {name: patch for name, patch in patches.items() if patch},
     }
     values[OWN_KEY] = {key: value for key, value in own.items() if value}
@@ -132,10 +142,46 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
             for name, text in _typed(templates, str, "chat template").items()
         },
         n_added=_typed({"n_added": own.get("n_added")}, int, "count").get("n_added", 0),
+        extra=_extra(_mapping(own.get("extra"), "extra")),
         gguf_keys=[key for key in own.get("gguf_keys", []) if isinstance(key, str)]
         if isinstance(own.get("gguf_keys"), list)
         else [],
+        pre_note=_typed({"note": own.get("pre_note")}, str, "pre").get("note", ""),
     )
+
+
+def _plain(value: Any) -> Any:
+    """Bytes, and texts that are no Unicode, as an object; everything else is JSON already."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return {"hex": hexed} if isinstance(value, str) and (hexed := _patch(value)) is not None else value
+
+
+def _extra(stored: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, pair in stored.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str | list):
+            raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] is no pair of type and value")
+        kind, value = pair
+        if isinstance(value, Mapping) and "base64" in value:
+            try:
+                value = base64.b64decode(value["base64"], validate=True)
+            except (binascii.Error, TypeError, ValueError) as error:
+                raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] is no base64: {error}") from error
+        elif isinstance(value, Mapping):
+            value = _unhex(value.get("hex")).decode("utf-8", "surrogateescape")
+        found[key] = (_kind(kind, value, key), value)
+    return found
+
+
+def _kind(kind: str | list[Any], value: object, key: str) -> str | tuple[str, ...]:
+    """The GGUF type of an extra entry. Raises CorruptError where the value does not fit it."""
+    inner = kind[1] if isinstance(kind, list) and kind[:1] == ["ARRAY"] and len(kind) == 2 else kind
+    items = value if isinstance(value, list | bytes) and isinstance(kind, list) else [value]
+    allowed = _PYTHON.get(inner) if isinstance(inner, str) else None
+    if allowed is None or not set(map(type, items)) <= allowed:
+        raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] does not fit its type {kind}")
+    return tuple(kind) if isinstance(kind, list) else kind
 
 
 def _model(metadata: Mapping[str, Any], merges: bool, scores: bool) -> str:

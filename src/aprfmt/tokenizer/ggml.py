@@ -1,4 +1,4 @@
-"""Tokenizers as GGUF key-value pairs: `tokenizer.ggml.*` and `tokenizer.chat_template*`."""
+"""Tokenizers as GGUF key-value pairs: `tokenizer.ggml.*`, `tokenizer.chat_template*` and what else is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from aprfmt.errors import CorruptError, RefusedError, UsageError
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
-__all__ = ["KV", "SPECIAL_KEYS", "from_gguf", "to_gguf"]
+__all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "to_gguf"]
 
 KV = tuple[str, Any, Any]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
@@ -41,7 +41,13 @@ _FLAG_KEYS = {
     "lowercase": "normalizer.lowercase",
     "strip_accents": "normalizer.strip_accents",
 }
+_LIST_KEYS = ("model", "tokens", "merges", "token_type", "scores", "pre")
 _HOLE_SCORE = -10000.0
+_BYTES = (("ARRAY", "UINT8"), ("ARRAY", "INT8"))
+CHARSMAP = _PREFIX + "precompiled_charsmap"
+"""SentencePiece's compiled normalisation, in `Tokenizer.extra`."""
+TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
+"""Rows of BERT's segment embedding, in `Tokenizer.extra`."""
 
 
 def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
@@ -69,8 +75,47 @@ def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
         flags={flag: _optional(kv, key, bool) for flag, key in _present(kv, _FLAG_KEYS)},
         chat_template=_optional(kv, _TEMPLATE, str),
         chat_templates=_named_templates(kv),
+        extra=_extra(kv),
         gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
+        notes=_beyond(kv, n),
     )
+
+
+def _extra(kv: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys that no attribute models, with their types; arrays of arrays or of no Unicode stay with the file."""
+    known = {_PREFIX + key for key in (*_LIST_KEYS, *SPECIAL_KEYS.values(), *_FLAG_KEYS.values())}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in kv:
+        if not key.startswith("tokenizer.") or key in known or key.startswith(_TEMPLATE):
+            continue
+        value = kv[key]
+        kind = kv.kind(key) if hasattr(kv, "kind") else _BYTES[0] if key == CHARSMAP else _kind(value)
+        if kind is None or (kind == ("ARRAY", "STRING") and not _is_unicode("".join(value))):
+            continue
+        found[key] = (kind, bytes(n & 0xFF for n in value) if kind in _BYTES else value)
+    return found
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _kind(value: object) -> Any:
+    """The type of a value that comes without one."""
+    if isinstance(value, list) and value:
+        inner = _kind(value[0])
+        return ("ARRAY", "INT32" if inner == "UINT32" else inner) if isinstance(inner, str) else None
+    kinds: dict[type, str] = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    return ("ARRAY", "UINT8") if isinstance(value, bytes) else kinds.get(type(value))
+
+
+def _beyond(kv: Mapping[str, Any], n: int) -> list[str]:
+    """Special ids that no token has; llama.cpp ignores them."""
+    return [
+        f"{key} is {kv[key]}, but there are only {n} tokens"
+        for _, key in _present(kv, SPECIAL_KEYS)
+        if n and _is_id(kv[key], key) and kv[key] >= n
+    ]
 
 
 def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.cpp") -> list[KV]:
@@ -111,9 +156,16 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
         if flag in _FLAG_KEYS:
             position = 0 if flag == "add_space_prefix" and tok.model == "gpt2" else len(keys)
             keys.insert(position, (_PREFIX + _FLAG_KEYS[flag], "BOOL", value))
+    keys += [(key, kind, _listed(kind, value)) for key, (kind, value) in tok.extra.items()]
     keys += _template_keys(tok)
     rank = {key: i for i, key in enumerate(tok.gguf_keys)}
     return sorted(keys, key=lambda entry: rank.get(entry[0], len(rank)))
+
+
+def _listed(kind: Any, value: Any) -> Any:
+    if kind == ("ARRAY", "INT8"):
+        return [n - 256 if n > 127 else n for n in value]
+    return list(value) if kind in _BYTES else value
 
 
 def _padded(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:

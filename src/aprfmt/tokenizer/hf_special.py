@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aprfmt.errors import CorruptError
+from aprfmt.errors import CorruptError, RefusedError
 
 __all__ = ["chat_templates", "special_ids"]
 
@@ -23,6 +23,7 @@ def special_ids(
     config: Mapping[str, Any],
     added: Mapping[str, int],
     tokens: Sequence[str],
+    notes: list[str],
 ) -> tuple[dict[str, int], dict[str, bool]]:
     """Special ids by role, and the add_* flags.
 
@@ -35,6 +36,10 @@ def special_ids(
         config: config.json.
         added: ids of the added tokens by text.
         tokens: text of each id.
+        notes: what the files name and the vocabulary has not is added here.
+
+    Raises:
+        RefusedError: a token that is put around every text is not in the vocabulary.
     """
     texts = {role: _text(settings.get(f"{role}_token")) for role in _ROLES}
     texts["bos"] = texts["bos"] or texts["cls"]
@@ -46,13 +51,22 @@ def special_ids(
         value = settings.get(f"add_{role}_token")
         if isinstance(value, bool):
             flags.setdefault(f"add_{role}", value)
-    special = {role: _find(text, added, tokens) for role, text in texts.items() if text is not None}
-    found = {role: i for role, i in special.items() if i is not None}
+    found: dict[str, int] = {}
+    for role, text in texts.items():
+        i = None if text is None else _find(text, added, tokens)
+        if i is not None:
+            found[role] = i
+        elif text is not None:
+            _missing(role, text, flags, notes)
     for role in _ROLES:
         config_id = _config_id(config, f"{role}_token_id")
         size = config.get("vocab_size")
-        if config_id is not None and config_id < max(len(tokens), size if isinstance(size, int) else 0):
+        if config_id is None:
+            continue
+        if config_id < max(len(tokens), size if isinstance(size, int) else 0):
             found.setdefault(role, config_id)
+        else:
+            notes.append(f"config.json: {role}_token_id {config_id} is no id of the {len(tokens)} tokens")
     if _is_llama(config):
         prefix = settings.get("add_prefix_space")
         if isinstance(prefix, bool):
@@ -62,13 +76,23 @@ def special_ids(
     return found, {flag: value for flag, value in flags.items() if flag in _FLAGS}
 
 
+def _missing(role: str, text: str, flags: Mapping[str, bool], notes: list[str]) -> None:
+    if flags.get(f"add_{role}"):
+        raise RefusedError(
+            f"every text is to get the {role} token {text!r}, which is not in the vocabulary",
+            path="tokenizer_config.json",
+            hint="the tokenizer files belong to different models: take all of them from one",
+        )
+    notes.append(f"tokenizer_config.json: the {role} token {text!r} is not in the vocabulary")
+
+
 def chat_templates(
     files: Mapping[str, bytes], settings: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, str]]:
     """The default chat template and the further ones by name.
 
     Template files win over tokenizer_config.json, as they do for transformers. Raises CorruptError for files
-    that are no UTF-8 text or no JSON.
+    that are no UTF-8 text or no JSON, and for templates that are no text.
     """
     folder, suffix = "additional_chat_templates/", ".jinja"
     named = {
@@ -84,16 +108,25 @@ def chat_templates(
             holder = json.loads(files["chat_template.json"])
         except (ValueError, RecursionError) as error:
             raise CorruptError(f"no valid JSON: {error}", path="chat_template.json") from error
-        stored = holder.get("chat_template") if isinstance(holder, Mapping) else None
+        stored = holder.get("chat_template") if isinstance(holder, Mapping) else holder
     if isinstance(stored, list):
         named = {**_listed(stored), **named}
         return named.pop("default", None), named
-    return (stored if isinstance(stored, str) else None), named
+    if stored is not None and not isinstance(stored, str):
+        raise CorruptError(f"chat_template is no text: {str(stored)[:60]}", path="tokenizer_config.json")
+    return stored, named
 
 
 def _listed(entries: list[Any]) -> dict[str, str]:
-    pairs = [(entry.get("name"), entry.get("template")) for entry in entries if isinstance(entry, Mapping)]
-    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    named = {}
+    for n, entry in enumerate(entries):
+        name, text = (
+            (entry.get("name"), entry.get("template")) if isinstance(entry, Mapping) else (None, None)
+        )
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise CorruptError(f"chat_template[{n}] is no name with a text", path="tokenizer_config.json")
+        named[name] = text
+    return named
 
 
 def _utf8(files: Mapping[str, bytes], name: str) -> str:
@@ -149,7 +182,7 @@ def _apply_processor(step: Mapping[str, Any], texts: dict[str, str | None], flag
     if kind == "ByteLevel":
         flags.setdefault("add_bos", False)
         flags.setdefault("add_eos", False)
-    elif kind == "RobertaProcessing":
+    elif kind in ("RobertaProcessing", "BertProcessing"):
         flags.update(add_bos=True, add_eos=True, add_sep=True)
         for role, stand_in in (("cls", "bos"), ("sep", "eos")):
             pair = step.get(role)

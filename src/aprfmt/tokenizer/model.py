@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 
 class TokenType(IntEnum):
@@ -22,8 +23,9 @@ class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 
     Attributes:
-        model: GGUF's word for the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece), "bert", "t5",
-            "none".
+        model: GGUF's word for the algorithm: "gpt2" (byte-level BPE), "llama" (SentencePiece merges), "t5"
+            (Unigram), "bert" (WordPiece; words begin with U+2581 instead of their tails with ##), "gemma4",
+            "rwkv", "none".
         tokens: text of each id, added tokens included; holes hold `[PAD{id}]` with type UNUSED.
         merges: "left right", by rank; empty for non-BPE.
         types: a TokenType an id; empty when the source says nothing.
@@ -37,7 +39,11 @@ class Tokenizer:
         chat_templates: further templates by name.
         n_added: how many ids come from added_tokens (0 when the source does not tell).
         files: Hugging Face tokenizer files as they were, by name: tokenizer.json, tokenizer_config.json, ...
+        extra: further `tokenizer.*` keys of GGUF that nothing here models, as (type name, value); arrays of
+            bytes as `bytes`.
         gguf_keys: the GGUF keys in the order of the file they came from; only their order, so not compared.
+        pre_note: how `pre` was chosen, or what stands against every known one; one sentence for the user.
+        notes: what is odd but harmless about the files it was read from.
     """
 
     model: str
@@ -52,4 +58,7 @@ class Tokenizer:
     chat_templates: dict[str, str] = field(default_factory=dict)
     n_added: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
+    extra: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gguf_keys: list[str] = field(default_factory=list, compare=False)
+    pre_note: str = field(default="", compare=False)
+    notes: list[str] = field(default_factory=list, compare=False)

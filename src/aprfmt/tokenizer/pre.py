@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
+from aprfmt.tokenizer.pre_nearest import nearest
 
-__all__ = ["RULES", "PreChoice", "Rule", "detect", "rule"]
+__all__ = ["RULES", "PreChoice", "Rule", "detect", "hash_name", "rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ RULES: dict[str, Rule] = {
     "command-r": Rule(("digits",), gpt2_regex=True),
     "gpt-4o": Rule((_GPT4O,)),
     "llama4": Rule((_GPT4O,)),
+    "granite-embed-multi-97m": Rule((_GPT4O,), ignore_merges=True),
     "tekken": Rule((_TEKKEN,), ignore_merges=True, add_bos=True),
     "deepseek-v3": Rule((r"\p{N}{1,3}", _KANA, _DEEPSEEK3)),
     "deepseek-coder": Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, "digits")),
@@ -119,8 +121,11 @@ _RULE_OF = {other: name for name, others in _SAME_AS.items() for other in others
 _IGNORE_MERGES = {
     *(name for name in (*RULES, *_RULE_OF) if RULES[_RULE_OF.get(name, name)].ignore_merges),
     "youtu",
-    "granite-embed-multi-97m",
 }
+_EXACT = {"gpt-4o": "granite-embed-multi-97m"}
+"""llama.cpp's rule of the first name leaves combining marks out of words, though the regex of the tokenizers
+has them in; the rule of the second has them in. It takes whole tokens before merges, so it fits where every
+token is also what its merges give. tests/tokenizer/test_tokenizer_ids.py holds the count of both."""
 _MAX_GROWTH = 1 << 12
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 
@@ -151,16 +156,59 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
 
 def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: bool) -> PreChoice:
     """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
-    hashed = _by_hash(tokenizer_json) if _growth(parsed.get("normalizer")) <= _MAX_GROWTH else None
+    alike = _by_structure(parsed, ignore_merges)
+    if alike in _EXACT and _merges_give_every_token(parsed):
+        detail = f"its splitting rules are those of {_EXACT[alike]}, and its merges give every token"
+        return PreChoice(_EXACT[alike], "structure", detail)
+    hashed = hash_name(tokenizer_json) if _growth(parsed.get("normalizer")) <= _MAX_GROWTH else None
     if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES):
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
-    alike = _by_structure(parsed, ignore_merges)
     if alike is not None:
         return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
     if hashed is not None:
         detail = f"its ids of the probe text are those of {hashed}, its merge rule is not"
         return PreChoice(hashed, "hash", detail)
-    return PreChoice(None, "none", "its splitting rules are none that llama.cpp has")
+    return PreChoice(None, "none", _unknown(parsed, ignore_merges))
+
+
+def _unknown(parsed: Mapping[str, Any], ignore_merges: bool) -> str:
+    """Why no known rule fits: the nearest one and what differs."""
+    own = _spelled(parsed.get("pre_tokenizer"))
+    if not own:
+        return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
+    known = {name: [*map(_canonical, row.splits), _final(row)] for name, row in RULES.items()}
+    name, difference = nearest(own, known)
+    if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
+        kind = normalizer.get("type") if isinstance(normalizer, Mapping) else normalizer
+        difference += f"; llama.cpp also has no normaliser {kind}"
+    elif own == known[name] and ignore_merges != RULES[name].ignore_merges:
+        difference = "only one of the two takes whole tokens before any merge"
+    return f"its splitting rules are none that llama.cpp has; the nearest is {name}: {difference}"
+
+
+def _final(row: Rule) -> str:
+    return "byte-level-regex" if row.gpt2_regex else "byte-level"
+
+
+def _is_nfc(normalizer: object) -> bool:
+    return isinstance(normalizer, Mapping) and normalizer.get("type") == "NFC"
+
+
+def _merges_give_every_token(parsed: Mapping[str, Any]) -> bool:
+    """Whether merging the characters of each token gives that token; False without `tokenizers`."""
+    try:
+        from tokenizers import Tokenizer, models
+
+        data = parsed["model"]
+        merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in data["merges"]]
+        plain = Tokenizer(models.BPE(vocab=data["vocab"], merges=merges))
+        added = {token["content"] for token in parsed.get("added_tokens") or []}
+        texts = [text for text in data["vocab"] if text not in added]
+        return all(len(found.ids) == 1 for found in plain.encode_batch_fast(texts))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # as in hash_name
+        return False
 
 
 def rule(name: str | None) -> Rule | None:
@@ -180,8 +228,8 @@ def _growth(normalizer: object) -> int:
     return growth
 
 
-def _by_hash(tokenizer_json: bytes) -> str | None:
-    """The name by the ids of the probe text; None when unknown or without the `tokenizers` package."""
+def hash_name(tokenizer_json: bytes) -> str | None:
+    """llama.cpp's own choice, by the ids of the probe text; None when unknown or without `tokenizers`."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -201,14 +249,13 @@ def _by_hash(tokenizer_json: bytes) -> str | None:
 
 def _by_structure(parsed: Mapping[str, Any], ignore_merges: bool) -> str | None:
     """The first rule with the same steps, or None; a normaliser other than NFC means different ids."""
-    normalizer = parsed.get("normalizer")
-    if normalizer and not (isinstance(normalizer, Mapping) and normalizer.get("type") == "NFC"):
+    if parsed.get("normalizer") and not _is_nfc(parsed.get("normalizer")):
         return None
     steps = _steps(parsed.get("pre_tokenizer"))
     if steps is None:
         return None
     for name, row in RULES.items():
-        known = [*map(_canonical, row.splits), "byte-level-regex" if row.gpt2_regex else "byte-level"]
+        known = [*map(_canonical, row.splits), _final(row)]
         if steps == known and row.ignore_merges == ignore_merges:
             return name
     return None
@@ -220,12 +267,26 @@ def _canonical(pattern: str) -> str:
     return "digits" if spelled == r"\p{N}" else spelled
 
 
+def _parts(pre_tokenizer: object) -> list[Mapping[str, Any]]:
+    """The steps of a pre-tokenizer, [] when it has another form."""
+    if not isinstance(pre_tokenizer, Mapping):
+        return []
+    parts = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    return parts if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts) else []
+
+
+def _spelled(pre_tokenizer: object) -> list[str]:
+    """The steps in canonical form; those of another kind by their name and settings."""
+    return [
+        _step(part) or " ".join(f"{key}={value}" for key, value in sorted(part.items(), key=str))[:400]
+        for part in _parts(pre_tokenizer)
+    ]
+
+
 def _steps(pre_tokenizer: object) -> list[str] | None:
     """The steps in canonical form, ending in the byte-level one; None when a step is of another kind."""
-    if not isinstance(pre_tokenizer, Mapping):
-        return None
-    parts = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
+    parts = _parts(pre_tokenizer)
+    if not parts:
         return None
     steps = [_step(part) for part in parts]
     known = [step for step in steps if step is not None]

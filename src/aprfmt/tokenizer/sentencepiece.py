@@ -1,0 +1,165 @@
+"""SentencePiece's tokenizer.model: the few protobuf fields that matter, read without the protobuf package.
+
+ModelProto      1 pieces (repeated), 2 trainer_spec, 3 normalizer_spec
+SentencePiece   1 piece, 2 score (f32), 3 type
+TrainerSpec     3 model_type, 24 treat_whitespace_as_suffix, 35 byte_fallback, 40..43 ids of unk, bos, eos, pad
+NormalizerSpec  2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5 escape_whitespaces
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from aprfmt.errors import CorruptError, LimitError, TruncatedError
+from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID
+
+__all__ = ["BPE", "UNIGRAM", "Piece", "SentencePiece", "read"]
+
+UNIGRAM = 1
+BPE = 2
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_ROLES = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}
+_MAX_VARINT_BYTES = 10
+
+Field = tuple[int, int, int | memoryview, int]
+"""Number, wire type, value (bits of fixed-size ones as an integer), offset."""
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """One piece; `type` numbers are those of TokenType."""
+
+    text: str
+    score: float
+    type: int
+
+
+@dataclass(slots=True)
+class SentencePiece:
+    """A tokenizer.model, with the defaults of the format for what it does not say."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    model_type: int = UNIGRAM
+    byte_fallback: bool = False
+    suffix: bool = False
+    ids: dict[str, int] = field(default_factory=lambda: {"unk": 0, "bos": 1, "eos": 2})
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    escape_whitespaces: bool = True
+
+
+def read(data: bytes, path: str) -> SentencePiece:
+    """Reads a tokenizer.model.
+
+    Raises:
+        TruncatedError, CorruptError: the bytes are no such protobuf message.
+        LimitError: too large, or more pieces than any vocabulary has.
+    """
+    if len(data) > MAX_TEXT_FILE_BYTES:
+        raise LimitError(f"{len(data)} bytes are too many for a tokenizer file", path=path)
+    model = SentencePiece()
+    for number, wire, value, offset in _fields(memoryview(data), 0, path):
+        if number in (1, 2, 3) and not isinstance(value, memoryview):
+            raise CorruptError(f"field {number} has wire type {wire}", path=path, offset=offset)
+        if number == 1 and isinstance(value, memoryview):
+            if len(model.pieces) > MAX_TOKEN_ID:
+                raise LimitError(f"more than {MAX_TOKEN_ID} pieces", path=path, offset=offset)
+            model.pieces.append(_piece(value, offset, path))
+        elif number == 2 and isinstance(value, memoryview):
+            _trainer(model, value, offset, path)
+        elif number == 3 and isinstance(value, memoryview):
+            _normalizer(model, value, offset, path)
+    if not model.pieces:
+        raise CorruptError("the file holds no pieces, it is no SentencePiece model", path=path)
+    return model
+
+
+def _piece(data: memoryview, start: int, path: str) -> Piece:
+    text, score, kind = "", 0.0, 1
+    for number, _, value, offset in _fields(data, start, path):
+        if number == 1 and isinstance(value, memoryview):
+            try:
+                text = str(value, "utf-8")
+            except UnicodeDecodeError as error:
+                raise CorruptError(f"a piece is no UTF-8 text: {error}", path=path, offset=offset) from error
+        elif number == 2 and isinstance(value, int):
+            score = struct.unpack("<f", struct.pack("<I", value & 0xFFFFFFFF))[0]
+        elif number == 3 and isinstance(value, int):
+            kind = value
+    if not 1 <= kind <= 6 or not math.isfinite(score):
+        raise CorruptError(f"piece {text!r} has type {kind} and score {score}", path=path, offset=start)
+    return Piece(text, score, kind)
+
+
+def _trainer(model: SentencePiece, data: memoryview, start: int, path: str) -> None:
+    for number, _, value, _ in _fields(data, start, path):
+        if not isinstance(value, int):
+            continue
+        if number == 3:
+            model.model_type = value
+        elif number == 24:
+            model.suffix = bool(value)
+        elif number == 35:
+            model.byte_fallback = bool(value)
+        elif number in _ROLES:
+            # a negative id, which is written as ten bytes, stands for none
+            model.ids.pop(_ROLES[number], None)
+            if value < 1 << 31:
+                model.ids[_ROLES[number]] = value
+
+
+def _normalizer(model: SentencePiece, data: memoryview, start: int, path: str) -> None:
+    for number, _, value, _ in _fields(data, start, path):
+        if number == 2 and isinstance(value, memoryview):
+            model.charsmap = bytes(value)
+        elif isinstance(value, int) and number in (3, 4, 5):
+            name = ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces")[number - 3]
+            setattr(model, name, bool(value))
+
+
+def _fields(data: memoryview, start: int, path: str) -> Iterator[Field]:
+    """The fields of one message; `start` is its offset in the file."""
+    pos = 0
+    while pos < len(data):
+        offset = start + pos
+        tag, pos = _varint(data, pos, start, path)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise CorruptError("field number 0 does not exist", path=path, offset=offset)
+        if wire == _VARINT:
+            value, pos = _varint(data, pos, start, path)
+            yield number, wire, value, offset
+        elif wire in (_FIXED64, _FIXED32):
+            size = 8 if wire == _FIXED64 else 4
+            _need(data, pos, size, start, path)
+            yield number, wire, int.from_bytes(data[pos : pos + size], "little"), offset
+            pos += size
+        elif wire == _BYTES:
+            size, pos = _varint(data, pos, start, path)
+            _need(data, pos, size, start, path)
+            yield number, wire, data[pos : pos + size], start + pos
+            pos += size
+        else:
+            raise CorruptError(f"wire type {wire} is not in use", path=path, offset=offset)
+
+
+def _need(data: memoryview, pos: int, size: int, start: int, path: str) -> None:
+    if size > len(data) - pos:
+        raise TruncatedError(
+            f"a field needs {size} bytes, {len(data) - pos} are left", path=path, offset=start + pos
+        )
+
+
+def _varint(data: memoryview, pos: int, start: int, path: str) -> tuple[int, int]:
+    value = 0
+    for n in range(_MAX_VARINT_BYTES):
+        _need(data, pos + n, 1, start, path)
+        byte = data[pos + n]
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return value, pos + n + 1
+    raise CorruptError("a number of more than ten bytes", path=path, offset=start + pos)
