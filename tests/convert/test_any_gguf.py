@@ -12,9 +12,10 @@ import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
 
 VOCABULARIES = (
-    "aquila baichuan bert-bge command-r deepseek-coder deepseek-llm falcon gemma-4 gpt-2 gpt-neox llama-bpe "
-    "llama-spm mpt nomic-bert-moe phi-3 qwen2 qwen35 refact starcoder"
-).split()
+    *("aquila", "baichuan", "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4"),
+    *("gpt-2", "gpt-neox", "llama-bpe", "llama-spm", "mpt", "nomic-bert-moe", "phi-3", "qwen2", "qwen35"),
+    *("refact", "starcoder"),
+)
 
 
 def comes_back(source: Path, folder: Path, **options: Any) -> None:
@@ -55,7 +56,9 @@ def test_every_tensor_type_and_value_type_at_odd_alignments(alignment: int, tmp_
     writer.write_tensors_to_file()
     writer.close()
     with aprfmt.open(path) as model:
-        assert {t.dtype for t in model.tensors.values()} == {r.name for r in DTYPES.values() if r.ggml_id is not None}
+        assert {t.dtype for t in model.tensors.values()} == {
+            r.name for r in DTYPES.values() if r.ggml_id is not None
+        }
     comes_back(path, tmp_path, allow_unmapped=True)
 
 

@@ -33,8 +33,8 @@ def entry(name: str, size: int, *segments: list[Any]) -> dict[str, Any]:
         ([entry("config.json", len(TEXT) - 5, ["b", len(TEXT)], ["z", -5])], TEXT),
         ([CONFIG_FILE, entry("a", 1, ["z", 1]), entry("a/b", 1, ["z", 1])], TEXT),
         ([CONFIG_FILE, entry("d" * 300 + "/b", 1, ["z", 1])], TEXT),
-        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "rope_permute", 0])], TEXT),
-        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "shuffle", 2])], TEXT),
+        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "F32", "rope_permute", 0])], TEXT),
+        ([CONFIG_FILE, entry("w", 64 * 64 * 4, ["t", QUERY, "F32", "F32", "shuffle", 2])], TEXT),
         ([], b""),
     ],
 )

@@ -235,8 +235,9 @@ def _sharded(shards: list[Shard], tensors: list[OutTensor], lossless: bool) -> O
 
 def _override(c: Canonical, options: Options) -> None:
     given = {name: getattr(options, name) for name in provenance.FLAGS}
-    c.info |= (stated := provenance.stated(given))
-    if "license" in stated:
+    c.stated = provenance.stated(given)
+    c.info |= c.stated
+    if "license" in c.stated:
         c.general = provenance.without_license(c.general)
     if options.tokenizer is not None:
         c.tokenizer = read_tokenizer(Path(options.tokenizer))
@@ -253,12 +254,11 @@ def _recipe(c: Canonical, target: str) -> Recipe | None:
 
 def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
     own_tokenizer = options.tokenizer is None
-    layout, tensors = apr_layout(c, name, options.dtype, losses.overflow, with_source=own_tokenizer)
-    for tensor in tensors:
-        losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
-    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
-    has_record = kept and own_tokenizer and c.model.format in ("gguf", "hf", "safetensors")
-    return Output([layout], tensors, has_record)
+    layout, tensors, recorded = apr_layout(c, name, options.dtype, losses.overflow, with_source=own_tokenizer)
+    if not recorded:
+        for tensor in tensors:
+            losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
+    return Output([layout], tensors, recorded and c.model.format in ("gguf", "hf", "safetensors"))
 
 
 def _to_shards(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:

@@ -10,7 +10,8 @@ from aprfmt.arch import names, rope
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES, Architecture, find
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert import provenance
+from aprfmt.convert import envelope, provenance
+from aprfmt.convert.envelope import Envelope
 from aprfmt.convert.transfer import CanonicalTensor, Move
 from aprfmt.errors import RefusedError, UnmappedError, UsageError
 from aprfmt.model import Model, Tensor
@@ -33,6 +34,8 @@ class Canonical:
         dropped: tensors of the source that are not carried, with the name that holds the same bytes.
         warnings: what the user should know.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
+        stated: typed fields that the user gave.
+        envelope: what a GGUF tells of the `.apr` that it was made from.
     """
 
     model: Model
@@ -44,6 +47,8 @@ class Canonical:
     dropped: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     general: dict[str, Any] | None = None
+    stated: dict[str, Any] = field(default_factory=dict)
+    envelope: Envelope | None = None
 
     @property
     def n_params(self) -> int:
@@ -87,6 +92,9 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
         warnings + known.warnings,
         known.general,
     )
+    if model.format == "gguf":
+        c.envelope, warning = envelope.opened(model.native.parts[0].kv)
+        c.warnings += [warning] if warning else []
     if (
         c.general is not None
         and model.format in ("hf", "safetensors")

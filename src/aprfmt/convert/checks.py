@@ -69,6 +69,18 @@ def check_vocabulary(c: Canonical) -> None:
         if c.tensors:
             c.warnings.append("no tokenizer: the output is not self-contained; add one with --tokenizer DIR")
         return
+    c.warnings += c.tokenizer.notes
+    if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
+        c.warnings.append(
+            f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME"
+        )
+    size = c.hparams.vocab_size
+    if embedding is None and size is not None and len(c.tokenizer.tokens) > size:
+        raise RefusedError(
+            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, config.json a vocab_size of {size}",
+            path=c.model.path,
+            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
+        )
     if embedding is not None and len(c.tokenizer.tokens) > embedding.shape[0]:
         raise RefusedError(
             f"the tokenizer has {len(c.tokenizer.tokens)} tokens, the embedding {embedding.shape[0]} rows",
@@ -89,6 +101,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise RefusedError(
             "no tokenizer in the folder",
             path=path,
-            hint="it must hold tokenizer.json (or vocab.json and merges.txt)",
+            hint="it must hold tokenizer.json, tokenizer.model, vocab.txt, or vocab.json with merges.txt",
         )
     return tokenizer

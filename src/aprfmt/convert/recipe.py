@@ -10,8 +10,8 @@ A file is its segments end to end:
 
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
-    ["t", name, dtype]            the stored bytes of a tensor, which must still be of this dtype
-    ["t", name, dtype, move, n]   the same with the rows of its n heads moved
+    ["t", name, stored, dtype]    a tensor, which must still be of dtype `stored`, as `dtype` (wider or the same)
+    ["t", ..., move, n]           the same with the rows of its n heads moved
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.arch.transforms import INVERSE
+from aprfmt.convert.dtype_choice import is_exact
 from aprfmt.convert.transfer import CanonicalTensor, Move
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.gguf_kv import GgufType
@@ -94,12 +95,18 @@ class RecipeWriter:
         else:
             file.segments.append(["b", len(data)])
 
-    def tensor(self, tensor: CanonicalTensor) -> None:
-        """Adds the bytes of a stored tensor, its rows back in the source's order."""
+    def tensor(self, tensor: CanonicalTensor, stored: str | None = None) -> None:
+        """Adds the bytes of a tensor that is stored as `stored`, its rows back in the source's order."""
         move = tensor.move.inverse() if tensor.move else None
         self.files[-1].size += tensor.n_bytes
         self.files[-1].segments.append(
-            ["t", tensor.name, tensor.dtype, *((move.name, move.n_heads) if move else ())]
+            [
+                "t",
+                tensor.name,
+                stored or tensor.dtype,
+                tensor.dtype,
+                *((move.name, move.n_heads) if move else ()),
+            ]
         )
 
     def gguf_list(self, which: str, source: memoryview) -> None:
@@ -189,10 +196,12 @@ class Recipe:
 
     def _tensor(self, segment: list[Any]) -> Segment:
         tensor = self.tensors[segment[1]]
-        move = Move(segment[3], segment[4]) if len(segment) == 5 else None
+        move = Move(segment[4], segment[5]) if len(segment) == 6 else None
         if move is not None and move.name not in INVERSE:
             raise CorruptError(f"the record of the source files names the unknown row move {move.name!r}")
-        return tensor.out(tensor.name, move=move).stream()
+        if not is_exact(tensor.dtype, segment[3]):
+            raise CorruptError(f"the record of the source files turns {tensor.dtype} into {segment[3]}")
+        return tensor.out(tensor.name, segment[3], move).stream()
 
     def _list(self, segment: list[Any]) -> Segment:
         assert self.tokenizer is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
+from aprfmt.codecs.convert import decode, encode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import provenance
 from aprfmt.convert.canonical import Canonical
-from aprfmt.convert.dtype_choice import matrix_dtype
+from aprfmt.convert.dtype_choice import is_exact, matrix_dtype
 from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
+from aprfmt.convert.transfer import CanonicalTensor
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats.apr2 import Apr2Native
 from aprfmt.formats.gguf import GgufPart
@@ -24,8 +26,11 @@ HAS_VOCAB = 0x0200
 QUANTIZED = 0x0020
 HAS_MODEL_CARD = 0x0080
 
+# Only norms and biases are ever widened; a larger tensor is not decoded to see whether it could be narrowed.
+_LARGEST_NARROWED = 16 << 20
+
 # Files that hold the tokenizer's lists.
-_LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
+_LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 # Container of the source -> APR's `original_format`.
 _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
@@ -33,11 +38,14 @@ _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 
 def apr_layout(
     c: Canonical, name: str, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
-) -> tuple[FileLayout, list[OutTensor]]:
-    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), and its tensors; see apr_contents."""
+) -> tuple[FileLayout, list[OutTensor], bool]:
+    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), its tensors; see apr_contents.
+
+    The third value tells whether the source files can be had back from it.
+    """
     metadata, tensors, flags = apr_contents(c, dtype, overflow, with_source=with_source)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
-    return FileLayout(name, segments, crc_footer=True), tensors
+    return FileLayout(name, segments, crc_footer=True), tensors, KEY in metadata
 
 
 def apr_contents(
@@ -47,14 +55,36 @@ def apr_contents(
 
     The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
     """
-    tensors = [t.out(t.name, matrix_dtype(t, dtype), overflow=overflow) for t in c.tensors.values()]
-    kept = all(out.dtype == c.tensors[out.name].dtype for out in tensors)
+    narrow = _narrowed(c) if dtype == "keep" else {}
+    tensors = [
+        t.out(t.name, narrow.get(t.name) or matrix_dtype(t, dtype), overflow=overflow)
+        for t in c.tensors.values()
+    ]
+    kept = all(out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors)
     metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
-    if kept and with_source and (record := source_recipe(c)) is not None:
+    if kept and with_source and c.envelope is not None:
+        metadata |= c.envelope.metadata | c.stated
+        metadata = {key: value for key, value in metadata.items() if value is not None}
+    if kept and with_source and (record := source_recipe(c, narrow)) is not None:
         metadata[KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
     return metadata, tensors, _flags(c, tensors)
+
+
+def _narrowed(c: Canonical) -> dict[str, str]:
+    """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
+    wanted = c.envelope.dtypes if c.envelope is not None else {}
+    return {
+        name: dtype for name, dtype in wanted.items() if name in c.tensors and _fits(c.tensors[name], dtype)
+    }
+
+
+def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
+    if tensor.n_bytes > _LARGEST_NARROWED or not is_exact(dtype, tensor.dtype):
+        return False
+    values = tensor.source.numpy()
+    return bool((decode(dtype, encode(dtype, values), tensor.shape) == values).all())
 
 
 def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, Any]:
@@ -99,15 +129,18 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-def source_recipe(c: Canonical) -> dict[str, Any] | None:
-    """The record from which the source files can be rebuilt byte for byte; None for sources that have none."""
+def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """The record from which the source files can be rebuilt byte for byte; None for sources that have none.
+
+    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them.
+    """
     native = c.model.native
     if c.model.format == "apr-v2":
         record: dict[str, Any] | None = c.model.metadata.get(KEY)
         fits = record is not None and read_recipe(record, c.tensors, c.tokenizer, str(c.model.path))
         return record if fits else None
     if c.model.format == "gguf":
-        return _gguf_recipe(c, native.parts)
+        return _gguf_recipe(c, native.parts, stored or {})
     if isinstance(native, HfNative) and c.model.format == "hf":
         return _hf_recipe(c, native)
     if c.model.format == "safetensors":
@@ -115,7 +148,7 @@ def source_recipe(c: Canonical) -> dict[str, Any] | None:
     return None
 
 
-def _gguf_recipe(c: Canonical, parts: list[GgufPart]) -> dict[str, Any]:
+def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str]) -> dict[str, Any]:
     writer = RecipeWriter("gguf", c.tokenizer)
     by_source = {t.source.name: t for t in c.tensors.values()}
     for part in parts:
@@ -130,7 +163,7 @@ def _gguf_recipe(c: Canonical, parts: list[GgufPart]) -> dict[str, Any]:
             if item is None:
                 replaced = c.dropped[_dropped_name(c, info.name)]
                 item = c.tensors[replaced]
-            writer.tensor(item)
+            writer.tensor(item, stored.get(item.name))
             position = info.offset + info.n_bytes
         writer.literal(part.source.view(position))
     return writer.value()

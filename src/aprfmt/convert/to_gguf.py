@@ -11,12 +11,14 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert import provenance
+from aprfmt.convert import envelope, provenance
 from aprfmt.convert.canonical import EMBEDDING, ROPE_FREQS, Canonical, move_to_gguf
-from aprfmt.convert.dtype_choice import Losses, fitting, is_matrix, requested
+from aprfmt.convert.dtype_choice import Losses, fitting, is_exact, is_matrix, requested
+from aprfmt.convert.envelope import Envelope
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.split import renamed_parts, split_gguf
+from aprfmt.convert.to_apr import apr_metadata_of
 from aprfmt.convert.transfer import CanonicalTensor
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import gguf, gguf_write
@@ -25,6 +27,7 @@ from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
 from aprfmt.tokenizer import ggml
+from aprfmt.tokenizer.pre_names import check_name
 
 Kv: TypeAlias = tuple[str, Any, Any]
 
@@ -62,17 +65,62 @@ def gguf_layouts(
         and not (options.shard_bytes or (options.shard_bytes == 0 and len(recipe.files) > 1))
         and options.dtype == "keep"
         and _keys(c, options, base, []) == list(_whole(base).values())
+        and _envelope_stands(c, base)
     ):
         kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
         return renamed_parts(recipe.layouts(), name), kept, True
     tensors = list(_tensors(c, options, losses))
     keys = _keys(c, options, base, tensors)
+    if c.model.format == "apr-v2":
+        keys = list(_sealed(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
         raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
     if options.shard_bytes:
         return split_gguf(name, keys, tensors, alignment, options.shard_bytes), tensors, False
     return [FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors, False
+
+
+def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
+    entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
+    said = _said(c, _pairs(c, envelope.without(entries)))
+    return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors)))
+
+
+def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
+    """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
+    found, _ = envelope.opened(base)
+    if found is None or c.model.format != "apr-v2":
+        return True
+    pairs = _pairs(c, envelope.without(_whole(base).values()))
+    return found.metadata == envelope.unsaid(c.model, _said(c, pairs))
+
+
+def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
+    head = b"".join((b"GGUF", struct.pack("<IQQ", 3, 0, len(entries)), *entries))
+    return gguf.read_pairs(head, str(c.model.path))
+
+
+def _said(c: Canonical, pairs: KvMapping) -> dict[str, Any]:
+    """The metadata that an import of a GGUF with these keys and the tensors of `c` gives."""
+    source = _imported(c, pairs)
+    if c.arch is not None:
+        identity = hp.hf_identity(source.hparams, c.arch)
+        source.hparams.hf_architecture, source.hparams.hf_model_type = identity
+    if source.hparams.vocab_size is None:
+        source.hparams.vocab_size = embedding_rows(c)
+    return apr_metadata_of(source, [t.out(t.name) for t in c.tensors.values()]) | {"original_format": "gguf"}
+
+
+def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
+    """Stored dtype, by Hugging Face name, of the tensors that the GGUF has in more bytes and with the same values."""
+    out = {t.name: t.dtype for t in tensors}
+    wide = {}
+    for t in c.tensors.values():
+        target = out.get((names.to_gguf(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
+        if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
+            wide[t.name] = t.dtype
+    return wide
 
 
 def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
@@ -159,7 +207,8 @@ def _keys(
     if base is None:
         return list(derived_keys(c, options, tensors))
     now = {kv[0]: kv for kv in derived_keys(c, replace(options, overlaid=True), tensors)}
-    then = {kv[0]: kv for kv in _keys_as_imported(c, base)}
+    # What derived_keys gives for the source itself, before any edit.
+    then = {kv[0]: kv for kv in derived_keys(_imported(c, base), GgufOptions(overlaid=True), [])}
     if options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
     del then["general.file_type"]
@@ -172,19 +221,16 @@ def _whole(base: KvMapping) -> dict[str, bytes]:
     return {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
 
 
-def _keys_as_imported(c: Canonical, base: KvMapping) -> list[Kv]:
-    """What derived_keys gives for the source itself, before any edit."""
-    hparams = hp.from_gguf(
-        base, [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors)
-    )
+def _imported(c: Canonical, base: KvMapping) -> Canonical:
+    """`c` as an import of a GGUF with the keys `base` gives it."""
+    tensor_names = [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors)
+    hparams = hp.from_gguf(base, tensor_names)
     if c.arch is not None:
         hparams.architecture = c.arch.id
     known = provenance.from_gguf(base)
     # An .apr without a word on these keys never removed any of them.
     general = known.general if c.general is not None else None
-    tokenizer = ggml.from_gguf(base)
-    source = Canonical(c.model, c.arch, hparams, tokenizer, known.info, c.tensors, general=general)
-    return derived_keys(source, GgufOptions(overlaid=True), [])
+    return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
 
 
 def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
@@ -222,12 +268,13 @@ def _with_pre(c: Canonical, options: GgufOptions) -> Any:
     if options.overlaid:  # the JSON of an .apr sorts by name, which is no edit
         tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
     if options.pre is not None:
+        check_name(options.pre)
         return replace(tokenizer, pre=options.pre)
     if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.overlaid:
         raise RefusedError(
-            "the pre-tokenizer of this tokenizer is not known to llama.cpp's table",
+            "the pre-tokenizer of this tokenizer is not known to llama.cpp",
             path=c.model.path,
-            hint="name the nearest one with --pre, for instance --pre qwen2, llama-bpe or gpt-2",
+            hint=f"{tokenizer.pre_note or 'the file names none'}; choose one with --pre NAME",
         )
     return tokenizer
 

@@ -210,7 +210,9 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
         return {}
     if "tokenizer.json" in texts or "tokenizer.model" in texts:
         return {}  # the source's own files are carried as they are
-    return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings)
+    return hf_write.to_hf_files(
+        c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name")
+    )
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:

@@ -35,9 +35,9 @@ _MODELS = {
     "sentencepiece": "llama",
     "wordpiece": "bert",
 }
-_PYTHON = {
-    **dict.fromkeys([f"{sign}INT{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)], {int}),
-    **dict.fromkeys(["FLOAT32", "FLOAT64"], {int, float}),
+_PYTHON: dict[str, set[type]] = {
+    **{f"{sign}INT{bits}": {int} for sign in ("U", "") for bits in (8, 16, 32, 64)},
+    **{f"FLOAT{bits}": {int, float} for bits in (32, 64)},
     "BOOL": {bool},
     "STRING": {str},
 }

@@ -77,11 +77,12 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Any] | None = No
     elif "vocab.txt" in kept:
         parsed, source = wordpiece_file(kept["vocab.txt"], settings), "vocab.txt"
     else:
-        return _none_of(kept)
+        _check_foreign(kept)
+        return None
     return _build(parsed, source, settings, config or {}, kept)
 
 
-def _none_of(kept: Mapping[str, bytes]) -> None:
+def _check_foreign(kept: Mapping[str, bytes]) -> None:
     """Raises UnsupportedError for files that hold a tokenizer in a form that is not read."""
     for name in sorted(kept.keys() & _FOREIGN):
         raise UnsupportedError(

@@ -104,5 +104,3 @@ def place(
         # llama.cpp looks for user-defined texts in the input as it is, where a space is a space.
         tokens[token.id] = token.content if control else token.content.replace(UNDERLINE, " ")
     return tokens, types
-
-

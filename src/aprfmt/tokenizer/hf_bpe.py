@@ -50,7 +50,7 @@ def bpe(
         raise UnsupportedError(f"a BPE model with {affixes[0]} is not supported", path=source)
     tokens, types = place(vocab.items(), added, named, source)
     merges = _merges(model.get("merges", []), vocab.keys() | {token.content for token in added}, source)
-    if model.get("byte_fallback") is True and not isis_byte_level(parsed.get("pre_tokenizer")):
+    if model.get("byte_fallback") is True and not is_byte_level(parsed.get("pre_tokenizer")):
         _piece_types(tokens, types, model.get("unk_token"))
         flags = {"add_space_prefix": adds_space_prefix(parsed)}
         return Draft("llama", tokens, types, merges, _scores(tokens, types, merges), flags=flags)

@@ -154,7 +154,9 @@ def _merges_spaces(parsed: Mapping[str, Any]) -> bool:
     """Whether runs of spaces count as one."""
     if any(step.get("type") == "WhitespaceSplit" for step in steps_of(parsed.get("pre_tokenizer"))):
         return True
-    patterns = [step.get("pattern") for step in steps_of(parsed.get("normalizer")) if step.get("type") == "Replace"]
+    patterns = [
+        step.get("pattern") for step in steps_of(parsed.get("normalizer")) if step.get("type") == "Replace"
+    ]
     return {"Regex": " {2,}"} in patterns
 
 
@@ -206,7 +208,10 @@ def _bert_flags(normalizer: object) -> dict[str, bool]:
         if kind == "BertNormalizer":
             lowercase = step.get("lowercase", True) is True
             accents = step.get("strip_accents")
-            flags = {"lowercase": lowercase, "strip_accents": lowercase if accents is None else accents is True}
+            flags = {
+                "lowercase": lowercase,
+                "strip_accents": lowercase if accents is None else accents is True,
+            }
         elif kind in ("Lowercase", "StripAccents"):
             flags["lowercase" if kind == "Lowercase" else "strip_accents"] = True
     return flags

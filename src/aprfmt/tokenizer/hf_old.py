@@ -38,7 +38,9 @@ def bpe_files(
 
     Added tokens are special unless tokenizer_config.json says otherwise.
     """
-    lines = [line for line in _lines(merges, "merges.txt") if line.strip() and not line.startswith("#version")]
+    lines = [
+        line for line in _lines(merges, "merges.txt") if line.strip() and not line.startswith("#version")
+    ]
     ordinary = [entry.get("content") for entry in _decoder(settings) if entry.get("special") is False]
     listed = [{"content": text, "id": i, "special": text not in ordinary} for text, i in added.items()]
     model = {"type": "BPE", "vocab": vocab, "merges": lines}

@@ -58,15 +58,7 @@ def special_ids(
             found[role] = i
         elif text is not None:
             _missing(role, text, flags, notes)
-    for role in _ROLES:
-        config_id = _config_id(config, f"{role}_token_id")
-        size = config.get("vocab_size")
-        if config_id is None:
-            continue
-        if config_id < max(len(tokens), size if isinstance(size, int) else 0):
-            found.setdefault(role, config_id)
-        else:
-            notes.append(f"config.json: {role}_token_id {config_id} is no id of the {len(tokens)} tokens")
+    _from_config(config, len(tokens), found, notes)
     if _is_llama(config):
         prefix = settings.get("add_prefix_space")
         if isinstance(prefix, bool):
@@ -74,6 +66,19 @@ def special_ids(
         if config.get("vocab_size") == _NO_BOS_VOCAB_SIZE:
             flags["add_bos"] = False
     return found, {flag: value for flag, value in flags.items() if flag in _FLAGS}
+
+
+def _from_config(config: Mapping[str, Any], n: int, found: dict[str, int], notes: list[str]) -> None:
+    """Adds to `found` the ids of config.json for roles that are open."""
+    size = config.get("vocab_size")
+    for role in _ROLES:
+        config_id = _config_id(config, f"{role}_token_id")
+        if config_id is None:
+            continue
+        if config_id < max(n, size if isinstance(size, int) else 0):
+            found.setdefault(role, config_id)
+        else:
+            notes.append(f"config.json: {role}_token_id {config_id} is no id of the {n} tokens")
 
 
 def _missing(role: str, text: str, flags: Mapping[str, bool], notes: list[str]) -> None:

@@ -1,11 +1,15 @@
-"""Hugging Face tokenizer files out of a tokenizer that has none: byte-level BPE as a GGUF describes it."""
+"""Hugging Face tokenizer files out of a tokenizer that has none, as a GGUF describes it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from aprfmt.errors import UnsupportedError
+from aprfmt.tokenizer.hf_write_pieces import llama_parts, unigram_parts
+from aprfmt.tokenizer.hf_write_words import wordpiece_parts
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 from aprfmt.tokenizer.pre import Rule, rule
 
@@ -16,27 +20,46 @@ _ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenT
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-def to_hf_files(tok: Tokenizer, *, max_length: int | None = None) -> dict[str, bytes]:
+# What llama.cpp assumes where a file says nothing: special ids, add_bos, add_eos.
+_ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
+    "llama": ({"bos": 1, "eos": 2, "unk": 0}, True, False),
+    "gemma4": ({}, True, False),
+    "t5": ({"eos": 1, "unk": 2, "pad": 0}, False, True),
+    "bert": ({"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103}, True, True),
+}
+_PARTS: dict[str, Callable[[Tokenizer], dict[str, Any]]] = {
+    "llama": llama_parts,
+    "gemma4": llama_parts,
+    "t5": unigram_parts,
+    "bert": wordpiece_parts,
+}
+
+
+def to_hf_files(
+    tok: Tokenizer, *, max_length: int | None = None, name: str | None = None
+) -> dict[str, bytes]:
     """The tokenizer's files by name: the ones it came with, else ones made from its lists.
 
-    Made files encode as llama.cpp encodes with the same tokenizer. They have NFC normalisation where the
-    original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that is not in NFC differs.
+    Made files encode as llama.cpp encodes with the same tokenizer. Those of a byte-level BPE have NFC
+    normalisation where the original tokenizers of that pre-tokenizer have it; llama.cpp has none, so text that
+    is not in NFC differs.
+
+    Args:
+        tok: the tokenizer.
+        max_length: context length for tokenizer_config.json.
+        name: the model's name; llama.cpp knows by it that special tokens swallow the spaces behind them.
 
     Raises:
-        UnsupportedError: not a byte-level BPE, or with splitting rules that have no tokenizer.json form here.
+        UnsupportedError: an algorithm or splitting rules that have no tokenizer.json form, or lists without
+            what the algorithm needs.
     """
     if tok.files:
         return dict(tok.files)
-    known = rule(tok.pre)
-    if tok.model != "gpt2" or known is None:
-        what = f"a {tok.model} tokenizer" if tok.model != "gpt2" else f"the pre-tokenizer {tok.pre}"
-        raise UnsupportedError(
-            f"{what} cannot be written as tokenizer.json",
-            hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
-        )
+    tok = _with_assumed(tok)
+    added = _added(tok, name or "")
     files = {
-        "tokenizer.json": _tokenizer_json(tok, known),
-        "tokenizer_config.json": _tokenizer_config(tok, known, max_length),
+        "tokenizer.json": _tokenizer_json(tok, added),
+        "tokenizer_config.json": _tokenizer_config(tok, added, max_length),
         "special_tokens_map.json": {
             f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)
         },
@@ -45,6 +68,18 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None) -> dict[str, b
     if tok.chat_template is not None and not tok.chat_templates:
         result["chat_template.jinja"] = tok.chat_template.encode("utf-8", "replace")
     return result
+
+
+def _with_assumed(tok: Tokenizer) -> Tokenizer:
+    """The tokenizer with what llama.cpp takes for granted said outright."""
+    known = rule(tok.pre)
+    ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
+    special = {role: i for role, i in {**ids, **tok.special}.items() if i < len(tok.tokens)}
+    if tok.model == "bert":  # always put around a text, whatever the flags say
+        special["bos"] = tok.special.get("bos", tok.special.get("cls", special.get("bos", 0)))
+        special["eos"] = special.get("sep", 0)
+        return replace(tok, special=special, flags={**tok.flags, "add_bos": True, "add_eos": True})
+    return replace(tok, special=special, flags={"add_bos": add_bos, "add_eos": add_eos, **tok.flags})
 
 
 def _dump(value: object) -> bytes:
@@ -61,29 +96,54 @@ def _types(tok: Tokenizer) -> list[int]:
     return tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
 
 
-def _added(tok: Tokenizer) -> list[dict[str, Any]]:
+def _added(tok: Tokenizer, name: str) -> list[dict[str, Any]]:
     """Entries of added_tokens: every token that is looked for in the text before it is split."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    swallows = any(word in name.lower() for word in ("phi-3", "phi3"))
     return [
-        {"id": i, "content": text, **plain, "special": _ADDED[kind]}
+        {
+            "id": i,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": swallows and text not in ("<unk>", "<s>", "<|endoftext|>"),
+            "normalized": False,
+            "special": _ADDED[kind],
+        }
         for i, (text, kind) in enumerate(zip(tok.tokens, _types(tok), strict=True))
         if kind in _ADDED
     ]
 
 
-def _tokenizer_json(tok: Tokenizer, known: Rule) -> dict[str, Any]:
-    unused = int(TokenType.UNUSED)
-    kinds = _types(tok)
-    # The first of equal texts keeps its id; pads that only fill the embedding are no tokens.
-    vocab = {tok.tokens[i]: i for i in reversed(range(len(tok.tokens))) if kinds[i] != unused}
+def _tokenizer_json(tok: Tokenizer, added: list[dict[str, Any]]) -> dict[str, Any]:
+    parts = _PARTS.get(tok.model, _byte_level_parts)(tok)
+    bare = {**_BYTE_LEVEL, "trim_offsets": False} if tok.model not in _PARTS else None
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": _added(tok),
+        "added_tokens": added,
+        "normalizer": parts["normalizer"],
+        "pre_tokenizer": parts["pre_tokenizer"],
+        "post_processor": _post_processor(tok) or bare,
+        "decoder": parts["decoder"],
+        "model": parts["model"],
+    }
+
+
+def _byte_level_parts(tok: Tokenizer) -> dict[str, Any]:
+    known = rule(tok.pre)
+    if tok.model != "gpt2" or known is None:
+        what = f"a {tok.model} tokenizer" if tok.model != "gpt2" else f"the pre-tokenizer {tok.pre}"
+        raise UnsupportedError(
+            f"{what} cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
+        )
+    kinds = _types(tok)
+    # The first of equal texts keeps its id; pads that only fill the embedding are no tokens.
+    vocab = {tok.tokens[i]: i for i in reversed(range(len(tok.tokens))) if kinds[i] != TokenType.UNUSED}
+    return {
         "normalizer": {"type": "NFC"} if known.nfc else None,
         "pre_tokenizer": _pre_tokenizer(known),
-        "post_processor": _post_processor(tok, known),
         "decoder": {**_BYTE_LEVEL, "add_prefix_space": True},
         "model": {
             "type": "BPE",
@@ -117,11 +177,11 @@ def _pre_tokenizer(known: Rule) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
 
 
-def _post_processor(tok: Tokenizer, known: Rule) -> dict[str, Any]:
-    bos = _content(tok, "bos") if tok.flags.get("add_bos", known.add_bos) else None
-    eos = _content(tok, "eos") if tok.flags.get("add_eos", False) else None
+def _post_processor(tok: Tokenizer) -> dict[str, Any] | None:
+    bos = _content(tok, "bos") if tok.flags["add_bos"] else None
+    eos = _content(tok, "eos") if tok.flags["add_eos"] else None
     if bos is None and eos is None:
-        return {**_BYTE_LEVEL, "trim_offsets": False}
+        return None
 
     def around(name: str, type_id: int) -> list[dict[str, Any]]:
         parts = [("SpecialToken", bos), ("Sequence", name), ("SpecialToken", eos)]
@@ -136,12 +196,14 @@ def _post_processor(tok: Tokenizer, known: Rule) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(tok: Tokenizer, known: Rule, max_length: int | None) -> dict[str, Any]:
+def _tokenizer_config(tok: Tokenizer, added: list[dict[str, Any]], max_length: int | None) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "add_bos_token": tok.flags.get("add_bos", known.add_bos),
-        "add_eos_token": tok.flags.get("add_eos", False),
+        "add_bos_token": tok.flags["add_bos"],
+        "add_eos_token": tok.flags["add_eos"],
         "add_prefix_space": tok.flags.get("add_space_prefix", False),
-        "added_tokens_decoder": {str(entry.pop("id")): entry for entry in _added(tok)},
+        "added_tokens_decoder": {
+            str(entry["id"]): {key: value for key, value in entry.items() if key != "id"} for entry in added
+        },
     }
     config |= {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role) is not None}
     config["clean_up_tokenization_spaces"] = False

@@ -20,7 +20,9 @@ def nearest(own: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str
     mine = [part for step in own for part in alternatives(step)]
     parts = {name: [part for step in steps for part in alternatives(step)] for name, steps in known.items()}
     # Equal alternatives count first, then how alike the spellings are.
-    ranked = max(parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name]))))
+    ranked = max(
+        parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name])))
+    )
     return ranked, _difference(mine, parts[ranked])
 
 

@@ -5,6 +5,8 @@ together with the file's own punctuation and indentation. The same is done to vo
 
     "..."                                          literal text
     {"list": "vocabulary", "runs", "colon", "between", "ascii", "patch"}       "text": id, ...
+    {"list": "vocabulary", "form": "scored", "open", "comma", "close", ...}    ["text", score], ...
+    {"list": "vocabulary", "form": "line", "between", "patch"}                 text (newline) ...
     {"list": "merges", "form": "text", "between", "ascii", "patch"}            "a b", ...
     {"list": "merges", "form": "pair", "open", "comma", "close", ...}          ["a", "b"], ...
     {"list": "merges", "form": "line", "between", "patch"}                     a b (newline) ...
@@ -20,6 +22,7 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from aprfmt.errors import CorruptError
+from aprfmt.tokenizer.hf_write_words import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
 
 __all__ = ["explain", "join", "split"]
@@ -35,6 +38,9 @@ _VOCAB_ENTRY = re.compile(rf"{_STRING}(?P<colon>\s*:\s*)\d+(?P<between>\s*,\s*)?
 _TEXT_ENTRY = re.compile(rf"{_STRING}(?P<between>\s*,\s*)?")
 _PAIR_ENTRY = re.compile(
     rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*){_STRING}(?P<close>\s*\])(?P<between>\s*,\s*)?"
+)
+_SCORED_ENTRY = re.compile(
+    rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*)[-+0-9.eE]+(?P<close>\s*\])(?P<between>\s*,\s*)?"
 )
 _PUNCTUATION = re.compile(r"[\s,:\[\]]{0,256}")
 
@@ -53,7 +59,7 @@ def explain(text: bytes, tok: Tokenizer) -> tuple[list[Piece] | None, str]:
     try:
         parsed = json.loads(decoded)
     except (ValueError, RecursionError):
-        found = _merge_lines(decoded, tok)
+        found = _lines(decoded, tok)
     else:
         found = _json_parts(decoded, parsed, tok)
     if isinstance(found, str):
@@ -85,6 +91,9 @@ def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
     model = parsed.get("model") if isinstance(parsed, dict) else None
     holder = model if isinstance(model, dict) else {"vocab": parsed}
     vocab, merges = holder.get("vocab"), holder.get("merges")
+    if isinstance(vocab, list) and len(vocab) <= len(tok.tokens) == len(tok.scores):
+        part = _scored_part(text, vocab, tok)
+        return part if isinstance(part, str) else [part]
     opening = r'"vocab"\s*:\s*\{\s*' if holder is model else r"\s*\{\s*"
     if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
         return "its vocabulary is no object of ids"
@@ -111,12 +120,33 @@ def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokeni
     starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
     if len(starts) > _MAX_RUNS:
         return "its ids are in no order"
+    tokens = _texts(tok)
     piece: dict[str, Any] = {
         "list": "vocabulary",
         "runs": [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)],
-        "patch": {str(i): key for key, i in vocab.items() if tok.tokens[i] != key},
+        "patch": {str(i): key for key, i in vocab.items() if tokens[i] != key},
     }
     return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
+
+
+def _texts(tok: Tokenizer) -> Sequence[str]:
+    """The texts as Hugging Face files spell them."""
+    if tok.model != "bert" or len(tok.types) != len(tok.tokens):
+        return tok.tokens
+    return [from_phantom(text, kind) for text, kind in zip(tok.tokens, tok.types, strict=True)]
+
+
+def _scored_part(text: str, vocab: list[Any], tok: Tokenizer) -> _Part | str:
+    """A Unigram vocabulary: pieces with scores, by id."""
+    patch = {}
+    for i, entry in enumerate(vocab):
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
+            return "its vocabulary is no array of pieces and scores"
+        if entry != [tok.tokens[i], tok.scores[i]] or type(entry[1]) is not float:
+            patch[str(i)] = entry
+    piece = {"list": "vocabulary", "form": "scored", "n": len(vocab), "patch": patch}
+    found = _placed(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
+    return found or "its vocabulary has an unusual layout"
 
 
 def _merges_part(text: str, merges: list[Any], tok: Tokenizer) -> _Part | str:
@@ -151,15 +181,19 @@ def _placed(
     return None
 
 
-def _merge_lines(text: str, tok: Tokenizer) -> list[_Part] | str:
-    """merges.txt: perhaps a version line, then one merge a line."""
-    start = text.index("\n") + 1 if text.startswith("#version") and "\n" in text else 0
+def _lines(text: str, tok: Tokenizer) -> list[_Part] | str:
+    """merges.txt (perhaps a version line, then one merge a line) or vocab.txt (one token a line)."""
+    words = tok.model == "bert"
+    start = text.index("\n") + 1 if text.startswith("#version") and "\n" in text and not words else 0
+    name, own = ("vocabulary", _texts(tok)) if words else ("merges", tok.merges)
     for between in ("\n", "\r\n"):
-        piece: Piece = {"list": "merges", "form": "line", "between": between, "patch": {}}
-        body = between.join(tok.merges)
-        if body and text.startswith(body, start):
+        lines = text[start:].removesuffix(between).split(between) if words else list(own)
+        patch = {str(i): line for i, line in enumerate(lines) if i < len(own) and line != own[i]}
+        piece: Piece = {"list": name, "form": "line", "between": between, "patch": patch}
+        body = between.join(_with(own, patch))
+        if body and len(patch) <= len(own) // 2 and text.startswith(body, start):
             return [(start, start + len(body), piece)]
-    return "it holds other merges than the tokenizer"
+    return f"it holds other {'tokens' if words else 'merges'} than the tokenizer"
 
 
 def _render(piece: Mapping[str, Any], tok: Tokenizer) -> str:
@@ -168,9 +202,18 @@ def _render(piece: Mapping[str, Any], tok: Tokenizer) -> str:
     quote: Callable[[str], str] = encode_basestring_ascii if piece.get("ascii") else encode_basestring
     between: str = piece["between"]
     _check_punctuation(piece)
+    form = piece.get("form")
+    if form == "scored":
+        opening, comma, closing = piece["open"], piece["comma"], piece["close"]
+        entries = _with([list(pair) for pair in zip(tok.tokens, tok.scores, strict=True)], patch)
+        return between.join(
+            f"{opening}{quote(text)}{comma}{score!r}{closing}" for text, score in entries[: piece["n"]]
+        )
+    if piece["list"] == "vocabulary" and form == "line":
+        return between.join(_with(_texts(tok), patch))
     if piece["list"] == "vocabulary":
         colon: str = piece["colon"]
-        tokens = _with(tok.tokens, patch)
+        tokens = _with(_texts(tok), patch)
         total = 0
         for start, stop in piece["runs"]:
             total += stop - start
@@ -179,12 +222,12 @@ def _render(piece: Mapping[str, Any], tok: Tokenizer) -> str:
         return between.join(
             f"{quote(tokens[i])}{colon}{i}" for start, stop in piece["runs"] for i in range(start, stop)
         )
-    if piece["form"] == "pair":
+    if form == "pair":
         opening, comma, closing = piece["open"], piece["comma"], piece["close"]
         pairs = _with([merge.split(" ") for merge in tok.merges], patch)
         return between.join(f"{opening}{quote(left)}{comma}{quote(right)}{closing}" for left, right in pairs)
     merges = _with(tok.merges, patch)
-    return between.join(map(quote, merges) if piece["form"] == "text" else merges)
+    return between.join(map(quote, merges) if form == "text" else merges)
 
 
 def _check_punctuation(piece: Mapping[str, Any]) -> None:

@@ -1,0 +1,106 @@
+"""`.apr` to GGUF to `.apr`: the same tensors and the same metadata, and the GGUF comes back too."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import CASES, build
+
+import aprfmt
+from aprfmt.convert.envelope import KEY as ENVELOPE
+from aprfmt.convert.recipe import KEY
+from aprfmt.convert.run import write_file
+from aprfmt.formats import gguf_write
+from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """An `.apr` of a BF16 model with facts that no GGUF key holds."""
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    build(CASES["llama-bias"], folder, None, dtype="bfloat16")
+    aprfmt.import_model(folder, tmp_path / "plain.apr", data_license="CC0-1.0", data_source="made up")
+    aprfmt.stamp_file(tmp_path / "plain.apr", tmp_path / "a.apr", set={"note": {"b": [1, 2.5], "a": "é"}})
+    return tmp_path / "a.apr"
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    with aprfmt.open(path) as model:
+        tensors = {t.name: (t.dtype, t.shape, bytes(t.raw())) for t in model.tensors.entries}
+        return tensors, {key: value for key, value in model.metadata.items() if key != KEY}
+
+
+def test_tensors_and_metadata_survive_the_trip_through_gguf(packed: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(packed, tmp_path / "m.gguf")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert model.tensors["output_norm.weight"].dtype == "F32"
+        assert model.tensors["blk.0.attn_q.bias"].dtype == "F32"
+    report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
+    assert report.lossless
+    assert report.losses == []
+    assert contents(tmp_path / "b.apr") == contents(packed)
+    aprfmt.export_model(tmp_path / "b.apr", tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()
+
+
+def test_an_edit_that_no_gguf_key_holds_reaches_the_next_gguf(packed: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(packed, tmp_path / "m.gguf")
+    aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
+    aprfmt.stamp_file(tmp_path / "b.apr", tmp_path / "c.apr", data_license="MIT")
+    aprfmt.export_model(tmp_path / "c.apr", tmp_path / "n.gguf")
+    aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "d.apr", data_source="stated now")
+    _, metadata = contents(tmp_path / "d.apr")
+    assert metadata["data_license"] == "MIT"
+    assert metadata["data_source"] == "stated now"
+
+
+def test_keys_that_another_program_edited_win(packed: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(packed, tmp_path / "m.gguf")
+    data = (tmp_path / "m.gguf").read_bytes()
+    edited = data.replace(
+        b"llama.context_length\x04\x00\x00\x00\x00\x02", b"llama.context_length\x04\x00\x00\x00\x00\x01"
+    )
+    assert edited != data
+    (tmp_path / "m.gguf").write_bytes(edited)
+    report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
+    assert any("edited" in warning for warning in report.warnings)
+    _, metadata = contents(tmp_path / "b.apr")
+    assert metadata["max_position_embeddings"] == 256
+    assert "note" not in metadata
+    aprfmt.export_model(tmp_path / "b.apr", tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == edited
+
+
+def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
+    return [tensor.raw()]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"keys": 1, "metadata": 2, "dtypes": 3}',
+        '{"keys":"","metadata":{"bits":-1},"dtypes":{}}',
+    ],
+)
+def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: Path) -> None:
+    with aprfmt.open(tiny_gguf) as model:
+        kv = model.native.parts[0].kv
+        keys: list[Any] = [bytes(kv.raw(key)) for key in kv if key != ENVELOPE]
+        tensors = [
+            OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
+        ]
+        layout = FileLayout("m.gguf", gguf_write.layout([*keys, (ENVELOPE, GgufType.STRING, text)], tensors))
+        write_file(str(tmp_path / "m.gguf"), layout, force=False, progress=None)
+    report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
+    assert any(ENVELOPE in warning for warning in report.warnings)
+    assert json.dumps(report.to_json())
