@@ -10,6 +10,8 @@ import pytest
 
 from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError
 from aprfmt.tokenizer import hf
+from aprfmt.tokenizer.hf_bpe import is_byte_level
+from aprfmt.tokenizer.hf_kinds import adds_space_prefix
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 BASE: dict[str, Any] = {
@@ -97,7 +99,7 @@ def test_byte_level_post_processor_and_small_code_vocabulary() -> None:
             {"chat_template": [{"name": "default", "template": "D"}, {"name": "t", "template": "U"}]},
             ("D", {"t": "U"}),
         ),
-        ({}, {"chat_template": 3}, (None, {})),
+        ({}, {"chat_template": None}, (None, {})),
     ],
 )
 def test_chat_templates(files: dict[str, bytes], settings: Any, expected: Any) -> None:
@@ -154,10 +156,11 @@ def test_sentencepiece_style_bpe_gets_scores_in_merge_order() -> None:
 
 def test_no_tokenizer_and_foreign_ones() -> None:
     assert hf.read_files({"README.md": b"x", "config.json": b"{}"}) is None
-    with pytest.raises(UnsupportedError, match=r"tokenizer\.model"):
-        hf.read_files({"tokenizer.model": b"\n"})
-    with pytest.raises(UnsupportedError, match="WordPiece"):
-        read(model(type="WordPiece"))
+    for name in ("tekken.json", "sentencepiece.bpe.model"):
+        with pytest.raises(UnsupportedError, match=name):
+            hf.read_files({name: b"\n"})
+    with pytest.raises(UnsupportedError, match="WordLevel"):
+        read(model(type="WordLevel"))
     with pytest.raises(UnsupportedError, match="continuing_subword_prefix"):
         read(model(continuing_subword_prefix="##"))
 
@@ -285,5 +288,5 @@ def test_steps_nested_deeper_than_the_stack() -> None:
     step: dict[str, Any] = {"type": "ByteLevel"}
     for _ in range(5000):  # Python's newer JSON decoders accept such files
         step = {"type": "Sequence", "pretokenizers": [step]}
-    assert hf._byte_level(step)
-    assert not hf._adds_space_prefix({"pre_tokenizer": step})
+    assert is_byte_level(step)
+    assert not adds_space_prefix({"pre_tokenizer": step})

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+import pre_table
+from aprfmt.errors import UsageError
 from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
+from aprfmt.tokenizer.pre_names import PRE_NAMES, check_name
 
 
 def byte_level(*steps: Any, use_regex: bool = False) -> dict[str, Any]:
@@ -34,7 +37,7 @@ def test_data_is_whole() -> None:
         ("qwen2_5", "qwen2", "hash"),
         ("qwen3", "qwen2", "hash"),
         ("llama3", "llama-bpe", "structure"),
-        ("gpt4o", "gpt-4o", "hash"),
+        ("gpt4o", "granite-embed-multi-97m", "structure"),
     ],
 )
 def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, expected: str, how: str) -> None:
@@ -43,7 +46,7 @@ def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, expected: 
     assert (choice.name, choice.how) == (expected, how)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("qwen2_5", "qwen2"), ("gpt4o", "gpt-4o")])
+@pytest.mark.parametrize(("name", "expected"), [("qwen2_5", "qwen2"), ("llama3", "llama-bpe")])
 def test_structure_agrees_with_the_hash(
     real_tokenizers: dict[str, Path], name: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +81,8 @@ def test_every_rule_is_found_by_its_own_steps(name: str) -> None:
         for split in row.splits
     ]
     data = parsed(byte_level(*steps, use_regex=row.gpt2_regex), ignore_merges=row.ignore_merges)
+    if name in ("gpt-4o", "llama4"):  # a token that no merge gives, so that the better rule does not fit
+        data["model"]["vocab"] = {"a": 0, "b": 1, "ab": 2}
     choice = pre.detect(json.dumps(data).encode(), data)
     assert choice.how == "structure"
     assert choice.name is not None
@@ -152,3 +157,47 @@ def test_crafted_files_have_no_name(change: dict[str, Any]) -> None:
         "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
     }
     assert pre.detect(json.dumps({**data, **change}).encode()).name is None
+
+
+def test_structure_overrules_a_hash_whose_rule_is_another_one(real_tokenizers: dict[str, Path]) -> None:
+    """The probe text has no letters with combining marks: Qwen 3.5's rules give Qwen 2's ids of it."""
+    data = json.loads((real_tokenizers["qwen2_5"] / "tokenizer.json").read_bytes())
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = pre.RULES["qwen35"].splits[0]
+    text = json.dumps(data).encode()
+    assert pre.hash_name(text) == "qwen2"
+    assert (pre.detect(text).name, pre.detect(text).how) == ("qwen35", "structure")
+
+
+def test_every_name_here_is_known_to_llama_cpp() -> None:
+    assert set(pre.RULES) | set(pre._RULE_OF) <= PRE_NAMES | {"starcoder2"}
+    assert len(PRE_NAMES) == 91
+    check_name("qwen2")
+    with pytest.raises(UsageError, match="no pre-tokenizer 'lama-bpe'") as caught:
+        check_name("lama-bpe")
+    assert caught.value.hint
+    assert "--pre llama-bpe" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("steps", "normalizer", "detail"),
+    [
+        (
+            byte_level({"type": "Whitespace"}, use_regex=True),
+            None,
+            "the nearest is gpt-2: it lacks `type=Whitespace`",
+        ),
+        (byte_level(use_regex=True), {"type": "Lowercase"}, "no normaliser Lowercase"),
+        (None, None, "no splitting rules"),
+    ],
+)
+def test_an_unknown_one_names_the_nearest(steps: Any, normalizer: Any, detail: str) -> None:
+    data = {**parsed(steps), "normalizer": normalizer}
+    assert detail in pre.detect(json.dumps(data).encode()).detail
+
+
+def test_the_committed_table_is_what_the_tool_gives(real_tokenizers: dict[str, Path]) -> None:
+    lines = (Path(pre_table.TABLE)).read_text("utf-8").splitlines()
+    for row in pre_table.real_rows():
+        assert "| " + " | ".join(row) + " |" in lines
+    assert pre_table.HEAD in "\n".join(lines)
+    assert len(real_tokenizers) == 5

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.tokenizer.ggml import to_gguf
+from aprfmt.tokenizer.ggml import template_key, to_gguf
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 __all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
@@ -139,15 +139,23 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
         chat_template=template if template is None else _patch_text(template, patches, "chat_template", ""),
         chat_templates={
             name: _patch_text(text, patches, "chat_templates", name)
-            for name, text in _typed(templates, str, "chat template").items()
+            for name, text in _in_order(_typed(templates, str, "chat template"), own.get("gguf_keys")).items()
         },
         n_added=_typed({"n_added": own.get("n_added")}, int, "count").get("n_added", 0),
         extra=_extra(_mapping(own.get("extra"), "extra")),
-        gguf_keys=[key for key in own.get("gguf_keys", []) if isinstance(key, str)]
-        if isinstance(own.get("gguf_keys"), list)
-        else [],
+        gguf_keys=_keys(own.get("gguf_keys")),
         pre_note=_typed({"note": own.get("pre_note")}, str, "pre").get("note", ""),
     )
+
+
+def _in_order(templates: dict[str, str], keys: object) -> dict[str, str]:
+    """Templates in the order of their GGUF keys: JSON objects of an APR are sorted by name."""
+    rank = {key: i for i, key in enumerate(_keys(keys))}
+    return dict(sorted(templates.items(), key=lambda item: rank.get(template_key(item[0]), len(rank))))
+
+
+def _keys(value: object) -> list[str]:
+    return [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from aprfmt.errors import CorruptError, RefusedError, UsageError
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
-__all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "to_gguf"]
+__all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "template_key", "to_gguf"]
 
 KV = tuple[str, Any, Any]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
@@ -207,15 +207,18 @@ def _name_unused(tokens: list[str], types: list[int], n_real: int, template: str
 
 def _template_keys(tok: Tokenizer) -> list[KV]:
     """The named templates with the list of their names, then the default one."""
-    names = {
-        name: "".join(c if c.isascii() and c.isalnum() else "_" for c in name) for name in tok.chat_templates
-    }
-    keys: list[KV] = [(f"{_TEMPLATE}.{names[n]}", "STRING", text) for n, text in tok.chat_templates.items()]
+    keys: list[KV] = [(template_key(name), "STRING", text) for name, text in tok.chat_templates.items()]
     if keys:
-        keys.append((_TEMPLATE + "s", ("ARRAY", "STRING"), list(names.values())))
+        names = [key.removeprefix(_TEMPLATE + ".") for key, _, _ in keys]
+        keys.append((_TEMPLATE + "s", ("ARRAY", "STRING"), names))
     if tok.chat_template is not None:
         keys.append((_TEMPLATE, "STRING", tok.chat_template))
     return keys
+
+
+def template_key(name: str) -> str:
+    """The GGUF key of a chat template that is not the default one."""
+    return f"{_TEMPLATE}." + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
 def _named_templates(kv: Mapping[str, Any]) -> dict[str, str]:

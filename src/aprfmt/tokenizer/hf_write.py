@@ -133,7 +133,8 @@ def _tokenizer_json(tok: Tokenizer, added: list[dict[str, Any]]) -> dict[str, An
 def _byte_level_parts(tok: Tokenizer) -> dict[str, Any]:
     known = rule(tok.pre)
     if tok.model != "gpt2" or known is None:
-        what = f"a {tok.model} tokenizer" if tok.model != "gpt2" else f"the pre-tokenizer {tok.pre}"
+        what = f"the pre-tokenizer {tok.pre}" if tok.pre else "a tokenizer that names no pre-tokenizer"
+        what = what if tok.model == "gpt2" else f"a {tok.model} tokenizer"
         raise UnsupportedError(
             f"{what} cannot be written as tokenizer.json",
             hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",

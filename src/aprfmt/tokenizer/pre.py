@@ -161,7 +161,7 @@ def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: boo
         detail = f"its splitting rules are those of {_EXACT[alike]}, and its merges give every token"
         return PreChoice(_EXACT[alike], "structure", detail)
     hashed = hash_name(tokenizer_json) if _growth(parsed.get("normalizer")) <= _MAX_GROWTH else None
-    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES):
+    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES) and not _contradicts(hashed, alike):
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
     if alike is not None:
         return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
@@ -169,6 +169,12 @@ def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: boo
         detail = f"its ids of the probe text are those of {hashed}, its merge rule is not"
         return PreChoice(hashed, "hash", detail)
     return PreChoice(None, "none", _unknown(parsed, ignore_merges))
+
+
+def _contradicts(hashed: str, alike: str | None) -> bool:
+    """Whether the structure fits another rule than the hash's, which the probe text does not tell apart."""
+    row = rule(hashed)
+    return alike is not None and row is not None and row.splits != RULES[alike].splits
 
 
 def _unknown(parsed: Mapping[str, Any], ignore_merges: bool) -> str:
