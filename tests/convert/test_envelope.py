@@ -104,3 +104,29 @@ def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: 
     report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
     assert any(ENVELOPE in warning for warning in report.warnings)
     assert json.dumps(report.to_json())
+
+
+def test_tensors_and_metadata_survive_the_trip_through_a_folder(packed: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(packed, tmp_path / "model-again")
+    facts = json.loads((tmp_path / "model-again" / "apr_metadata.json").read_text())
+    assert facts == {"note": {"a": "é", "b": [1, 2.5]}}  # the rest stands in the card
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "model-again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+    aprfmt.import_model(tmp_path / "model-again", tmp_path / "b.apr")
+    assert contents(tmp_path / "b.apr") == contents(packed)
+    aprfmt.export_model(tmp_path / "b.apr", tmp_path / "third")
+    assert (tmp_path / "third" / "apr_metadata.json").read_bytes() == (
+        tmp_path / "model-again" / "apr_metadata.json"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "nonsense", '{"num_heads": 3, "tokenizer.merges": [], "aprfmt.source": 1}']
+)
+def test_a_file_of_facts_holds_no_dimensions(text: str, packed: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(packed, tmp_path / "folder")
+    (tmp_path / "folder" / "apr_metadata.json").write_text(text)
+    aprfmt.import_model(tmp_path / "folder", tmp_path / "b.apr")
+    _, metadata = contents(tmp_path / "b.apr")
+    assert metadata["num_heads"] == 4
+    assert "note" not in metadata

@@ -95,6 +95,10 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
     if model.format == "gguf":
         c.envelope, warning = envelope.opened(model.native.parts[0].kv)
         c.warnings += [warning] if warning else []
+    if model.format == "hf":
+        c.envelope = envelope.folder_envelope(model.native.folder)
+        facts = c.envelope.metadata if c.envelope is not None else {}
+        c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
     if (
         c.general is not None
         and model.format in ("hf", "safetensors")

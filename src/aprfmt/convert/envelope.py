@@ -1,6 +1,8 @@
-"""What a GGUF cannot say of the `.apr` it was made from, kept in one key of the GGUF so that the way back is exact.
+"""What a GGUF or a Hugging Face folder cannot say of the `.apr` it was made from, kept so that the way back is exact.
 
-The key `aprfmt.metadata` holds a JSON object:
+In a folder it is the file `apr_metadata.json`: descriptive fields that the card does not hold, and custom keys.
+
+In a GGUF it is one key. The key `aprfmt.metadata` holds a JSON object:
 
     {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}}
 
@@ -15,12 +17,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert import provenance
+from aprfmt.convert.model_card import CARD
 from aprfmt.convert.recipe import KEY as SOURCE_KEY
 from aprfmt.formats import apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.hf_files import read_text_file
 from aprfmt.model import Model
 
 KEY = "aprfmt.metadata"
@@ -96,3 +102,53 @@ def _digest(entries: Iterable[bytes]) -> str:
 def _is_own(entry: bytes) -> bool:
     name = KEY.encode()
     return entry[8 : 8 + len(name)] == name and int.from_bytes(entry[:8], "little") == len(name)
+
+
+# --- folders ---
+
+FACTS = "apr_metadata.json"
+
+# Typed fields that a folder tells by its card, as far as it has one; the name may be the folder's.
+_FACT_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
+
+
+def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if value is not None
+        and (key in _FACT_FIELDS or key not in apr_metadata.TYPED_FIELDS)
+        and not key.startswith(("aprfmt.", "tokenizer."))
+        and key != "tied_embeddings"
+    }
+
+
+def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
+    """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
+    if model.format != "apr-v2":
+        return texts
+    says = provenance.said_by_card(texts[CARD]) if CARD in texts else {}
+    now = _facts(dict(model.metadata) | dict(info))
+    unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
+    others = {name: data for name, data in texts.items() if name != FACTS}
+    if not unsaid:
+        return others
+    if FACTS in texts and _read_facts(texts[FACTS]) == unsaid:
+        return texts
+    return others | {FACTS: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
+
+
+def folder_envelope(folder: Path) -> Envelope | None:
+    """What `apr_metadata.json` of a folder says; None without one, or where it is no such file."""
+    path = folder / FACTS
+    if not path.is_file():
+        return None
+    return Envelope(_read_facts(read_text_file(path)))
+
+
+def _read_facts(data: bytes) -> dict[str, Any]:
+    try:
+        return _facts(apr_metadata.parse(apr_metadata.dump(_facts(json.loads(data)))))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}

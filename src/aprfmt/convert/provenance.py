@@ -275,10 +275,17 @@ def without_license(general: Any) -> dict[str, Any] | None:
     return {name: value for name, value in general.items() if name not in ("license.name", "license.link")}
 
 
+def said_by_card(card: bytes) -> dict[str, str]:
+    """The typed fields that an import takes from the model card `card`."""
+    says, general = from_card(parse_card(card)[0])
+    if "data_source" not in says and (sources := dataset_ids(checked(general))):
+        says["data_source"] = sources
+    return {name: value for name in INFO_FIELDS if (value := text(says.get(name))) is not None}
+
+
 def contradictions(card: bytes, info: Mapping[str, Any]) -> list[str]:
     """Warnings where a card that is carried as it is says something else than `info`."""
-    says, general = from_card(parse_card(card)[0])
-    says.setdefault("data_source", dataset_ids(checked(general)))
+    says = said_by_card(card)
     return [
         f"{CARD} is carried as it is and says {name} {says[name]!r}, not {info[name]!r}"
         for name in FLAGS

@@ -9,7 +9,7 @@ from typing import Any
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert import origin, provenance
+from aprfmt.convert import envelope, origin, provenance
 from aprfmt.convert.canonical import HEAD, Canonical
 from aprfmt.convert.dtype_choice import Losses, requested
 from aprfmt.convert.model_card import CARD
@@ -96,7 +96,7 @@ def folder_layouts(
     """
     tensors = hf_tensors(c, dtype, losses)
     source = _source_texts(c, recipe)
-    texts = _with_card(c, _with_edits(c, source))
+    texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source)))
     kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
@@ -104,11 +104,15 @@ def folder_layouts(
         and recipe.format == "hf"
         and kept
         and config_kept
-        and texts == source
         and shard_bytes is None
         and framework == "pt"
     ):
-        return recipe.layouts(), tensors, True
+        own = recipe.layouts()
+        if texts == source:
+            return own, tensors, True
+        weights = [layout for layout in own if _is_weight_file(layout.name)]
+        made = texts | _tokenizer_files(c, texts)
+        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, False
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
     layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
