@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def _need(path: Path, what: str) -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+def pytest_configure() -> None:
+    """A shell that starts the suite in the background ignores SIGINT for all its children; ours are interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionfinish() -> None:

@@ -112,7 +112,8 @@ def folder_layouts(
             return own, tensors, True
         weights = [layout for layout in own if _is_weight_file(layout.name)]
         made = texts | _tokenizer_files(c, texts)
-        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, False
+        same = all(made.get(name) == data for name, data in source.items())
+        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, same
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
     layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
