@@ -130,3 +130,28 @@ def test_a_file_of_facts_holds_no_dimensions(text: str, packed: Path, tmp_path: 
     _, metadata = contents(tmp_path / "b.apr")
     assert metadata["num_heads"] == 4
     assert "note" not in metadata
+
+
+@pytest.mark.parametrize(
+    "said", [{"hidden_size": 5}, {"aprfmt.tokenizer": 5}, {"num_layers": None, "intermediate_size": 7}]
+)
+def test_an_envelope_that_contradicts_the_file_is_left_aside(
+    said: dict[str, Any], packed: Path, tmp_path: Path
+) -> None:
+    from aprfmt.convert.envelope import Envelope, sealed
+
+    aprfmt.export_model(packed, tmp_path / "m.gguf")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        kv = model.native.parts[0].kv
+        tensors = [
+            OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
+        ]
+        keys = sealed([bytes(kv.raw(key)) for key in kv], Envelope(said))
+        layout = FileLayout("n.gguf", gguf_write.layout(keys, tensors))
+        write_file(str(tmp_path / "n.gguf"), layout, force=False, progress=None)
+    report = aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "b.apr")
+    assert any("contradicts" in warning for warning in report.warnings)
+    _, metadata = contents(tmp_path / "b.apr")
+    assert (metadata["hidden_size"], metadata["num_layers"], metadata["intermediate_size"]) == (64, 2, 96)
+    aprfmt.export_model(tmp_path / "b.apr", tmp_path / "back.gguf")
+    assert (tmp_path / "back.gguf").read_bytes() == (tmp_path / "n.gguf").read_bytes()

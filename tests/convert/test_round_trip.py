@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_an_edit_takes_effect_and_the_rest_of_the_keys_stay(tiny_gguf: Path, tmp
             assert after.tensors[name].raw() == tensor.raw()
 
 
-def test_stamping_leaves_tensors_alone_and_the_way_back_open(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_stamping_leaves_tensors_alone_and_travels_on(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     aprfmt.stamp_file(
         tmp_path / "m.apr", tmp_path / "s.apr", data_source="teacher-only", set={"note": [1, "x"]}
@@ -108,7 +109,13 @@ def test_stamping_leaves_tensors_alone_and_the_way_back_open(tiny_gguf: Path, tm
         ]
         assert b.checksum() == {"header": "ok", "footer": "ok"}
     aprfmt.export_model(tmp_path / "s.apr", tmp_path / "back.gguf")
-    assert sha(tmp_path / "back.gguf") == sha(tiny_gguf)
+    aprfmt.import_model(tmp_path / "back.gguf", tmp_path / "again.apr")
+    aprfmt.stamp_file(tmp_path / "again.apr", tmp_path / "plain.apr", set={"note": None, "data_source": None})
+    with aprfmt.open(tmp_path / "again.apr") as model:
+        assert model.metadata["note"] == [1, "x"]
+    # without the edits it is the first file again
+    aprfmt.export_model(tmp_path / "plain.apr", tmp_path / "first.gguf")
+    assert sha(tmp_path / "first.gguf") == sha(tiny_gguf)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q5_1", "aprq8", "aprq4"])
@@ -195,3 +202,17 @@ def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
     run = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(run.stdout) * 1024 < 150e6
     assert (tmp_path / "small.safetensors").stat().st_size > 2 * n_rows * n_cols
+
+
+def test_files_that_are_not_carried_are_named(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen2-untied")[0], folder)
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "lock").write_text("x")
+    assert aprfmt.import_model(folder, tmp_path / "a.apr").lossless
+    (folder / "original").mkdir()
+    (folder / "original" / "params.json").write_text("{}")
+    (folder / "logo.png").write_bytes(b"\x89PNG")
+    report = aprfmt.import_model(folder, tmp_path / "b.apr")
+    assert not report.lossless
+    assert "not carried: logo.png, original/params.json" in report.warnings

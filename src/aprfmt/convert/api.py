@@ -258,7 +258,8 @@ def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, lo
     if not recorded:
         for tensor in tensors:
             losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
-    return Output([layout], tensors, recorded and c.model.format in ("gguf", "hf", "safetensors"))
+    whole = c.model.format in ("gguf", "hf", "safetensors") and not c.left_out
+    return Output([layout], tensors, recorded and whole)
 
 
 def _to_shards(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:

@@ -36,6 +36,7 @@ class Canonical:
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
         stated: typed fields that the user gave.
         envelope: what a GGUF tells of the `.apr` that it was made from.
+        left_out: files of a source folder that are not carried.
     """
 
     model: Model
@@ -49,6 +50,7 @@ class Canonical:
     general: dict[str, Any] | None = None
     stated: dict[str, Any] = field(default_factory=dict)
     envelope: Envelope | None = None
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def n_params(self) -> int:
@@ -97,6 +99,10 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
         c.warnings += [warning] if warning else []
     if model.format == "hf":
         c.envelope = envelope.folder_envelope(model.native.folder)
+        c.left_out = model.native.left_out()
+        if c.left_out:
+            more = f" and {len(c.left_out) - 5} more" if len(c.left_out) > 5 else ""
+            c.warnings.append(f"not carried: {', '.join(c.left_out[:5])}{more}")
         facts = c.envelope.metadata if c.envelope is not None else {}
         c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
     if (

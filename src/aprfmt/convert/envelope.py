@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert import provenance
+from aprfmt.convert import origin, provenance
 from aprfmt.convert.model_card import CARD
 from aprfmt.convert.recipe import KEY as SOURCE_KEY
 from aprfmt.formats import apr_metadata, gguf_write
@@ -30,6 +30,9 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.model import Model
 
 KEY = "aprfmt.metadata"
+
+LEFT_ASIDE = "aprfmt.left_aside"
+"""Key of an `.apr` whose GGUF held an envelope that contradicts its tensors."""
 
 
 @dataclass(slots=True)
@@ -48,12 +51,12 @@ def unsaid(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    own = (SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY)
-    return {
-        key: value
-        for key, value in metadata.items()
-        if value is not None and key not in own and not key.startswith("tokenizer.")
-    }
+    return {key: value for key, value in metadata.items() if value is not None and not _is_derived(key)}
+
+
+def _is_derived(key: str) -> bool:
+    """Whether an import takes this entry from tensors and lists alone, so that no envelope may hold it."""
+    return key in (SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, LEFT_ASIDE) or key.startswith("tokenizer.")
 
 
 def sealed(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
@@ -85,6 +88,8 @@ def opened(kv: KvMapping) -> tuple[Envelope | None, str | None]:
         apr_metadata.parse(apr_metadata.dump({k: v for k, v in metadata.items() if v is not None}))
         if any(dtype not in DTYPES for dtype in dtypes.values()):
             raise ValueError("unknown dtype")
+        if any(map(_is_derived, metadata)):
+            raise ValueError("an entry that follows from the tensors or the tokenizer")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None, f"{KEY} is damaged and is left aside"
     if not fits:
@@ -112,7 +117,7 @@ FACTS = "apr_metadata.json"
 _FACT_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
 
 
-def _facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
     return {
         key: value
@@ -129,13 +134,15 @@ def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -
     if model.format != "apr-v2":
         return texts
     says = provenance.said_by_card(texts[CARD]) if CARD in texts else {}
-    now = _facts(dict(model.metadata) | dict(info))
+    now = facts(dict(model.metadata) | dict(info))
+    if texts.keys() - {CARD} and origin.is_place(now.get("source"), info.get("name")):
+        del now["source"]  # the source folder's own place told it, as it told the name
     unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
+    if FACTS in texts and unsaid.items() <= _read_facts(texts[FACTS]).items() <= now.items():
+        return texts  # what the source had, perhaps with what the card says too, or by another program
     others = {name: data for name, data in texts.items() if name != FACTS}
     if not unsaid:
         return others
-    if FACTS in texts and _read_facts(texts[FACTS]) == unsaid:
-        return texts
     return others | {FACTS: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
@@ -149,6 +156,6 @@ def folder_envelope(folder: Path) -> Envelope | None:
 
 def _read_facts(data: bytes) -> dict[str, Any]:
     try:
-        return _facts(apr_metadata.parse(apr_metadata.dump(_facts(json.loads(data)))))
+        return facts(apr_metadata.parse(apr_metadata.dump(facts(json.loads(data)))))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}

@@ -138,6 +138,12 @@ def located(folder: Path) -> Found:
     return ({"name": title(folder.name) or folder.name}, {}) if folder.name else ({}, {})
 
 
+def is_place(source: Any, name: Any) -> bool:
+    """Whether `source` is what `located` gives a folder of the hub's cache that it calls `name`."""
+    repo = _REPO.fullmatch(source.removeprefix(HUB)) if isinstance(source, str) else None
+    return repo is not None and source != repo[0] and title(repo["name"]) == name
+
+
 def to_card(
     info: Mapping[str, Any], general: Mapping[str, Any] | None, *, named_by_folder: bool = False
 ) -> bytes | None:

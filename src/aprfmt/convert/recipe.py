@@ -72,8 +72,8 @@ class RecipeWriter:
     literals: bytearray = field(default_factory=bytearray)
 
     def start(self, name: str) -> None:
-        """Begins the next file."""
-        self.files.append(FileRecipe(name))
+        """Begins the next file. Raises CorruptError for a name that reading the record would refuse."""
+        self.files.append(FileRecipe(_safe_name(name)))
 
     def literal(self, data: bytes | memoryview) -> None:
         """Adds bytes as they are; runs of zeros cost nothing."""

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
 from aprfmt.codecs.convert import decode, encode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import provenance
 from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import is_exact, matrix_dtype
+from aprfmt.convert.envelope import LEFT_ASIDE
 from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
 from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.errors import AprError
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats.apr2 import Apr2Native
 from aprfmt.formats.gguf import GgufPart
@@ -63,13 +66,30 @@ def apr_contents(
     kept = all(out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors)
     metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
-        metadata |= c.envelope.metadata | c.stated
-        metadata = {key: value for key, value in metadata.items() if value is not None}
+        metadata = _with_envelope(c, metadata, c.envelope.metadata)
     if kept and with_source and (record := source_recipe(c, narrow)) is not None:
         metadata[KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
     return metadata, tensors, _flags(c, tensors)
+
+
+def _with_envelope(c: Canonical, metadata: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata` with what the envelope says; left aside where that contradicts the tensors or the tokenizer."""
+    merged = {key: value for key, value in {**metadata, **said, **c.stated}.items() if value is not None}
+    try:
+        tokenizer = tokenizer_apr.from_metadata(merged)
+        if c.arch is not None:
+            shapes = {t.name: t.shape for t in c.tensors.values()}
+            names.check_shapes(c.arch, hp.from_apr(merged), shapes)
+        if (tokenizer and tokenizer.tokens) == (c.tokenizer and c.tokenizer.tokens):
+            return merged
+    except AprError:
+        pass
+    c.warnings.append(
+        "what the file says of the .apr it was made from contradicts its tensors and is left aside"
+    )
+    return metadata | {LEFT_ASIDE: True}
 
 
 def _narrowed(c: Canonical) -> dict[str, str]:
@@ -170,8 +190,6 @@ def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str])
 
 
 def _dropped_name(c: Canonical, gguf_name: str) -> str:
-    from aprfmt.arch import names
-
     assert c.arch is not None
     name = names.to_hf(c.arch, gguf_name)
     assert name is not None
@@ -235,6 +253,8 @@ def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
         if tensor.source is not source or tensor.n_bytes == 0:
             continue
         writer.literal(source.view(position, tensor.offset - position))
-        writer.tensor(c.tensors[names[tensor.name]])
+        # a head that is not carried may stand under its GGUF name
+        name = names.get(tensor.name) or c.dropped[_dropped_name(c, tensor.name)]
+        writer.tensor(c.tensors[name])
         position = tensor.offset + tensor.n_bytes
     writer.literal(source.view(position))

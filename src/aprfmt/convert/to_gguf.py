@@ -89,11 +89,15 @@ def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> l
 
 def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
     """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
-    found, _ = envelope.opened(base)
-    if found is None or c.model.format != "apr-v2":
+    if c.model.format != "apr-v2":
         return True
+    found, warning = envelope.opened(base)
+    if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
+        return True  # it said nothing at the import either
     pairs = _pairs(c, envelope.without(_whole(base).values()))
-    return found.metadata == envelope.unsaid(c.model, _said(c, pairs))
+    unsaid = envelope.unsaid(c.model, _said(c, pairs))
+    # A GGUF by another program needs one only for what it cannot have brought itself.
+    return found.metadata == unsaid if found is not None else not envelope.facts(unsaid)
 
 
 def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:

@@ -112,8 +112,7 @@ def folder_layouts(
             return own, tensors, True
         weights = [layout for layout in own if _is_weight_file(layout.name)]
         made = texts | _tokenizer_files(c, texts)
-        same = all(made.get(name) == data for name, data in source.items())
-        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, same
+        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, False
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
     layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -59,6 +60,17 @@ class HfNative:
     index_name: str | None
     shards: list[tuple[str, Source, int, dict[str, str]]]
     other_files: list[Path]
+
+    def left_out(self) -> list[str]:
+        """Files of the folder that belong to no model and are not carried, relative; hidden folders do not count."""
+        known = {name for name, *_ in self.shards} | {path.as_posix() for path in self.other_files}
+        found = []
+        for root, folders, files in os.walk(self.folder):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            found += [Path(root, name).relative_to(self.folder).as_posix() for name in files]
+            if len(found) > MAX_SPLITS:
+                break
+        return sorted(name for name in found if name not in known and name != self.index_name)
 
 
 def detect_folder(folder: Path) -> str:
