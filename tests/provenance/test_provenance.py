@@ -13,6 +13,7 @@ import pytest
 import aprfmt
 from aprfmt.convert import origin, provenance
 from aprfmt.convert.model_card import parse_card
+from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.io.segments import FileLayout
@@ -359,3 +360,11 @@ def test_a_crafted_record_does_no_harm(value: Any, folder: Folder, tmp_path: Pat
 def test_a_card_with_a_lone_surrogate_is_written_with_a_replacement(folder: Folder, tmp_path: Path) -> None:
     aprfmt.import_model(folder(card='---\nauthor: "a\\ud800b"\nlicense: mit\n---\n'), tmp_path / "m.apr")
     assert typed(tmp_path / "m.apr")["author"] == "a\ufffdb"
+
+
+def test_a_licence_set_as_a_key_is_checked_too(folder: Folder, tmp_path: Path) -> None:
+    aprfmt.import_model(folder(), tmp_path / "m.apr")
+    with pytest.raises(UsageError):
+        aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "unknown"})
+    aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "mit"})
+    assert typed(tmp_path / "s.apr")["license"] == "MIT"

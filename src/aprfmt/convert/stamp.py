@@ -48,15 +48,20 @@ def stamp_file(
     output_bytes, tensor_count, stamped. Raises UsageError for an empty patch or a licence that is no SPDX id,
     UnsupportedError for other formats.
     """
-    flags = {"license": license, "data_source": data_source, "data_license": data_license}
-    fields = {
-        **provenance.stated(flags),
+    given = {
+        "license": license,
+        "data_source": data_source,
+        "data_license": data_license,
         "hf_architecture": hf_architecture,
         "hf_model_type": hf_model_type,
         "architecture": architecture,
     }
-    patch: dict[str, Any] = {key: value for key, value in fields.items() if value is not None} | dict(
+    patch: dict[str, Any] = {key: value for key, value in given.items() if value is not None} | dict(
         set or {}
+    )
+    # However a licence is given, it is checked and spelled as SPDX does.
+    patch |= provenance.stated(
+        {key: patch[key] for key in provenance.FLAGS if isinstance(patch.get(key), str)}
     )
     if not patch and tokenizer is None:
         raise UsageError(
