@@ -265,3 +265,12 @@ def test_an_interrupt_leaves_nothing_behind(number: int, exit_code: int, tmp_pat
     assert process.returncode == exit_code
     assert "Traceback" not in stderr
     assert [p.name for p in tmp_path.iterdir()] == ["big.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "sentencepiece.bpe.model"])
+def test_a_tokenizer_of_an_unreadable_kind_is_named(name: str, folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / name).write_bytes(b"{}")
+    with pytest.raises(AprError, match=name):
+        aprfmt.import_model(folder, tmp_path / "o.apr")
+    assert not (tmp_path / "o.apr").exists()

@@ -21,10 +21,9 @@ def split(source: Path, target: Path, size: int = 60_000, **options: Any) -> dic
     return aprfmt.export_model(source, target, shard_size=size, **options).to_json()
 
 
-def peer_split(source: Path, folder: Path, stem: str = "peer") -> list[Path]:
-    """`source` written again by the gguf package, seven tensors a part."""
+def rewrite(source: Path, writer: gguf.GGUFWriter) -> None:
+    """`source` written again by the gguf package."""
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(folder / f"{stem}.gguf", "llama", split_max_tensors=7)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             sub_type = field.types[-1] if len(field.types) > 1 else None
@@ -35,6 +34,11 @@ def peer_split(source: Path, folder: Path, stem: str = "peer") -> list[Path]:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def peer_split(source: Path, folder: Path, stem: str = "peer") -> list[Path]:
+    """The same in parts of seven tensors."""
+    rewrite(source, gguf.GGUFWriter(folder / f"{stem}.gguf", "llama", split_max_tensors=7))
     return parts(folder, stem)
 
 
@@ -165,19 +169,9 @@ def test_a_single_file_with_split_keys_comes_back(tiny_gguf: Path, tmp_path: Pat
 
 
 def test_an_unusual_alignment(tiny_gguf: Path, tmp_path: Path) -> None:
-    reader = gguf.GGUFReader(tiny_gguf)
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_custom_alignment(256)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            sub_type = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    rewrite(tiny_gguf, writer)
     split(tmp_path / "a.gguf", tmp_path / "out.gguf")
     with aprfmt.open(tiny_gguf) as one, aprfmt.open(parts(tmp_path)[0]) as model:
         assert [part.alignment for part in model.native.parts] == [256, 32, 32, 32]

@@ -18,26 +18,13 @@ if TYPE_CHECKING:
 TEMPLATE_FOLDER = "additional_chat_templates"
 """The one subfolder whose files belong to the tokenizer."""
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "*.model",
-    "*.tiktoken",
-    "generation_config.json",
-    "chat_template*",
-    f"{TEMPLATE_FOLDER}/*.jinja",
-)
-"""Name patterns of the files that tokenizer.hf is given."""
-
 KEPT_FILES = (
-    *TOKENIZER_FILES,
     "*.json",
     "*.jinja",
+    f"{TEMPLATE_FOLDER}/*.jinja",
+    "*.model",
+    "*.tiktoken",
+    "chat_template*",
     "*.md",
     "*.txt",
     "*.py",
@@ -125,7 +112,7 @@ def parse_config(raw: bytes, path: Path) -> dict[str, Any]:
 
 def load_tokenizer(folder: Path, config: Mapping[str, Any] | None) -> Tokenizer | None:
     """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
-    from aprfmt.tokenizer.hf import read_files
+    from aprfmt.tokenizer.hf import is_tokenizer_file, read_files
 
-    names = [name for name in list_names(folder) if _matches(name, TOKENIZER_FILES)]
+    names = [name for name in list_names(folder) if is_tokenizer_file(name)]
     return read_files({name: read_text_file(folder / name) for name in names}, config)
