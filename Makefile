@@ -1,13 +1,14 @@
 # make demo   the main job on a real model, in a fresh environment
 # make test   the whole suite
 # make check  format, lint, types
+# make conformance  every architecture against transformers and llama.cpp, see docs/architectures.md
 # make bench  ratios against peers, see docs/benchmarks.md
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check conformance bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -22,6 +23,10 @@ check: $(VENV)/.check
 	$(BIN)/ruff format --check src tests tools
 	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
+
+conformance: $(VENV)/.test
+	@$(BIN)/python tools/fetch_material.py
+	$(BIN)/python tools/conformance.py
 
 bench: $(VENV)/.test
 	$(BIN)/python tools/bench_open.py

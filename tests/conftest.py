@@ -62,3 +62,9 @@ def real_tokenizers() -> dict[str, Path]:
 def llama_cpp_models() -> Path:
     """llama.cpp's `models` folder with ggml-vocab-*.gguf and their .inp/.out cases."""
     return _need(CACHE / "llama.cpp-models", "llama.cpp's vocabulary files")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_converter() -> Path:
+    """The folder of llama.cpp's own converter: convert_hf_to_gguf.py, conversion/, gguf-py/gguf."""
+    return _need(CACHE / "llama.cpp-converter", "llama.cpp's converter")

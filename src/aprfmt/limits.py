@@ -23,6 +23,9 @@ MAX_ARRAY_DEPTH = 8
 MAX_JSON_DEPTH = 127
 """Nesting of JSON metadata, the outermost object counted."""
 
+MAX_LAYERS = 1 << 14
+"""Layers of a network, for which lists are made."""
+
 MAX_SPLITS = 65_535
 """Parts of a split GGUF or shards of a safetensors index."""
 

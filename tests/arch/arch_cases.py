@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +107,7 @@ CASES = (
     ),
     Case(
         "mistral",
-        "llama",
+        "mistral",
         "MistralForCausalLM",
         {"model_type": "mistral", "head_dim": 32, "sliding_window": 1024, "max_position_embeddings": 131072},
         [
@@ -152,6 +153,8 @@ CASES = (
         ],
         YARN,
         1000000.0,
+        # The runtime multiplies it with 1 + ln(4) / 10, and takes no notice of yarn_attn_factor.
+        [("qwen2.rope.scaling.attn_factor", "FLOAT32", 1.2 / (1 + 0.1 * math.log(4.0)))],
     ),
     Case(
         "qwen3",

@@ -1,63 +1,111 @@
-"""The architecture table: every name as gguf-py maps it; completeness and shapes of a network."""
+"""The architecture table: names go there and back, gguf-py knows them, networks are complete and of their shapes."""
 
 from __future__ import annotations
+
+import re
+from typing import Any
 
 import gguf
 import pytest
 
 from aprfmt.arch import names
 from aprfmt.arch.hparams import Hyperparams
-from aprfmt.arch.table import ARCHITECTURES, HEAD, OPTIONAL, REQUIRED, Architecture, find
-from aprfmt.arch.transforms import INVERSE
+from aprfmt.arch.layers import applies
+from aprfmt.arch.links import link_of
+from aprfmt.arch.orders import ORDERS, VALUES
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.sizes import evaluate, words
+from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import RefusedError, UnmappedError
 
 by_arch = pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda arch: arch.id)
+LLAMA, QWEN2 = ARCHITECTURES["llama"], ARCHITECTURES["qwen2"]
 
 
-def small(arch: Architecture, **changes: object) -> Hyperparams:
+def small(arch: Architecture, **changes: Any) -> Hyperparams:
     sizes = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     fields = {"architecture": arch.id, **sizes, "vocab_size": 100, "intermediate_size": 96}
-    return Hyperparams(**{**fields, **changes})  # type: ignore[arg-type]
+    return Hyperparams(**{**fields, **changes})
 
 
-def all_names(arch: Architecture, layers: int = 2, needs: tuple[str, ...] = (REQUIRED, HEAD)) -> list[str]:
-    return [row.hf.replace("{n}", str(n)) for row in arch.tensors if row.need in needs for n in range(layers)]
+def llama_names(layers: int = 2, needs: tuple[str, ...] = (REQUIRED, HEAD)) -> list[str]:
+    rows = [row for row in LLAMA.tensors if row.need in needs]
+    return list(dict.fromkeys(names.spell(row.hf[0], n) for row in rows for n in range(layers)))
+
+
+def spellings(row: TensorRow, side: str, layer: int, expert: int) -> list[str]:
+    return [names.spell(name, layer, expert) for name in getattr(row, side)]
 
 
 @by_arch
-@pytest.mark.parametrize("layer", ["0", "7", "121"])
-def test_names_go_there_and_back(arch: Architecture, layer: str) -> None:
+@pytest.mark.parametrize(("layer", "expert"), [(0, 0), (7, 121), (121, 3)])
+def test_names_are_found_again(arch: Architecture, layer: int, expert: int) -> None:
     for row in arch.tensors:
-        hf, gguf_name = row.hf.replace("{n}", layer), row.gguf.replace("{n}", layer)
-        assert names.to_gguf(arch, hf) == gguf_name
-        assert names.to_hf(arch, gguf_name) == hf
-        assert (names.move_of(arch, hf) is None) == (row.move is None)
+        for side in ("hf", "gguf"):
+            for position, name in enumerate(spellings(row, side, layer, expert)):
+                found = [m for m in names.matches(arch, name, side) if m.row is row]
+                assert [m.position for m in found] == [position]
+                assert found[0].layer == (layer if "{n}" in row.hf[0] else None)
+                assert found[0].expert == (expert if "{e}" in getattr(row, side)[position] else None)
 
 
 @by_arch
-def test_no_two_rows_collide(arch: Architecture) -> None:
-    for side in ("hf", "gguf"):
-        spellings = [getattr(row, side) for row in arch.tensors]
-        assert len(set(spellings)) == len(spellings)
-    assert not {row.gguf for row in arch.tensors} & set(arch.gguf_only)
+def test_a_hugging_face_tensor_goes_to_one_place(arch: Architecture) -> None:
+    """One name may stand in two rows only where they exclude each other by layer or by what belongs to them."""
     for row in arch.tensors:
-        assert ("{n}" in row.hf) == ("{n}" in row.gguf)
-        assert row.need in (REQUIRED, OPTIONAL, HEAD, "attention_bias", "mlp_bias")
-        assert row.move is None or (row.move in INVERSE and hasattr(small(arch), row.heads or "?"))
-        assert set(row.dims) <= set(names.dim_sizes(small(arch)))
+        for name in row.hf:
+            same = [r for r in arch.tensors if name in r.hf]
+            assert len({(r.layers, r.hf, r.need) for r in same}) == len(same), name
+        assert not set(row.gguf) & set(arch.gguf_only)
 
 
 @by_arch
-def test_names_as_gguf_maps_them(arch: Architecture) -> None:
+def test_rows_are_well_formed(arch: Architecture) -> None:
+    assert len(set(arch.tensors)) == len(arch.tensors)
+    known = {key.hf[0] for key in arch.keys if key.hf} | set(arch.defaults.get("", {}))
+    for row in arch.tensors:
+        assert all(("{n}" in name) == ("{n}" in row.hf[0]) for name in (*row.hf, *row.gguf))
+        assert not any("{e}" in name for name in row.gguf)
+        assert len(row.dims) in (1, len(row.hf))
+        assert len(row.gguf_dims) in (0, len(row.gguf))
+        assert row.gguf_dims or len(row.gguf) <= 1
+        assert len(row.gguf_transposed) in (0, len(row.gguf))
+        assert row.value in ("", *VALUES)
+        for order in (*row.order, *row.columns):
+            name, _, args = order.partition(":")
+            assert name in ORDERS
+            assert len(args.split(",")) in ORDERS[name][1]
+        need = row.need.removeprefix("!")
+        assert need in (REQUIRED, OPTIONAL, HEAD) or need in known, f"{row.hf[0]} needs {need}"
+
+
+STANDARD = {
+    "vocab", "hidden", "ffn", "heads", "kv_heads", "head_dim", "q", "kv", "experts", "moe_ffn", "positions", "layers",
+}  # fmt: skip
+
+
+@by_arch
+def test_size_words_are_known(arch: Architecture) -> None:
+    keys = {name for key in arch.keys for name in key.hf[:1]} | set(arch.defaults.get("", {}))
+    for row in (row for row in arch.tensors if row.gguf and row.need != OPTIONAL):
+        orders = [arg for order in (*row.order, *row.columns) for arg in order.partition(":")[2].split(",")]
+        for text in [
+            part for dims in (*row.dims, *row.gguf_dims) for part in dims.split(",") if part
+        ] + orders:
+            assert set(words(text)) <= STANDARD | keys, f"{row.hf[0]}: {text}"
+
+
+@by_arch
+def test_names_are_llama_cpps(arch: Architecture) -> None:
+    """What every network of the family has is among gguf-py's tensors of the family, the rest among all names."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch.gguf)
+    every = {name.replace("{bid}", "{n}") for name in gguf.TENSOR_NAMES.values()}
     known = {gguf.TENSOR_NAMES[t].replace("{bid}", "{n}") for t in gguf.MODEL_TENSORS[number]}
-    mapping = gguf.get_tensor_name_map(number, 3)
     for row in arch.tensors:
-        for layer in range(3):
-            hf, _, suffix = row.hf.replace("{n}", str(layer)).rpartition(".")
-            assert f"{mapping.get_name(hf)}.{suffix}" == row.gguf.replace("{n}", str(layer))
-        assert row.gguf.rpartition(".")[0] in known
-    assert {name.rpartition(".")[0] for name in arch.gguf_only} <= known
+        always = row.need == REQUIRED and not row.layers
+        for name in row.gguf:
+            assert re.sub(r"\.(weight|bias)$", "", name) in (known if always else every), name
+    assert {name.rpartition(".")[0] for name in arch.gguf_only} <= every
 
 
 @pytest.mark.parametrize(
@@ -72,113 +120,146 @@ def test_names_as_gguf_maps_them(arch: Architecture) -> None:
 )  # fmt: skip
 def test_odd_names_are_unknown(name: str) -> None:
     for arch in ARCHITECTURES.values():
-        assert names.to_gguf(arch, name) is None
+        assert names.gguf_name(arch, name) is None
+
+
+@by_arch
+def test_rows_are_found(arch: Architecture) -> None:
+    config = {
+        "layer_types": [arch.hf_when.strip("!").split("|")[0] if "!" not in arch.hf_when else "attention"]
+    }
+    for hf_class in arch.hf_classes:
+        assert find(hf_class=hf_class, config=config if arch.hf_when else None) is arch
+    for model_type in arch.model_types:
+        assert find(model_type=model_type, config=config if arch.hf_when else None) is arch
+    kv: dict[str, Any] = {"general.architecture": arch.gguf}
+    tensors = (
+        ["token_embd.weight"] if arch.when.startswith("!") else ["token_embd.weight", "token_types.weight"]
+    )
+    for part in arch.when.split("|")[:1]:
+        key, _, value = part.partition("=")
+        if part.startswith("has:"):
+            tensors.append(f"blk.0.{part[4:]}")
+        elif key.startswith("tokenizer."):
+            kv[key] = value
+        elif part not in ("", "never") and not part.startswith("!"):
+            kv[f"{arch.gguf}.{key}"] = int(value or 1)
+    if arch.when != "never":
+        assert find_gguf(kv, tensors) is arch
+    assert arch.hf_class in arch.hf_classes or find(hf_class=arch.hf_class) is not None
+    assert set(arch.bare_classes) <= set(arch.hf_classes)
 
 
 def test_find() -> None:
-    for arch in ARCHITECTURES.values():
-        for hf_class in arch.hf_classes:
-            assert find(hf_class=hf_class) is arch
-        for model_type in arch.model_types:
-            assert find(model_type=model_type) is arch
-        assert find(gguf=arch.gguf) is arch
-        assert arch.hf_class in arch.hf_classes
-        assert arch.model_type in arch.model_types
-        assert set(arch.bare_classes) <= set(arch.hf_classes)
-    assert find(hf_class="MistralForCausalLM") is ARCHITECTURES["llama"]
     assert find(hf_class="Unknown", model_type="qwen3") is ARCHITECTURES["qwen3"]
-    assert find(hf_class="MixtralForCausalLM", model_type="mixtral") is None
+    assert find(hf_class="OfNobody", model_type="nobody") is None
     assert find() is None
+    assert find_gguf({}) is None
+    assert find(gguf="llama") is LLAMA
+    assert find_gguf({"general.architecture": "llama", "llama.expert_count": 8}) is ARCHITECTURES["mixtral"]
 
 
-def test_moves_are_those_of_llama() -> None:
-    llama = ARCHITECTURES["llama"]
-    assert names.move_of(llama, "model.layers.3.self_attn.q_proj.bias") == ("rope_permute", "num_heads")
-    assert names.move_of(llama, "model.layers.3.self_attn.k_proj.weight") == ("rope_permute", "num_kv_heads")
-    assert names.move_of(llama, "model.layers.3.self_attn.v_proj.weight") is None
-    for other in ("qwen2", "qwen3"):
-        assert not any(row.move for row in ARCHITECTURES[other].tensors)
+def test_sizes() -> None:
+    sizes = {"heads": 6, "head_dim": 8, "kv": 16}
+    for text, size in (
+        ("7", 7), ("heads*head_dim", 48), ("heads*head_dim+2*kv", 80), ("head_dim/2", 4), ("heads/4", None),
+        ("2*ffn", None), ("kv-heads", 10), ("heads-kv", None), ("heads*head_dim/kv", 3), ("kv/zero", None),
+    ):  # fmt: skip
+        assert evaluate(text, {**sizes, "zero": 0}) == size, text
 
 
-@by_arch
-def test_nearest(arch: Architecture) -> None:
-    assert (
-        names.nearest(arch, "model.layers.4.self_attn.qproj.weight")
-        == "model.layers.4.self_attn.q_proj.weight"
-    )
-    assert names.nearest(arch, "blk.4.attnq.weight", "gguf") == "blk.4.attn_q.weight"
-    assert names.nearest(arch, "", "gguf")
+def test_llamas_rotary_rows_move() -> None:
+    h = small(LLAMA)
+    for name, heads in (("q_proj.bias", 4), ("k_proj.weight", 2)):
+        match = names.matches(LLAMA, f"model.layers.3.self_attn.{name}")[0]
+        link = link_of(
+            h, match, {f"model.layers.3.self_attn.{name}": (heads * 8, 64)[: 2 if "w" in name else 1]}
+        )
+        assert link.recast.orders == (("swap", (heads, 2, 4)),)
+    assert not any(row.order for row in QWEN2.tensors)
 
 
-@by_arch
-def test_order_is_that_of_the_network(arch: Architecture) -> None:
-    shuffled = sorted([*all_names(arch, 11), "rope_freqs.weight"], reverse=True)
-    ordered = sorted(set(shuffled), key=lambda name: names.order(arch, name))
+def test_nearest() -> None:
+    near = names.nearest(LLAMA, "model.layers.4.self_attn.qproj.weight")
+    assert near == "model.layers.4.self_attn.q_proj.weight"
+    assert names.nearest(LLAMA, "blk.4.attnq.weight", "gguf") == "blk.4.attn_q.weight"
+    assert names.nearest(LLAMA, "", "gguf")
+
+
+def test_order_is_that_of_the_network() -> None:
+    shuffled = sorted([*llama_names(11), "rope_freqs.weight"], reverse=True)
+    ordered = sorted(shuffled, key=lambda name: names.order(LLAMA, name))
     assert ordered[0] == "model.embed_tokens.weight"
     assert ordered[-2:] == ["lm_head.weight", "rope_freqs.weight"]
-    assert ordered.index("model.layers.2.mlp.up_proj.weight") < ordered.index(
-        "model.layers.10.input_layernorm.weight"
-    )
+    second, tenth = "model.layers.2.mlp.up_proj.weight", "model.layers.10.input_layernorm.weight"
+    assert ordered.index(second) < ordered.index(tenth)
 
 
-@by_arch
-def test_complete_networks_pass(arch: Architecture) -> None:
-    present = all_names(arch)
-    names.check_tensors(arch, small(arch), present)
-    names.check_tensors(arch, small(arch, tied=True), set(present) - {"lm_head.weight"})
-    names.check_tensors(
-        arch, small(arch, hf_architecture=arch.bare_classes[0]), set(present) - {"lm_head.weight"}
-    )
-    names.check_tensors(arch, small(arch, num_layers=None), [*present, "rope_freqs.weight"])
-    names.check_tensors(arch, small(arch), [*present, "model.layers.0.self_attn.rotary_emb.inv_freq"])
-    every = all_names(arch, needs=(REQUIRED, HEAD, OPTIONAL, "attention_bias", "mlp_bias"))
-    names.check_tensors(arch, small(arch, extra={"attention_bias": True, "mlp_bias": True}), every)
+def test_complete_networks_pass() -> None:
+    present, h = llama_names(), small(LLAMA)
+    names.check_tensors(LLAMA, h, present)
+    names.check_tensors(LLAMA, small(LLAMA, tied=True), set(present) - {"lm_head.weight"})
+    names.check_tensors(LLAMA, small(LLAMA, hf_architecture="LlamaModel"), set(present) - {"lm_head.weight"})
+    names.check_tensors(LLAMA, small(LLAMA, num_layers=None), [*present, "rope_freqs.weight"])
+    names.check_tensors(LLAMA, h, [*present, "model.layers.0.self_attn.rotary_emb.inv_freq"])
+    every = llama_names(needs=(REQUIRED, HEAD, OPTIONAL, "attention_bias", "mlp_bias"))
+    names.check_tensors(LLAMA, small(LLAMA, extra={"attention_bias": True, "mlp_bias": True}), every)
 
 
-@by_arch
-def test_each_missing_tensor_is_named(arch: Architecture) -> None:
-    present = set(all_names(arch))
+def test_each_missing_tensor_is_named() -> None:
+    present = set(llama_names())
     for name in present:
         with pytest.raises(RefusedError) as info:
-            names.check_tensors(arch, small(arch), present - {name})
+            names.check_tensors(LLAMA, small(LLAMA), present - {name})
         assert info.value.tensor == name
         assert name in str(info.value)
     with pytest.raises(RefusedError, match="layer 1, the network has 1 layers"):
-        names.check_tensors(arch, small(arch, num_layers=1), present)
+        names.check_tensors(LLAMA, small(LLAMA, num_layers=1), present)
 
 
 def test_promised_biases_must_be_there() -> None:
-    llama = ARCHITECTURES["llama"]
     with pytest.raises(RefusedError, match=r"4 tensors.*q_proj\.bias"):
-        names.check_tensors(
-            llama, small(llama, num_layers=1, extra={"attention_bias": True}), all_names(llama, 1)
-        )
+        names.check_tensors(LLAMA, small(LLAMA, num_layers=1, extra={"attention_bias": True}), llama_names(1))
 
 
 def test_unknown_tensors_are_named_with_the_nearest() -> None:
-    qwen2 = ARCHITECTURES["qwen2"]
     with pytest.raises(UnmappedError, match=r"nearest is '\S+\.0\.self_attn\.q_proj\.bias'") as info:
-        names.check_tensors(qwen2, small(qwen2), [*all_names(qwen2), "model.layers.0.self_attn.q_proj.bais"])
+        names.check_tensors(QWEN2, small(QWEN2), ["model.layers.0.self_attn.q_proj.bais"])
     assert info.value.tensor == "model.layers.0.self_attn.q_proj.bais"
 
 
 def test_a_crafted_layer_count_costs_nothing() -> None:
-    llama = ARCHITECTURES["llama"]
     with pytest.raises(RefusedError, match="missing"):
-        names.check_tensors(llama, small(llama, num_layers=1 << 62), all_names(llama))
+        names.check_tensors(LLAMA, small(LLAMA, num_layers=1 << 62), llama_names())
 
 
-@by_arch
-def test_shapes(arch: Architecture) -> None:
-    h = small(arch)
-    sizes = names.dim_sizes(h)
-    shapes = {row.hf.replace("{n}", "0"): tuple(sizes[d] or 0 for d in row.dims) for row in arch.tensors}
+def test_shapes() -> None:
+    h = small(LLAMA)
+    shapes = {
+        names.spell(row.hf[0], 0): tuple(evaluate(d, {"q": 32, "kv": 16, "hidden": 64, "vocab": 100, "ffn": 96}) or 0
+                                         for d in row.dims[0].split(","))
+        for row in LLAMA.tensors
+    }  # fmt: skip
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (16, 64)
-    names.check_shapes(arch, h, shapes)
-    names.check_shapes(arch, Hyperparams(), shapes)
-    names.check_shapes(arch, h, {"rope_freqs.weight": (4,)})
+    names.check_shapes(LLAMA, h, shapes)
+    names.check_shapes(LLAMA, Hyperparams(), shapes)
+    names.check_shapes(LLAMA, h, {"rope_freqs.weight": (4,)})
     for name, shape in shapes.items():
         for wrong in ((*shape[:-1], shape[-1] + 1), (*shape, 1), (shape[0] * 2, *shape[1:]), ()):
             with pytest.raises(RefusedError, match="hyper-parameters ask for") as info:
-                names.check_shapes(arch, h, {**shapes, name: wrong})
+                names.check_shapes(LLAMA, h, {**shapes, name: wrong})
             assert info.value.tensor == name
+
+
+def test_layer_rules() -> None:
+    h = small(
+        LLAMA, num_experts=4, extra={"first_k_dense_replace": 1, "layer_types": ["conv", "full_attention"]}
+    )
+    assert [applies("moe", h, n) for n in range(2)] == [False, True]
+    assert [applies("dense", h, n) for n in range(2)] == [True, False]
+    assert [applies("conv", h, n) for n in range(3)] == [True, False, False]
+    assert applies("conv|full_attention", h, 1)
+    assert applies("", h, 9)
+    assert not applies("moe", small(LLAMA), 0)
+    sparse = small(LLAMA, num_experts=4, extra={"decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert [applies("moe", sparse, n) for n in range(6)] == [False, True, False, False, False, True]

@@ -13,16 +13,14 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt import RawTensor
-from aprfmt.arch.transforms import apply_move
+from aprfmt.arch.orders import indices
 from aprfmt.codecs.convert import decode, encode
 
 
 def permuted(arrays: Weights) -> Weights:
     """Q and K rows in GGUF order."""
     return {
-        name: np.frombuffer(
-            apply_move("rope_permute", array.tobytes(), array.shape[1] * 4, 16), np.float32
-        ).reshape(array.shape)
+        name: array[indices([("swap", (len(array) // 16, 2, 8))], len(array))]
         if "q_proj" in name or "k_proj" in name
         else array
         for name, array in arrays.items()

@@ -97,10 +97,10 @@ GGUF_KEYS: dict[str, tuple[gguf.GGUFValueType, Any]] = {
 
 def gguf_names(arrays: Weights) -> Weights:
     """The arrays under GGUF names, rows as they are."""
-    from aprfmt.arch.names import to_gguf
+    from aprfmt.arch.names import gguf_name
     from aprfmt.arch.table import ARCHITECTURES
 
-    return {to_gguf(ARCHITECTURES["llama"], name) or name: array for name, array in arrays.items()}
+    return {gguf_name(ARCHITECTURES["llama"], name) or name: array for name, array in arrays.items()}
 
 
 def write_gguf(

@@ -1,22 +1,22 @@
-"""The field table: hyper-parameters by their APR, Hugging Face and GGUF names; readers of single values."""
+"""Typed numbers by their APR, Hugging Face and GGUF names; readers and writers of single values."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.errors import CorruptError, RefusedError
 
-GgufKey = tuple[str, str, Any]
-"""(key, type name as in GgufType, value)."""
+GgufKey = tuple[str, str | tuple[str, str], Any]
+"""(key, type name as in GgufType or ("ARRAY", element type name), value)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One number of Hyperparams and its spellings.
+    """One number of Hyperparams and its spellings where no row of the table tells them.
 
     Attributes:
         name: attribute of Hyperparams, and typed key of APR metadata.
@@ -56,35 +56,16 @@ FIELDS: tuple[Field, ...] = (
     Field("head_dim", "attention.key_length", ("head_dim",)),
     Field("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
 )  # fmt: skip
-"""In the order in which llama.cpp's converter writes them."""
+"""The numbers that typed APR metadata holds, in the order in which llama.cpp's converter writes them."""
 
-HF_EXTRA = (
+BY_NAME = {f.name: f for f in FIELDS}
+
+KEPT = (
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
-    "attention_bias", "mlp_bias", "partial_rotary_factor", "pad_token_id",
-    "quantization_config", "num_nextn_predict_layers",
+    "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
+    "original_max_position_embeddings",
 )  # fmt: skip
-"""config.json keys, beside the fields, that change what the network computes; kept in Hyperparams.extra."""
-
-HF_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
-    "mistral": {
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
-    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
-}
-"""What an absent config.json key means, by model type (transformers 5); see COMMON_DEFAULTS."""
-
-COMMON_DEFAULTS: Mapping[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
-"""Absent config.json keys of every family of the table; what no entry names stays unknown."""
+"""config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
 
 def as_int(value: Any, key: str) -> int | None:
@@ -125,6 +106,15 @@ def from_f32(value: Any, key: str) -> float | None:
     return number
 
 
+def shortest(number: float) -> float:
+    """The shortest digits that give the same float32 as `number`."""
+    try:
+        stored = struct.unpack("<f", struct.pack("<f", number))[0]
+    except (OverflowError, ValueError):
+        return number
+    return from_f32(stored, "") or 0.0 if math.isfinite(stored) else number
+
+
 def as_id(value: Any, key: str) -> int | None:
     """A token id, of a list the first; null, [] and -1 (a spelling of none) are None. Raises CorruptError."""
     if isinstance(value, list):
@@ -148,6 +138,86 @@ def float_key(key: str, value: Any) -> GgufKey:
     if number is None or abs(number) > 3.4e38:
         raise RefusedError(f"{key} is {_short(value)}, which a GGUF cannot hold")
     return key, "FLOAT32", number
+
+
+_TYPES = {"u32": "UINT32", "i32": "INT32", "f32": "FLOAT32", "bool": "BOOL", "str": "STRING"}
+
+
+def typed_key(key: str, kind: str, value: Any) -> GgufKey:
+    """A key-value pair of a `kind` of row.Key. A list for a number becomes an array of INT32, or of its kind.
+
+    Raises CorruptError for a value that is none of the kind, RefusedError for one that a GGUF cannot hold.
+    """
+    if isinstance(value, list | tuple):
+        inner = kind.removesuffix("[]")
+        inner = "i32" if inner == kind == "u32" else inner
+        return key, ("ARRAY", _TYPES[inner]), [typed_key(key, inner, item)[2] for item in value]
+    kind = kind.removesuffix("[]")
+    if kind == "u32":
+        return int_key(key, value)
+    if kind == "f32":
+        return float_key(key, value)
+    if kind == "i32":
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise CorruptError(f"{key} is {_short(value)}, not a whole number")
+        if not -(1 << 31) <= value < 1 << 31:
+            raise RefusedError(f"{key} is {_short(value)}, which a GGUF cannot hold")
+    elif not isinstance(value, bool if kind == "bool" else str):
+        raise CorruptError(f"{key} is {_short(value)}, not a {'truth value' if kind == 'bool' else 'string'}")
+    return key, _TYPES[kind], value
+
+
+def untyped(key: str, kind: str, value: Any) -> Any:
+    """A GGUF value as its config.json value: float32 by shortest digits, arrays as lists. Raises CorruptError."""
+    value = listed(key, value)
+    if isinstance(value, list):
+        return [untyped(key, kind.removesuffix("[]"), item) for item in value]
+    kind = kind.removesuffix("[]")
+    if value is None:
+        return None
+    if kind == "f32":
+        return from_f32(value, key)
+    if kind == "u32":
+        return as_int(value, key)
+    wanted: dict[str, type] = {"i32": int, "bool": int, "str": str}
+    if not isinstance(value, wanted[kind]):
+        raise CorruptError(f"{key} is {_short(value)}, not of type {kind}")
+    return bool(value) if kind == "bool" else value
+
+
+def checked(key: str, kind: str, value: Any) -> Any:
+    """A GGUF value for a converter: as it is, but of the kind's type. Raises CorruptError.
+
+    A list for one number is what all its items are; a number may stand for a list, as the runtime has it too, and
+    flags for the period of layers.
+    """
+    value = listed(key, value)
+    inner = kind.removesuffix("[]")
+    if isinstance(value, list):
+        items = [checked(key, inner, item) for item in value]
+        if inner != kind or (items and all(isinstance(item, bool) for item in items)):
+            return items
+        if not items or items.count(items[0]) != len(items):
+            raise CorruptError(f"{key} differs from layer to layer")
+        return items[0]
+    if value is None or (inner == "str" == kind and isinstance(value, str)):
+        return value
+    if inner == "f32":
+        return as_float(value, key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, str if inner == "str" == kind else int) or (inner == "str" and inner != kind):
+        raise CorruptError(f"{key} is {_short(value)}, not of type {kind}")
+    return value
+
+
+def listed(key: str, value: Any) -> Any:
+    """A GGUF value with an array as a list. Raises CorruptError for what is neither number, string nor array."""
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        raise CorruptError(f"{key} is no value of a known type")
+    return [item.item() if hasattr(item, "item") else item for item in value]
 
 
 def _short(value: Any) -> str:

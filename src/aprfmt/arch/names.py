@@ -1,58 +1,96 @@
-"""Tensor names: Hugging Face to GGUF and back, and whether a set of tensors is the whole network."""
+"""Tensor names: which row of the table a name belongs to, and whether a set of tensors is the whole network."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
 from aprfmt.arch.hparams import Hyperparams
-from aprfmt.arch.table import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.layers import applies
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.sizes import evaluate, sizes_of
+from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
 
-_LAYER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,5})(?=\.)")
+_NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A name found in the table: its row, which of the row's names on that side, layer and expert."""
+
+    row: TensorRow
+    position: int
+    layer: int | None
+    expert: int | None
 
 
 @cache
-def _index(arch: Architecture, side: str) -> dict[str, TensorRow]:
-    return {getattr(row, side): row for row in arch.tensors}
+def _index(arch: Architecture, side: str) -> dict[str, list[tuple[TensorRow, int]]]:
+    index: dict[str, list[tuple[TensorRow, int]]] = {}
+    for row in arch.tensors:
+        for position, name in enumerate(getattr(row, side)):
+            index.setdefault(name, []).append((row, position))
+    return index
 
 
-def _template(name: str) -> tuple[str, str | None]:
-    """(`name` with its layer number as `{n}`, the number): ("blk.{n}.attn_q.weight", "3")."""
-    if "{n}" in name:
-        return "", None
-    match = _LAYER.search(name)
-    if match is None:
-        return name, None
-    return f"{name[: match.start()]}{{n}}{name[match.end() :]}", match[1]
+def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
+    """(`name` with layer and expert number as `{n}` and `{e}`, layer, expert), in every reading that it has."""
+    if "{" in name:
+        return
+    yield name, None, None
+    numbers = list(_NUMBER.finditer(name))
+    for i, first in enumerate(numbers):
+        head, tail = name[: first.start()], name[first.end() :]
+        yield f"{head}{{n}}{tail}", int(first[1]), None
+        for second in numbers[i + 1 :]:
+            middle, end = name[first.end() : second.start()], name[second.end() :]
+            yield f"{head}{{n}}{middle}{{e}}{end}", int(first[1]), int(second[1])
 
 
-def _look_up(arch: Architecture, name: str, side: str) -> tuple[TensorRow, str | None] | None:
-    template, layer = _template(name)
-    row = _index(arch, side).get(template)
-    return None if row is None else (row, layer)
+def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
+    """The rows that have `name` on `side` ("hf" or "gguf"), the preferred one first."""
+    index = _index(arch, side)
+    for template, layer, expert in _templates(name):
+        if template in index:
+            return [Match(row, position, layer, expert) for row, position in index[template]]
+    return []
 
 
-def to_gguf(arch: Architecture, name: str) -> str | None:
-    """GGUF name of the Hugging Face tensor `name`; None if the family has no such tensor."""
-    found = _look_up(arch, name, "hf")
-    return None if found is None else found[0].gguf.replace("{n}", found[1] or "")
+def spell(template: str, layer: int | None, expert: int | None = None) -> str:
+    """The name that `template` has in a layer, for an expert."""
+    name = template if layer is None else template.replace("{n}", str(layer))
+    return name if expert is None else name.replace("{e}", str(expert))
 
 
-def to_hf(arch: Architecture, gguf_name: str) -> str | None:
-    """Hugging Face name of the GGUF tensor `gguf_name`; None if the family has no such tensor."""
-    found = _look_up(arch, gguf_name, "gguf")
-    return None if found is None else found[0].hf.replace("{n}", found[1] or "")
+def canonical_name(arch: Architecture, name: str) -> str | None:
+    """The table's spelling of the Hugging Face tensor `name`; None if the family has no such tensor.
+
+    Checkpoints of bare models and of multimodal ones put another beginning before the same names.
+    """
+    if matches(arch, name):
+        return name
+    for beginning, instead in (*arch.prefixes, ("", "model.")):
+        if name.startswith(beginning) and matches(arch, spelled := instead + name[len(beginning) :]):
+            return spelled
+    return None
 
 
-def move_of(arch: Architecture, name: str) -> tuple[str, str] | None:
-    """(move, field of Hyperparams that counts its heads) from Hugging Face to GGUF row order, or None."""
-    found = _look_up(arch, name, "hf")
-    if found is None or found[0].move is None or found[0].heads is None:
-        return None
-    return found[0].move, found[0].heads
+def is_left_out(arch: Architecture, h: Hyperparams, name: str) -> bool:
+    """Whether the Hugging Face tensor `name` is of a part that is not carried: a vision tower, a draft head.
+
+    Draft heads (multi-token prediction) may stand as further layers behind the network's own.
+    """
+    if arch.left_out and name.startswith(arch.left_out):
+        return True
+    drafts = h.extra.get("num_nextn_predict_layers")
+    if not isinstance(drafts, int) or not drafts or h.num_layers is None:
+        return False
+    layers = [int(number[1]) for number in _NUMBER.finditer(name)][:1]
+    return any(h.num_layers <= layer < h.num_layers + drafts for layer in layers)
 
 
 def ignorable(arch: Architecture, name: str) -> bool:
@@ -60,53 +98,115 @@ def ignorable(arch: Architecture, name: str) -> bool:
     return name.endswith(arch.ignored)
 
 
+def is_placeless(arch: Architecture, name: str) -> bool:
+    """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
+    found = matches(arch, name)
+    return bool(found) and not any(match.row.gguf for match in found)
+
+
+@cache
+def special(arch: Architecture, gguf_name: str) -> str | None:
+    """The Hugging Face name of a tensor outside the layers, "token_embd.weight" or "output.weight"."""
+    found = matches(arch, gguf_name, "gguf")
+    return found[0].row.hf[0] if found else None
+
+
+@cache
+def spellings(gguf_name: str) -> tuple[str, ...]:
+    """Every name that a tensor outside the layers has in some family: "token_embd.weight", "lm_head.weight", ..."""
+    found = dict.fromkeys(name for arch in ARCHITECTURES.values() if (name := special(arch, gguf_name)))
+    bare = (name.partition("model.")[2] for name in found if name.startswith("model."))
+    return tuple(dict.fromkeys((*found, gguf_name, *bare)))
+
+
+def embedding(arch: Architecture) -> str:
+    """The Hugging Face name of the token embedding."""
+    return special(arch, "token_embd.weight") or "model.embed_tokens.weight"
+
+
+def head(arch: Architecture) -> str:
+    """The Hugging Face name of the output head."""
+    return special(arch, "output.weight") or "lm_head.weight"
+
+
+def gguf_name(arch: Architecture, name: str) -> str | None:
+    """The GGUF name of the (first) tensor that the Hugging Face tensor `name` goes into; None if it has none."""
+    found = matches(arch, name)
+    return spell(found[0].row.gguf[0], found[0].layer) if found and found[0].row.gguf else None
+
+
 def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
     """The name of the family, on that side ("hf" or "gguf"), that looks most like `name`."""
-    template, layer = _template(name)
+    readings = list(_templates(name)) or [(name, None, None)]
+    template, layer, expert = readings[-1]
     known = list(_index(arch, side))
-    best = get_close_matches(template or name, known, n=1, cutoff=0.0)
-    return (best[0] if best else known[0]).replace("{n}", layer or "0")
+    best = get_close_matches(template, known, n=1, cutoff=0.0)
+    return spell(best[0] if best else known[0], layer or 0, expert or 0)
 
 
 def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[str]) -> None:
     """Holds the Hugging Face `names` against what the network needs.
 
     Raises UnmappedError for a name that the family has not (with the nearest it has), RefusedError for
-    missing tensors and for layers beyond `num_layers`. Free to be there or not: a tied head, biases without
-    their config flag, buffers.
+    missing tensors and for layers and experts beyond their number. Free to be there or not: a tied head, biases
+    without their config flag, buffers. A tensor may stand under its GGUF name (see convert.canonical).
     """
-    present = set(names)
-    layers = hparams.num_layers if hparams.num_layers is not None else _n_layers(present)
+    layers = hparams.num_layers if hparams.num_layers is not None else _n_layers(arch, names)
     for name in names:
-        _check_name(arch, name, layers)
-    _check_missing(arch, hparams, present, layers)
+        _check_name(arch, hparams, name, layers)
+    _check_missing(arch, hparams, set(names), layers)
 
 
-def _check_name(arch: Architecture, name: str, layers: int) -> None:
+def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> None:
     if name in arch.gguf_only or ignorable(arch, name):
         return
-    found = _look_up(arch, name, "hf")
-    if found is None:
+    found = matches(arch, name) or matches(arch, name, "gguf")
+    if not found:
         raise UnmappedError(
             f"the tensor has no name in architecture {arch.id!r}; the nearest is {nearest(arch, name)!r}",
             tensor=name,
             hint="check --arch, or carry it under its own name with --allow-unmapped",
         )
-    if found[1] is not None and int(found[1]) >= layers:
-        raise RefusedError(f"the tensor is of layer {found[1]}, the network has {layers} layers", tensor=name)
+    layer, expert = found[0].layer, found[0].expert
+    if layer is not None and layer >= layers:
+        raise RefusedError(f"the tensor is of layer {layer}, the network has {layers} layers", tensor=name)
+    if layer is not None and not any(applies(match.row.layers, h, layer) for match in found):
+        raise RefusedError(
+            f"the config gives layer {layer} no such tensor ({found[0].row.layers} layers have one)",
+            tensor=name,
+            hint="the config or metadata belongs to another model",
+        )
+    count = evaluate(found[0].row.count, sizes_of(h)) if expert is not None else None
+    if expert is not None and count is not None and expert >= count:
+        what = found[0].row.count.replace("_", " ")
+        raise RefusedError(f"the tensor is of number {expert}, the network has {count} {what}", tensor=name)
 
 
-def _check_missing(arch: Architecture, hparams: Hyperparams, present: set[str], layers: int) -> None:
+@cache
+def _alternatives(arch: Architecture) -> list[list[TensorRow]]:
+    """The rows in groups of which a network needs one: those that make the same GGUF tensor."""
+    groups: list[list[TensorRow]] = []
+    for row in arch.tensors:
+        same = [g for g in groups if set(row.gguf) & set(g[0].gguf) and row.layers == g[0].layers]
+        for group in same:
+            group.append(row)
+        if not same:
+            groups.append([row])
+    return groups
+
+
+def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers: int) -> None:
     missing: list[str] = []
     n_missing = 0
-    for row in arch.tensors:
-        if not _needed(arch, row, hparams):
+    n_present = len(present)
+    for group in _alternatives(arch):
+        if not any(_needed(arch, row, h) for row in group):
             continue
         # A crafted layer count must cost no more than the tensors that are there.
-        for name in _expand(row, min(layers, len(present) + 1)):
-            if name not in present:
-                n_missing += 1
-                missing += [name] if len(missing) < 3 else []
+        for layer in _layers(group[0], min(layers, n_present + 1)):
+            absent = _absent(group, h, present, layer)
+            n_missing += len(absent)
+            missing += absent[: max(0, 3 - len(missing))]
     if n_missing:
         more = f" and {n_missing - len(missing)} more" if n_missing > len(missing) else ""
         raise RefusedError(
@@ -116,20 +216,49 @@ def _check_missing(arch: Architecture, hparams: Hyperparams, present: set[str], 
         )
 
 
-def _needed(arch: Architecture, row: TensorRow, hparams: Hyperparams) -> bool:
+def _layers(row: TensorRow, layers: int) -> Iterable[int | None]:
+    return range(layers) if "{n}" in row.hf[0] else (None,)
+
+
+def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: int | None) -> list[str]:
+    """What the layer lacks of the alternative that is nearest to being there; [] where one is whole."""
+    best: list[str] | None = None
+    for row in group:
+        if layer is not None and not applies(row.layers, h, layer):
+            return []
+        if any(spell(name, layer) in present for name in row.gguf):
+            return []
+        wanted = [name for template in row.hf for name in expand(row, template, h, layer, len(present) + 1)]
+        absent = [name for name in wanted if name not in present]
+        if not absent:
+            return []
+        if best is None or len(absent) / len(wanted) < len(best) / max(1, len(wanted)):
+            best = absent
+    return best or []
+
+
+def expand(
+    row: TensorRow, template: str, h: Hyperparams, layer: int | None, limit: int = 1 << 20
+) -> list[str]:
+    """The names that `template` of `row` stands for in a layer: one, or one an expert (at most `limit`)."""
+    name = spell(template, layer)
+    if "{e}" not in name:
+        return [name]
+    return [name.replace("{e}", str(e)) for e in range(min(evaluate(row.count, sizes_of(h)) or 0, limit))]
+
+
+def _needed(arch: Architecture, row: TensorRow, h: Hyperparams) -> bool:
     if row.need == HEAD:
-        return not hparams.tied and hparams.hf_architecture not in arch.bare_classes
+        return not h.tied and h.hf_architecture not in arch.bare_classes
     if row.need in (REQUIRED, OPTIONAL):
         return row.need == REQUIRED
-    return hparams.extra.get(row.need) is True
+    wanted = not row.need.startswith("!")
+    return bool(h.extra.get(row.need.removeprefix("!"))) is wanted
 
 
-def _expand(row: TensorRow, layers: int) -> Iterable[str]:
-    return (row.hf.replace("{n}", str(n)) for n in range(layers)) if "{n}" in row.hf else (row.hf,)
-
-
-def _n_layers(names: Iterable[str]) -> int:
-    return max((int(layer) + 1 for _, layer in map(_template, names) if layer is not None), default=0)
+def _n_layers(arch: Architecture, names: Iterable[str]) -> int:
+    found = (match.layer for name in names for match in matches(arch, name)[:1])
+    return max((layer + 1 for layer in found if layer is not None), default=0)
 
 
 def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -137,19 +266,17 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 
     What the hyper-parameters do not give is not checked. Raises RefusedError naming tensor, shape and rule.
     """
-    sizes = dim_sizes(hparams)
+    sizes = sizes_of(hparams)
     for name, shape in shapes.items():
-        found = _look_up(arch, name, "hf")
-        if found is None:
+        found = matches(arch, name)
+        if not found:
             continue
-        dims = found[0].dims
-        known = [sizes[dim] for dim in dims]
-        fits = len(shape) == len(dims) and all(
-            want is None or have == want for have, want in zip(shape, known, strict=True)
-        )
-        if not fits:
+        dims = [dims_of(match).split(",") for match in found]
+        known = [[evaluate(dim, sizes) for dim in one] for one in dims]
+        if not any(_fits(shape, one) for one in known):
             want = ", ".join(
-                f"{dim} {size}" if size is not None else dim for dim, size in zip(dims, known, strict=True)
+                f"{dim} {size}" if size is not None else dim
+                for dim, size in zip(dims[0], known[0], strict=True)
             )
             raise RefusedError(
                 f"the shape is {list(shape)}, the hyper-parameters ask for [{want}]",
@@ -158,26 +285,35 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
             )
 
 
-def dim_sizes(hparams: Hyperparams) -> dict[str, int | None]:
-    """Sizes of the words that TensorRow.dims uses; None where the hyper-parameters do not say."""
-    head_dim, kv_heads = hparams.head_dim, hparams.num_kv_heads or hparams.num_heads
-    return {
-        "vocab": hparams.vocab_size,
-        "hidden": hparams.hidden_size,
-        "ffn": hparams.intermediate_size,
-        "head_dim": head_dim,
-        "q": hparams.num_heads * head_dim if hparams.num_heads and head_dim else None,
-        "kv": kv_heads * head_dim if kv_heads and head_dim else None,
-    }
+def _fits(shape: tuple[int, ...], known: list[int | None]) -> bool:
+    return len(shape) == len(known) and all(
+        want is None or have == want for have, want in zip(shape, known, strict=True)
+    )
 
 
-def order(arch: Architecture, name: str) -> tuple[int, int, int, str]:
+def dims_of(match: Match) -> str:
+    """The shape in words of the Hugging Face tensor that was found."""
+    dims = match.row.dims
+    return dims[match.position if len(dims) > 1 else 0]
+
+
+def order(arch: Architecture, name: str) -> tuple[int, int, int, int, str]:
     """Sort key that lays tensors out as the network runs: embedding, layers, final norm, head, the rest."""
-    found = _look_up(arch, name, "hf")
-    if found is None:
-        return 3, 0, 0, name
-    row, layer = found
-    position = arch.tensors.index(row)
-    if layer is not None:
-        return 1, int(layer), position, name
-    return (0 if position == 0 else 2), 0, position, name
+    found = matches(arch, name)
+    if not found:
+        return 3, 0, 0, 0, name
+    match = found[0]
+    position = _positions(arch)[match.row]
+    if match.layer is not None:
+        return 1, match.layer, position, match.expert or 0, name
+    return (0 if position < _first_layer_row(arch) else 2), 0, position, 0, name
+
+
+@cache
+def _positions(arch: Architecture) -> dict[TensorRow, int]:
+    return {row: i for i, row in enumerate(arch.tensors)}
+
+
+@cache
+def _first_layer_row(arch: Architecture) -> int:
+    return next((i for i, row in enumerate(arch.tensors) if "{n}" in row.hf[0]), 0)

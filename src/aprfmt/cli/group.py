@@ -32,6 +32,7 @@ COMMANDS = {
         Row("tensors", "tensors", "One row a tensor, with statistics and hashes on request.", "Look"),
         Row("validate", "validate", "Check integrity and content; exit 5 when something fails.", "Look"),
         Row("diff", "diff", "Compare two models: exit 0 same, 1 different, 2 trouble.", "Look"),
+        Row("architectures", "architectures", "The model families that can be converted.", "Look"),
         Row("import", "import_", "safetensors, Hugging Face folder, GGUF, hf://… to .apr.", "Convert"),
         Row("export", "export", "A model to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         Row("convert", "convert", "Any readable form to any writable form in one step.", "Convert"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt import formats
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert import provenance
+from aprfmt.convert import packed, provenance
 from aprfmt.convert.canonical import Canonical, canonical
 from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
 from aprfmt.convert.dtype_choice import Losses
@@ -201,7 +201,15 @@ def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canon
             "the payload is encrypted", path=model.path, hint="read it with aprfmt.read_v1 and its password"
         )
     require_config(model, options.allow_no_config)
-    c = canonical(model, arch=options.arch, allow_unmapped=options.allow_unmapped)
+    c = canonical(
+        model,
+        arch=options.arch,
+        allow_unmapped=options.allow_unmapped,
+        dtype=options.dtype,
+        gguf=target == "gguf",
+    )
+    if c.packs.decoded:
+        losses.others += packed.losses(c.packs.found)
     complete_hparams(c)
     _override(c, options)
     check_before_writing(c, options.allow_unmapped)
@@ -258,7 +266,7 @@ def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, lo
     if not recorded:
         for tensor in tensors:
             losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
-    whole = c.model.format in ("gguf", "hf", "safetensors") and not c.left_out
+    whole = c.model.format in ("gguf", "hf", "safetensors") and not (c.left_out or c.parts_left_out)
     return Output([layout], tensors, recorded and whole)
 
 

@@ -8,17 +8,17 @@ from typing import Any
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.hparams import Hyperparams
-from aprfmt.arch.table import ARCHITECTURES, Architecture, find
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert import envelope, provenance
+from aprfmt.convert import envelope, exact, provenance
 from aprfmt.convert.envelope import Envelope
-from aprfmt.convert.transfer import CanonicalTensor, Move
-from aprfmt.errors import RefusedError, UnmappedError, UsageError
-from aprfmt.model import Model, Tensor
+from aprfmt.convert.named import Named, named
+from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.convert.unpack import Packing, packing
+from aprfmt.errors import UnmappedError, UsageError
+from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 @dataclass(slots=True)
@@ -31,12 +31,14 @@ class Canonical:
         hparams, tokenizer: as read, with the user's overrides.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
-        dropped: tensors of the source that are not carried, with the name that holds the same bytes.
+        dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
         stated: typed fields that the user gave.
         envelope: what a GGUF tells of the `.apr` that it was made from.
         left_out: files of a source folder that are not carried.
+        packs: packed weights of the source.
+        parts_left_out: tensors of the source that are no part of the language model and are not carried.
     """
 
     model: Model
@@ -51,6 +53,18 @@ class Canonical:
     stated: dict[str, Any] = field(default_factory=dict)
     envelope: Envelope | None = None
     left_out: list[str] = field(default_factory=list)
+    parts_left_out: list[str] = field(default_factory=list)
+    packs: Packing = field(default_factory=Packing)
+
+    @property
+    def embedding(self) -> str:
+        """Name of the token embedding."""
+        return names.embedding(self.arch) if self.arch is not None else "model.embed_tokens.weight"
+
+    @property
+    def head(self) -> str:
+        """Name of the output head."""
+        return names.head(self.arch) if self.arch is not None else "lm_head.weight"
 
     @property
     def n_params(self) -> int:
@@ -63,9 +77,29 @@ class Canonical:
         return sum(t.n_bytes for t in self.tensors.values())
 
 
-def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = False) -> Canonical:
+MXFP4_CONFIG = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+"""What config.json has to say of blocks and scales that come out of a GGUF; the values are those of gpt-oss."""
+
+
+def canonical(
+    model: Model,
+    *,
+    arch: str | None = None,
+    allow_unmapped: bool = False,
+    dtype: str = "keep",
+    gguf: bool = False,
+) -> Canonical:
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
+    Packed weights are decoded where the output is a GGUF (`gguf`) or gets another `dtype`.
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
     """
     row = _find_row(model, arch)
@@ -78,10 +112,15 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
     warnings = list(model.warnings)
     if row is not None and model.format == "gguf":
         warnings += _complete_from_gguf(model, row, hparams)
-    tensors = _named(model, row, hparams, allow_unmapped)
     if row is not None and model.format.startswith("apr") and model.metadata.get("head_dim") is None:
-        _complete_from_shapes(hparams, tensors)
-    dropped = _drop_tied_head(tensors, hparams)
+        _complete_from_shapes(hparams, model)
+    packs = packing(model, row, hparams, dtype=dtype, gguf=gguf, allow_unmapped=allow_unmapped)
+    found = named(model, row, hparams, allow_unmapped, packs)
+    tensors = found.tensors
+    if any(t.link is not None and t.link.row.pack == "mxfp4" for t in tensors.values()):
+        hparams.extra.setdefault("quantization_config", MXFP4_CONFIG)
+    warnings += _parts_left_out(found)
+    dropped = _drop_tied_head(row, tensors, hparams, model.format == "gguf")
     known = provenance.read(model)
     c = Canonical(
         model,
@@ -93,10 +132,14 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
         dropped,
         warnings + known.warnings,
         known.general,
+        parts_left_out=found.left_out,
+        packs=packs,
     )
+    c.warnings += [packs.warning] if packs.warning else []
     if model.format == "gguf":
         c.envelope, warning = envelope.opened(model.native.parts[0].kv)
         c.warnings += [warning] if warning else []
+        _restore(c)
     if model.format == "hf":
         c.envelope = envelope.folder_envelope(model.native.folder)
         c.left_out = model.native.left_out()
@@ -115,20 +158,32 @@ def canonical(model: Model, *, arch: str | None = None, allow_unmapped: bool = F
     return c
 
 
-ROPE_FREQS = "rope_freqs.weight"
+def _restore(c: Canonical) -> None:
+    """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
+    for name, residue in (c.envelope.exact if c.envelope is not None else {}).items():
+        tensor = c.tensors.get(name)
+        if tensor is not None and tensor.link is not None and tensor.inverse:
+            piece = exact.restored(tensor.link, tensor.pieces, residue)
+            if piece is not None:
+                c.tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
+
+
+def _parts_left_out(found: Named) -> list[str]:
+    if not found.left_out:
+        return []
+    parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in found.left_out})
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return [
+        f"{len(found.left_out)} tensors are no part of the language model and are not carried: "
+        f"{', '.join(parts[:3])}{more}"
+    ]
 
 
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
-    """What a GGUF says elsewhere than in its keys: rope scaling as a tensor, the class by the table."""
-    warnings = []
-    if ROPE_FREQS in model.tensors and "rope_scaling" not in hparams.extra and hparams.head_dim:
-        factors = [float(f) for f in model.tensors[ROPE_FREQS].numpy()]
-        scaling = rope.infer_llama3(factors, hparams.rope_theta or 10000.0, hparams.head_dim)
-        if scaling is not None:
-            hparams.extra["rope_scaling"] = scaling
-        else:
-            warnings.append(f"{ROPE_FREQS} is of no known form: config.json will not hold this rope scaling")
-    embedding = model.tensors.get(names.to_gguf(row, EMBEDDING) or "")
+    """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
+    factors = {name: model.tensors[name].numpy().tolist() for name in row.gguf_only if name in model.tensors}
+    warnings = rope.read_factor_tensors(hparams, factors)
+    embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:
         hparams.vocab_size = embedding.shape[0]
     if hparams.hf_architecture is None:
@@ -136,9 +191,10 @@ def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -
     return warnings
 
 
-def _complete_from_shapes(hparams: Hyperparams, tensors: dict[str, CanonicalTensor]) -> None:
+def _complete_from_shapes(hparams: Hyperparams, model: Model) -> None:
     """The head size of an `.apr` that does not name it: the reference never stores the one of a GGUF."""
-    query = tensors.get("model.layers.0.self_attn.q_proj.weight")
+    found = (model.tensors.get(n) for n in ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"))
+    query = next((tensor for tensor in found if tensor is not None), None)
     if "head_dim" in hparams.extra or query is None or not query.shape or not hparams.num_heads:
         return
     head_dim, rest = divmod(query.shape[0], hparams.num_heads)
@@ -154,8 +210,10 @@ def _find_row(model: Model, arch: str | None) -> Architecture | None:
         return row
     hparams = model.hparams
     if model.format == "gguf":
-        return find(gguf=hparams.architecture)
-    return find(hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture)
+        return find_gguf(model.metadata, model.tensors)
+    return ARCHITECTURES.get(hparams.architecture or "") or find(
+        hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture
+    )
 
 
 def _unknown_architecture(model: Model) -> UnmappedError:
@@ -174,94 +232,30 @@ def _unknown_architecture(model: Model) -> UnmappedError:
     )
 
 
-def _named(
-    model: Model, row: Architecture | None, hparams: Hyperparams, allow_unmapped: bool
-) -> dict[str, CanonicalTensor]:
-    tensors: dict[str, CanonicalTensor] = {}
-    gguf_names = row is not None and (model.format == "gguf" or "token_embd.weight" in model.tensors)
-    for tensor in model.tensors.entries:
-        if row is None:
-            item = CanonicalTensor(tensor.name, tensor)
-        elif gguf_names:
-            item = _from_gguf(tensor, row, hparams, allow_unmapped, model)
-        else:
-            item = CanonicalTensor(_hf_name(tensor, row, allow_unmapped, model), tensor)
-        if item.name in tensors:
-            raise RefusedError("two tensors of one name", path=model.path, tensor=tensor.name)
-        tensors[item.name] = item
-    return tensors
-
-
-def _from_gguf(
-    tensor: Tensor, row: Architecture, hparams: Hyperparams, allow_unmapped: bool, model: Model
-) -> CanonicalTensor:
-    name = names.to_hf(row, tensor.name)
-    if name is None and model.format != "gguf":
-        # The reference keeps a llama's GGUF names and adds a copy of the embedding as lm_head.weight.
-        return CanonicalTensor(_hf_name(tensor, row, allow_unmapped, model), tensor)
-    if name is None:
-        if not allow_unmapped and tensor.name not in row.gguf_only:
-            raise _unmapped(tensor, row, model, "gguf")
-        return CanonicalTensor(tensor.name, tensor)
-    move = move_to_gguf(row, hparams, name)
-    return CanonicalTensor(name, tensor, move.inverse() if move else None)
-
-
-def _hf_name(tensor: Tensor, row: Architecture, allow_unmapped: bool, model: Model) -> str:
-    if (
-        names.to_gguf(row, tensor.name) is not None
-        or tensor.name in row.gguf_only
-        or names.ignorable(row, tensor.name)
-    ):
-        return tensor.name
-    prefixed = f"model.{tensor.name}"
-    if names.to_gguf(row, prefixed) is not None:
-        return prefixed
-    if allow_unmapped:
-        return tensor.name
-    raise _unmapped(tensor, row, model, "hf")
-
-
-def _unmapped(tensor: Tensor, row: Architecture, model: Model, side: str) -> UnmappedError:
-    nearest = names.nearest(row, tensor.name, side)
-    return UnmappedError(
-        f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
-        path=model.path,
-        tensor=tensor.name,
-        hint="check --arch, or carry it under its own name with --allow-unmapped",
-    )
-
-
-def move_to_gguf(row: Architecture, hparams: Hyperparams, name: str) -> Move | None:
-    """The row move that takes tensor `name` from Hugging Face order to llama.cpp's; None where they agree."""
-    spec = names.move_of(row, name)
-    if spec is None:
-        return None
-    move, field_name = spec
-    n_heads = getattr(hparams, field_name) or (hparams.num_heads if field_name == "num_kv_heads" else None)
-    if not n_heads:
-        raise RefusedError(f"{field_name} is unknown, so the rows cannot be brought into order", tensor=name)
-    return Move(move, n_heads)
-
-
-def _drop_tied_head(tensors: dict[str, CanonicalTensor], hparams: Hyperparams) -> dict[str, str]:
+def _drop_tied_head(
+    row: Architecture | None, tensors: dict[str, CanonicalTensor], hparams: Hyperparams, from_gguf: bool
+) -> dict[str, str]:
     """Drops a head that is declared tied and holds the embedding's bytes; a different one is kept and untied."""
-    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    head_name = names.head(row) if row is not None else "lm_head.weight"
+    embedding_name = names.embedding(row) if row is not None else "model.embed_tokens.weight"
+    head, embedding = tensors.get(head_name), tensors.get(embedding_name)
     if head is None:
         if hparams.tied is None and embedding is not None:
             hparams.tied = True
         return {}
-    if not hparams.tied or embedding is None:
+    copied = row is not None and row.head_always and not hparams.tied and from_gguf
+    if embedding is None or not (hparams.tied or copied):
         return {}
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and _equal_bytes(head, embedding)
+    hparams.tied = same
     if not same:
-        hparams.tied = False
         return {}
-    del tensors[HEAD]
-    return {HEAD: EMBEDDING}
+    del tensors[head_name]
+    return {head.pieces[0].name: embedding_name}
 
 
 def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
-    return (a.source.offset == b.source.offset and a.source.source is b.source.source) or all(
-        x == y for x, y in zip(a.chunks(), b.chunks(), strict=True)
-    )
+    x, y = a.source, b.source
+    if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
+        return True
+    return all(p == q for p, q in zip(a.chunks(), b.chunks(), strict=True))

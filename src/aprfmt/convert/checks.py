@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from aprfmt.arch import names
-from aprfmt.convert.canonical import EMBEDDING, Canonical
+from aprfmt.convert.canonical import Canonical
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_files
 from aprfmt.model import Model
@@ -39,7 +39,7 @@ def complete_hparams(c: Canonical) -> None:
     layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}
     h.num_layers = max(layers) + 1 if layers else None
     # Damaged shapes are left to check_shapes, which names them.
-    if len(embedding := shapes.get(EMBEDDING, ())) == 2:
+    if len(embedding := shapes.get(c.embedding, ())) == 2:
         h.vocab_size, h.hidden_size = embedding
     if len(gate := shapes.get(f"{_FIRST}mlp.gate_proj.weight", ())) == 2:
         h.intermediate_size = gate[0]
@@ -56,15 +56,25 @@ def complete_hparams(c: Canonical) -> None:
 def check_before_writing(c: Canonical, allow_unmapped: bool) -> None:
     """Raises RefusedError or UnmappedError for a model that could not be loaded again."""
     if c.tensors and c.arch is not None:
+        shapes = _shapes(c)
         if not allow_unmapped:
-            names.check_tensors(c.arch, c.hparams, [n for n in c.tensors if n not in c.arch.gguf_only])
-        names.check_shapes(c.arch, c.hparams, {t.name: t.shape for t in c.tensors.values()})
+            names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
+        names.check_shapes(c.arch, c.hparams, shapes)
     check_vocabulary(c)
+
+
+def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the network's tensors, packed weights as they are when decoded."""
+    shapes = {t.name: t.shape for t in c.tensors.values()}
+    if c.packs.decoded or c.arch is None:
+        return shapes
+    kept = {name: shape for name, shape in shapes.items() if name not in c.packs.pieces}
+    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.found}
 
 
 def check_vocabulary(c: Canonical) -> None:
     """The token list may be shorter than the embedding (it is padded on export), never longer."""
-    embedding = c.tensors.get(EMBEDDING)
+    embedding = c.tensors.get(c.embedding)
     if c.tokenizer is None:
         if c.tensors:
             c.warnings.append("no tokenizer: the output is not self-contained; add one with --tokenizer DIR")
@@ -85,7 +95,7 @@ def check_vocabulary(c: Canonical) -> None:
         raise RefusedError(
             f"the tokenizer has {len(c.tokenizer.tokens)} tokens, the embedding {embedding.shape[0]} rows",
             path=c.model.path,
-            tensor=EMBEDDING,
+            tensor=c.embedding,
             hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
         )
 

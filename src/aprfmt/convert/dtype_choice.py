@@ -29,6 +29,11 @@ class Losses:
 
     changed: dict[tuple[str, str], int] = field(default_factory=dict)
     overflows: int = 0
+    others: list[str] = field(default_factory=list)
+
+    def dropped(self, sentence: str) -> None:
+        """Notes what the output does not hold at all."""
+        self.others.append(sentence)
 
     def note(self, source: str, target: str) -> None:
         """Counts one tensor converted from dtype `source` to `target`."""
@@ -45,7 +50,7 @@ class Losses:
         out = [f"{n} tensors rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
             out.append(f"{self.overflows} values were beyond the target's range and became infinite")
-        return out
+        return out + self.others
 
 
 # Source dtype -> targets that hold each of its values exactly.
@@ -76,12 +81,19 @@ def requested(dtype: str) -> str | None:
     return name
 
 
-def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether llama.cpp keeps the tensor in the model's dtype: weights of two dims and more that are no norm."""
-    return len(shape) >= 2 and name.endswith(".weight") and not name.endswith("norm.weight")
+# GGUF tensors of two dims and more that llama.cpp's kernels want in F32 whatever the file's dtype.
+_ALWAYS_F32 = (
+    "norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
+    "token_types.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
+)  # fmt: skip
 
 
-def matrix_dtype(tensor: CanonicalTensor, dtype: str) -> str:
+def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
+    """Whether llama.cpp keeps the GGUF tensor in the model's dtype: weights of two dims and more, few excepted."""
+    return len(shape) >= 2 and gguf_name.endswith(".weight") and not gguf_name.endswith(_ALWAYS_F32)
+
+
+def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
     """The dtype of `tensor` in an `.apr` when `dtype` is asked for: quantised types apply to matrices only.
 
     Vectors stay F32 (or become it), integers stay as they are.
@@ -91,7 +103,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str) -> str:
         return tensor.dtype
     if target in _FLOATS:
         return target
-    return fitting(target, tensor.shape) if is_matrix(tensor.name, tensor.shape) else "F32"
+    return fitting(target, tensor.shape) if is_matrix(gguf_name, tensor.shape) else "F32"
 
 
 def fitting(target: str, shape: tuple[int, ...]) -> str:

@@ -4,10 +4,11 @@ In a folder it is the file `apr_metadata.json`: descriptive fields that the card
 
 In a GGUF it is one key. The key `aprfmt.metadata` holds a JSON object:
 
-    {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}}
+    {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}, "exact": {tensor: [...]}}
 
 `metadata` holds what an import of the other keys would not give, null for what it would give too much; `dtypes`
-names tensors that were widened for llama.cpp. Without either there is no such key. A GGUF whose keys another program
+names tensors that were widened for llama.cpp, `exact` what convert.exact keeps of mapped values. Without any of them
+there is no such key. A GGUF whose keys another program
 edited no longer fits the digest: then its keys count and this one is left aside.
 """
 
@@ -22,6 +23,7 @@ from typing import Any
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import origin, provenance
+from aprfmt.convert.exact import Residues
 from aprfmt.convert.model_card import CARD
 from aprfmt.convert.recipe import KEY as SOURCE_KEY
 from aprfmt.formats import apr_metadata, gguf_write
@@ -37,10 +39,12 @@ LEFT_ASIDE = "aprfmt.left_aside"
 
 @dataclass(slots=True)
 class Envelope:
-    """What the keys of a GGUF do not say: metadata (None: remove it) and, by HF name, dtypes of widened tensors."""
+    """What the keys of a GGUF do not say: metadata (None: remove it) and, by HF name, dtypes of widened tensors and
+    residues of mapped ones."""
 
     metadata: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    exact: Residues = field(default_factory=dict)
 
 
 def unsaid(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,9 +66,10 @@ def _is_derived(key: str) -> bool:
 def sealed(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
     """The entries of a GGUF with the envelope at their end, without an older one."""
     kept = without(entries)
-    if not envelope.metadata and not envelope.dtypes:
+    if not (envelope.metadata or envelope.dtypes or envelope.exact):
         return kept
     value = {"keys": _digest(kept), "metadata": envelope.metadata, "dtypes": envelope.dtypes}
+    value |= {"exact": envelope.exact} if envelope.exact else {}
     text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return [*kept, gguf_write.encode_kv(KEY, GgufType.STRING, text)]
 
@@ -81,6 +86,7 @@ def opened(kv: KvMapping) -> tuple[Envelope | None, str | None]:
     try:
         value = json.loads(kv[KEY])
         metadata, dtypes = dict(value["metadata"]), {str(k): str(v) for k, v in value["dtypes"].items()}
+        exact = {str(k): [str(v[0]), str(v[1])] for k, v in value.get("exact", {}).items()}
         fits = value["keys"] == _digest(
             [bytes(kv.raw(k)) for k in kv if k != KEY and not k.startswith("split.")]
         )
@@ -90,11 +96,11 @@ def opened(kv: KvMapping) -> tuple[Envelope | None, str | None]:
             raise ValueError("unknown dtype")
         if any(map(_is_derived, metadata)):
             raise ValueError("an entry that follows from the tensors or the tokenizer")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return None, f"{KEY} is damaged and is left aside"
     if not fits:
         return None, f"the GGUF's keys were edited after the export, so {KEY} is left aside"
-    return Envelope(metadata, dtypes), None
+    return Envelope(metadata, dtypes, exact), None
 
 
 def _digest(entries: Iterable[bytes]) -> str:

@@ -11,7 +11,9 @@ A file is its segments end to end:
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
     ["t", name, stored, dtype]    a tensor, which must still be of dtype `stored`, as `dtype` (wider or the same)
-    ["t", ..., move, n]           the same with the rows of its n heads moved
+    ["t", ..., move, n]           the same with the rows of its n heads moved, as older files have it
+    ["l", names, stored, dtype, recast, i]   tensor i of arch.links.Recast of the tensors `names`; [name with {e}, n]
+                                  among them stands for n names
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
@@ -27,14 +29,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.transforms import INVERSE
+from aprfmt.arch.links import Link, Recast, recast_from_json, recast_to_json
 from aprfmt.convert.dtype_choice import is_exact
-from aprfmt.convert.transfer import CanonicalTensor, Move
+from aprfmt.convert.transfer import CanonicalTensor, of_pieces
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
+from aprfmt.model import Tensor
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -51,6 +54,7 @@ GGUF_LISTS = {
 
 _ZEROS = bytes(1 << 16)
 _MAX_NAME_BYTES = 255  # of a file, on every common file system
+_MAX_EXPERTS = 1 << 14
 
 
 @dataclass(slots=True)
@@ -96,18 +100,21 @@ class RecipeWriter:
             file.segments.append(["b", len(data)])
 
     def tensor(self, tensor: CanonicalTensor, stored: str | None = None) -> None:
-        """Adds the bytes of a tensor that is stored as `stored`, its rows back in the source's order."""
-        move = tensor.move.inverse() if tensor.move else None
+        """Adds the bytes of a tensor that is stored as `stored`."""
         self.files[-1].size += tensor.n_bytes
+        self.files[-1].segments.append(["t", tensor.name, stored or tensor.dtype, tensor.dtype])
+
+    def link(
+        self, link: Link, original: Tensor, tensors: Mapping[str, CanonicalTensor], stored: Mapping[str, str]
+    ) -> None:
+        """Adds the GGUF tensor `original` of a link, made of the tensors that the `.apr` holds (as `stored`)."""
+        parts = [tensors[name] for name in link.hf]
+        kept = [stored.get(name, part.dtype) for name, part in zip(link.hf, parts, strict=True)]
+        self.files[-1].size += original.n_bytes
         self.files[-1].segments.append(
-            [
-                "t",
-                tensor.name,
-                stored or tensor.dtype,
-                tensor.dtype,
-                *((move.name, move.n_heads) if move else ()),
-            ]
-        )
+            ["l", _folded(link), kept[0] if len(set(kept)) == 1 else kept, original.dtype,
+             recast_to_json(link.recast), link.gguf.index(original.name)]
+        )  # fmt: skip
 
     def gguf_list(self, which: str, source: memoryview) -> None:
         """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
@@ -137,6 +144,33 @@ class RecipeWriter:
         files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self.files]
         literals = base64.b64encode(zlib.compress(bytes(self.literals), 9)).decode()
         return {"format": self.format, "files": files, "literals": literals}
+
+
+def _folded(link: Link) -> list[Any]:
+    """The Hugging Face names of a link, those of its experts as one with their number."""
+    per_name = len(link.hf) // len(link.row.hf)
+    out: list[Any] = []
+    for i, template in enumerate(link.row.hf):
+        first = link.hf[i * per_name]
+        if "{e}" in template:
+            before = template.partition("{e}")[2]
+            out.append([first[: len(first) - len(before) - 1] + "{e}" + before, per_name])
+        else:
+            out.append(first)
+    return out
+
+
+def _unfolded(found: Any) -> list[str]:
+    out: list[str] = []
+    for item in found:
+        if isinstance(item, str):
+            out.append(item)
+            continue
+        template, n = item
+        if type(n) is not int or not 0 < n <= _MAX_EXPERTS:
+            raise ValueError(f"{n!r} experts")
+        out += [str(template).replace("{e}", str(e)) for e in range(n)]
+    return out
 
 
 def _is_zero(data: bytes | memoryview) -> bool:
@@ -177,7 +211,7 @@ class Recipe:
         return {
             name: self.head(name)
             for name, segments in self.files.items()
-            if all(s[0] != "t" for s in segments)
+            if all(s[0] not in _TENSORS for s in segments)
         }
 
     def _segments(self, name: str) -> list[Segment]:
@@ -196,12 +230,23 @@ class Recipe:
 
     def _tensor(self, segment: list[Any]) -> Segment:
         tensor = self.tensors[segment[1]]
-        move = Move(segment[4], segment[5]) if len(segment) == 6 else None
-        if move is not None and move.name not in INVERSE:
-            raise CorruptError(f"the record of the source files names the unknown row move {move.name!r}")
-        if not is_exact(tensor.dtype, segment[3]):
-            raise CorruptError(f"the record of the source files turns {tensor.dtype} into {segment[3]}")
-        return tensor.out(tensor.name, segment[3], move).stream()
+        _check_exact(tensor.dtype, segment[3])
+        if len(segment) == 6:
+            tensor = _moved(tensor, segment[4], segment[5])
+        return tensor.out(tensor.name, segment[3]).stream()
+
+    def _link(self, segment: list[Any]) -> Segment:
+        hf = _unfolded(segment[1])
+        recast = recast_from_json(segment[4], hf[0])
+        parts = [self.tensors[name] for name in hf]
+        if type(segment[5]) is not int or not 0 <= segment[5] < len(recast.after):
+            raise CorruptError("the record of the source files names no tensor of a recast")
+        if tuple(part.shape for part in parts) != recast.before:
+            raise CorruptError("the record of the source files gives a tensor another shape", tensor=hf[0])
+        made = of_pieces(hf[0], [part.piece() for part in parts], recast, segment[5])
+        if made.dtype != segment[3]:
+            _check_exact(made.dtype, segment[3])
+        return made.out(made.name, segment[3]).stream()
 
     def _list(self, segment: list[Any]) -> Segment:
         assert self.tokenizer is not None
@@ -212,9 +257,30 @@ class Recipe:
         return Literal(splice.join([segment[1]], self.tokenizer))
 
 
+def _check_exact(stored: str, dtype: str) -> None:
+    if not is_exact(stored, dtype):
+        raise CorruptError(f"the record of the source files turns {stored} into {dtype}")
+
+
+def _moved(tensor: CanonicalTensor, move: str, n_heads: int) -> CanonicalTensor:
+    """The rows of each head in GGUF's rotary order."""
+    if move != "rope_permute" or type(n_heads) is not int:
+        raise CorruptError(f"the record of the source files names the unknown row move {move!r}")
+    recast = Recast((tensor.shape,), (tensor.shape,), (("swap", (n_heads, 2, _half_head(tensor, n_heads))),))
+    recast.check(tensor.name)
+    return of_pieces(tensor.name, [tensor.piece()], recast, 0)
+
+
+def _half_head(tensor: CanonicalTensor, n_heads: int) -> int:
+    return tensor.shape[0] // max(1, n_heads) // 2 if tensor.shape else 0
+
+
+_TENSORS = ("t", "l")
+
 _READERS: dict[str, Callable[[Recipe, list[Any]], Segment]] = {
     "z": Recipe._zeros,
     "t": Recipe._tensor,
+    "l": Recipe._link,
     "g": Recipe._list,
     "j": Recipe._piece,
 }
@@ -280,7 +346,7 @@ def _check_lengths(files: Mapping[str, Iterable[list[Any]]]) -> None:
         for segment in segments:
             if segment[0] in ("b", "z") and (type(segment[1]) is not int or segment[1] < 0):
                 raise CorruptError(f"the record of the source files gives {segment[1]!r} as a length")
-            in_head = in_head and segment[0] != "t"
+            in_head = in_head and segment[0] not in _TENSORS
             n_zeros += segment[1] if in_head and segment[0] == "z" else 0
     if n_zeros > MAX_TEXT_FILE_BYTES:
         raise LimitError(f"the record of the source files asks for {n_zeros} zero bytes in memory")
@@ -307,14 +373,23 @@ def _starts(files: Mapping[str, Iterable[list[Any]]]) -> dict[str, int]:
 
 def _fits(recipe: Recipe, sizes: Mapping[str, int]) -> bool:
     for name, segments in recipe.files.items():
-        wanted = [s for s in segments if s[0] == "t"]
-        if any(s[1] not in recipe.tensors or recipe.tensors[s[1]].dtype != s[2] for s in wanted):
+        wanted = [(name, dtype) for s in segments if s[0] in _TENSORS for name, dtype in _wanted(s)]
+        if any(name not in recipe.tensors or recipe.tensors[name].dtype != dtype for name, dtype in wanted):
             return False
         if recipe.tokenizer is None and any(s[0] in "gj" for s in segments):
             return False
         if sum(s.n_bytes for s in recipe._segments(name)) != sizes[name]:
             return False
     return True
+
+
+def _wanted(segment: list[Any]) -> list[tuple[str, str]]:
+    """(tensor, dtype that it must have) of a segment."""
+    if segment[0] == "t":
+        return [(segment[1], segment[2])]
+    hf = _unfolded(segment[1])
+    kept = segment[2] if isinstance(segment[2], list) else [segment[2]] * len(hf)
+    return list(zip(hf, kept, strict=True))
 
 
 def _check_references(files: Mapping[str, Iterable[list[Any]]]) -> None:

@@ -14,7 +14,8 @@ from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import is_exact, matrix_dtype
 from aprfmt.convert.envelope import LEFT_ASIDE
 from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
-from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.convert.recipe_tensors import SourceTensors
+from aprfmt.convert.transfer import CanonicalTensor, values_of
 from aprfmt.errors import AprError
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats.apr2 import Apr2Native
@@ -31,6 +32,8 @@ HAS_MODEL_CARD = 0x0080
 
 # Only norms and biases are ever widened; a larger tensor is not decoded to see whether it could be narrowed.
 _LARGEST_NARROWED = 16 << 20
+
+CONFIG = "config.json"
 
 # Files that hold the tokenizer's lists.
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
@@ -60,10 +63,12 @@ def apr_contents(
     """
     narrow = _narrowed(c) if dtype == "keep" else {}
     tensors = [
-        t.out(t.name, narrow.get(t.name) or matrix_dtype(t, dtype), overflow=overflow)
+        t.out(t.name, narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name)), overflow=overflow)
         for t in c.tensors.values()
     ]
-    kept = all(out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors)
+    kept = not c.packs.decoded and all(
+        out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors
+    )
     metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata)
@@ -72,6 +77,10 @@ def apr_contents(
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
     return metadata, tensors, _flags(c, tensors)
+
+
+def _gguf_name(c: Canonical, name: str) -> str:
+    return (names.gguf_name(c.arch, name) if c.arch is not None else None) or name
 
 
 def _with_envelope(c: Canonical, metadata: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def _narrowed(c: Canonical) -> dict[str, str]:
 def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
     if tensor.n_bytes > _LARGEST_NARROWED or not is_exact(dtype, tensor.dtype):
         return False
-    values = tensor.source.numpy()
+    values = values_of(tensor.produced)
     return bool((decode(dtype, encode(dtype, values), tensor.shape) == values).all())
 
 
@@ -163,14 +172,14 @@ def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict
         return _gguf_recipe(c, native.parts, stored or {})
     if isinstance(native, HfNative) and c.model.format == "hf":
         return _hf_recipe(c, native)
-    if c.model.format == "safetensors":
+    if c.model.format == "safetensors" and not (c.parts_left_out or c.packs.decoded):
         return _safetensors_recipe(c)
     return None
 
 
 def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str]) -> dict[str, Any]:
     writer = RecipeWriter("gguf", c.tokenizer)
-    by_source = {t.source.name: t for t in c.tensors.values()}
+    tensors = SourceTensors(c, stored)
     for part in parts:
         writer.start(part.source.path.rpartition("/")[2])
         _gguf_header(writer, part)
@@ -178,22 +187,11 @@ def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str])
         for info in sorted(part.infos, key=lambda i: (i.offset, i.n_bytes)):
             if info.n_bytes == 0:
                 continue
-            item = by_source.get(info.name)
             writer.literal(part.source.view(position, info.offset - position))
-            if item is None:
-                replaced = c.dropped[_dropped_name(c, info.name)]
-                item = c.tensors[replaced]
-            writer.tensor(item, stored.get(item.name))
+            tensors.write(writer, info.name)
             position = info.offset + info.n_bytes
         writer.literal(part.source.view(position))
     return writer.value()
-
-
-def _dropped_name(c: Canonical, gguf_name: str) -> str:
-    assert c.arch is not None
-    name = names.to_hf(c.arch, gguf_name)
-    assert name is not None
-    return name
 
 
 # GGUF key -> list of the tokenizer that it holds.
@@ -230,12 +228,16 @@ def _safetensors_recipe(c: Canonical) -> dict[str, Any]:
 def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
     writer = RecipeWriter("hf", c.tokenizer)
     for path in native.other_files:
+        if c.parts_left_out and path.name == CONFIG:
+            continue  # it describes the whole, of which only the language model is carried
         data = read_text_file(native.folder / path)
         writer.start(path.as_posix())
         if path.name in _LIST_FILES:
             writer.tokenizer_file(data)
         else:
             writer.literal(data)
+    if c.parts_left_out or c.packs.decoded:
+        return writer.value()
     if native.index is not None and native.index_name is not None:
         writer.start(native.index_name)
         writer.literal(native.index)
@@ -247,14 +249,12 @@ def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
 
 def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
     source = next(s for s in c.model.sources if s.path == path)
-    names = {t.source.name: t.name for t in c.tensors.values()} | c.dropped
+    tensors = SourceTensors(c, {})
     position = 0
     for tensor in sorted(c.model.tensors.entries, key=lambda t: (t.offset, t.n_bytes)):
         if tensor.source is not source or tensor.n_bytes == 0:
             continue
         writer.literal(source.view(position, tensor.offset - position))
-        # a head that is not carried may stand under its GGUF name
-        name = names.get(tensor.name) or c.dropped[_dropped_name(c, tensor.name)]
-        writer.tensor(c.tensors[name])
+        tensors.write(writer, tensor.name)
         position = tensor.offset + tensor.n_bytes
     writer.literal(source.view(position))

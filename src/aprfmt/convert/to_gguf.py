@@ -12,9 +12,11 @@ from aprfmt.arch import names, rope
 from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import envelope, provenance
-from aprfmt.convert.canonical import EMBEDDING, ROPE_FREQS, Canonical, move_to_gguf
+from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import Losses, fitting, is_exact, is_matrix, requested
 from aprfmt.convert.envelope import Envelope
+from aprfmt.convert.exact import residues
+from aprfmt.convert.named import gguf_side, links
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.split import renamed_parts, split_gguf
@@ -84,7 +86,8 @@ def gguf_layouts(
 def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     said = _said(c, _pairs(c, envelope.without(entries)))
-    return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors)))
+    kept = residues(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
+    return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors), kept))
 
 
 def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
@@ -121,7 +124,7 @@ def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     out = {t.name: t.dtype for t in tensors}
     wide = {}
     for t in c.tensors.values():
-        target = out.get((names.to_gguf(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
+        target = out.get((names.gguf_name(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
         if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
             wide[t.name] = t.dtype
     return wide
@@ -130,27 +133,23 @@ def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
     wanted = requested(options.dtype)
     row = c.arch
-    if row is None:
-        if not options.allow_unmapped:
-            raise UnmappedError(
-                f"architecture {c.hparams.architecture!r} has no GGUF mapping",
-                path=c.model.path,
-                hint="--allow-unmapped writes the tensors under their own names",
-            )
-        for tensor in c.tensors.values():
-            yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), overflow=losses.overflow)
-        return
-    if ROPE_FREQS not in c.tensors and (factors := _llama3_factors(c)) is not None:
-        yield _rope_freqs(factors)
-    for tensor in sorted(c.tensors.values(), key=lambda t: names.order(row, t.name)):
-        gguf_name = names.to_gguf(row, tensor.name)
-        if gguf_name is None:
-            if names.ignorable(row, tensor.name):
-                continue
-            gguf_name = tensor.name
-        _check_name(gguf_name, c)
-        move = move_to_gguf(row, c.hparams, tensor.name)
-        yield tensor.out(gguf_name, _dtype(tensor, wanted, losses), move, losses.overflow)
+    if row is None and not options.allow_unmapped:
+        raise UnmappedError(
+            f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
+            path=c.model.path,
+            hint="--allow-unmapped writes the tensors under their own names",
+        )
+    if row is not None:
+        for name, factors in rope.factor_tensors(c.hparams, row).items():
+            if name not in c.tensors:
+                yield _factors(name, factors)
+    placeless = [name for name in c.tensors if row is not None and names.is_placeless(row, name)]
+    if placeless:
+        more = f" and {len(placeless) - 3} more" if len(placeless) > 3 else ""
+        losses.dropped(f"a GGUF has no place for {', '.join(placeless[:3])}{more}")
+    for tensor in gguf_side(row, c.hparams, c.tensors) if row is not None else c.tensors.values():
+        _check_name(tensor.name, c)
+        yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
 
 
 def _check_name(name: str, c: Canonical) -> None:
@@ -162,24 +161,16 @@ def _check_name(name: str, c: Canonical) -> None:
         )
 
 
-def _llama3_factors(c: Canonical) -> list[float] | None:
-    h = c.hparams
-    scaling = h.extra.get("rope_scaling") or {}
-    if scaling.get("rope_type") != "llama3" or not h.head_dim:
-        return None
-    return rope.llama3_factors(h.rope_theta or 10000.0, h.head_dim, scaling, h.max_position_embeddings)
-
-
-def _rope_freqs(factors: list[float]) -> OutTensor:
+def _factors(name: str, factors: list[float]) -> OutTensor:
     data = struct.pack(f"<{len(factors)}f", *factors)
-    return OutTensor(ROPE_FREQS, "F32", (len(factors),), len(data), lambda: [data])
+    return OutTensor(name, "F32", (len(factors),), len(data), lambda: [data])
 
 
 def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     row = DTYPES[tensor.dtype]
     if wanted is not None and is_matrix(tensor.name, tensor.shape):
         target = fitting(wanted, tensor.shape)
-    elif row.kind == "aprq" or is_padded(row, tensor.shape):
+    elif row.kind == "aprq" or is_padded(row, tensor.shape) or tensor.is_decoded:
         # APR's own blocks and its row-padded K-quants do not exist in GGUF
         target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
     elif row.ggml_id is None:
@@ -190,7 +181,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
         target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
     else:
         target = tensor.dtype
-    losses.note(tensor.dtype, target)
+    losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
     return target
 
 
@@ -227,7 +218,7 @@ def _whole(base: KvMapping) -> dict[str, bytes]:
 
 def _imported(c: Canonical, base: KvMapping) -> Canonical:
     """`c` as an import of a GGUF with the keys `base` gives it."""
-    tensor_names = [names.to_gguf(c.arch, t) or t for t in c.tensors] if c.arch else list(c.tensors)
+    tensor_names = gguf_names(c)
     hparams = hp.from_gguf(base, tensor_names)
     if c.arch is not None:
         hparams.architecture = c.arch.id
@@ -248,15 +239,23 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
     n_rows = embedding_rows(c)
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
-        keys += [(k, GgufType[t], v) for k, t, v in found]
+        keys += [_typed(kv) for kv in found]
     keys.append(("general.file_type", GgufType.UINT32, FILE_TYPES.get(dominant_dtype(tensors), 0)))
     if c.tokenizer is not None:
-        keys += [
-            _typed(kv)
-            for kv in ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
-        ]
+        own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
+        found = ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
+        keys += [_typed(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
     return keys
+
+
+def gguf_names(c: Canonical) -> list[str]:
+    """The GGUF names of all tensors."""
+    if c.arch is None:
+        return list(c.tensors)
+    found = (m for t in c.tensors for m in names.matches(c.arch, t)[:1])
+    made = {names.spell(name, m.layer) for m in found for name in m.row.gguf}
+    return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
 
 
 def _typed(kv: Kv) -> Kv:
@@ -285,7 +284,7 @@ def _with_pre(c: Canonical, options: GgufOptions) -> Any:
 
 def embedding_rows(c: Canonical) -> int | None:
     """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
-    tensor = c.tensors.get(EMBEDDING)
+    tensor = c.tensors.get(c.embedding)
     return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
 
 

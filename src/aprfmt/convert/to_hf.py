@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert import envelope, origin, provenance
-from aprfmt.convert.canonical import HEAD, Canonical
+from aprfmt.convert import envelope, origin, packed, provenance
+from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import Losses, requested
 from aprfmt.convert.model_card import CARD
+from aprfmt.convert.named import hf_side
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.transfer import CanonicalTensor
+from aprfmt.convert.unpack import HF_QUANT
 from aprfmt.errors import RefusedError
-from aprfmt.formats import safetensors
+from aprfmt.formats import hf_pooling, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout, Literal
@@ -48,14 +49,11 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
     out = []
-    for tensor in c.tensors.values():
-        if c.arch is not None and tensor.name in c.arch.gguf_only:
-            continue  # derived from config.json's rope settings by every Hugging Face reader
+    for tensor in hf_side(c.arch, c.tensors):
         target = _dtype(tensor, wanted)
-        losses.note(tensor.dtype, target)
+        losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
         out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
-    row = c.arch
-    return sorted(out, key=lambda t: names.order(row, t.name)) if row is not None else out
+    return out
 
 
 def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
@@ -63,7 +61,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
     is_float = row.name in _TORCH_NAMES or row.kind != "plain"
     if wanted is not None and is_float:
         return wanted
-    return tensor.dtype if row.safetensors is not None else "F16"
+    return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
 
 
 def safetensors_layout(
@@ -71,11 +69,17 @@ def safetensors_layout(
 ) -> tuple[FileLayout, list[OutTensor], bool]:
     """One safetensors file for `c`, its tensors, and whether it is the imported file itself."""
     tensors = hf_tensors(c, dtype, losses)
-    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
+    kept = _kept(c, tensors)
     if recipe is not None and recipe.format == "safetensors" and kept and len(recipe.files) == 1:
         return FileLayout(name, recipe.layouts()[0].segments), tensors, True
     metadata = dict(c.model.metadata) if c.model.format == "safetensors" else {"format": "pt"}
     return FileLayout(name, safetensors.layout(tensors, _strings(metadata))), tensors, False
+
+
+def _kept(c: Canonical, tensors: list[OutTensor]) -> bool:
+    """Whether every tensor is there under its name and in its dtype."""
+    same = all(t.name in c.tensors and t.dtype == c.tensors[t.name].dtype for t in tensors)
+    return same and not c.packs.decoded
 
 
 def _strings(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -97,7 +101,10 @@ def folder_layouts(
     tensors = hf_tensors(c, dtype, losses)
     source = _source_texts(c, recipe)
     texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source)))
-    kept = all(t.dtype == c.tensors[t.name].dtype for t in tensors)
+    texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
+    if c.packs.decoded:
+        texts.pop(HF_QUANT, None)
+    kept = _kept(c, tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
         recipe is not None
@@ -106,6 +113,7 @@ def folder_layouts(
         and config_kept
         and shard_bytes is None
         and framework == "pt"
+        and any(map(_is_weight_file, recipe.files))
     ):
         own = recipe.layouts()
         if texts == source:
@@ -120,6 +128,12 @@ def folder_layouts(
         shard_bytes = DEFAULT_SHARD_BYTES
     shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
     return layouts + shards, tensors, False
+
+
+def _pooling_files(c: Canonical) -> dict[str, bytes]:
+    """What makes a sentence-transformers folder of an encoder that is known to pool."""
+    word = c.hparams.extra.get(hf_pooling.CONFIG_KEY)
+    return hf_pooling.files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
 
 
 def _with_card(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
@@ -162,14 +176,14 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
-        config.pop("quantization_config", None)
+        config = packed.without(config)
         config["dtype"] = _torch_dtype(tensors)
     return (source, True) if config == base else (_json(config), False)
 
 
 def _as_imported(c: Canonical, source: hp.Hyperparams) -> hp.Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
-    if source.tied and HEAD in c.tensors:
+    if source.tied and c.head in c.tensors:
         source.tied = False  # a head of its own was found, see canonical
     if not c.model.format.startswith("apr"):
         return source

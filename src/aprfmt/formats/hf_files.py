@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import CorruptError, LimitError, storage_error
+from aprfmt.formats import hf_pooling
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_TEXT_FILE_BYTES
 
@@ -36,6 +37,7 @@ KEPT_FILES = (
     "vocab*",
     "merges*",
     ".gitattributes",
+    f"{hf_pooling.FOLDERS}/config.json",
 )
 """Name patterns of the files that belong to a model beside its weights."""
 
@@ -46,15 +48,14 @@ _WEIGHT_SUFFIXES = (
 
 
 def list_names(folder: Path) -> list[str]:
-    """Plain files of the folder and of its template folder, sorted, with forward slashes.
+    """Plain files of the folder, of its template folder and of its modules' folders, sorted, with forward slashes.
 
     Raises NotFoundError, StorageError.
     """
     try:
         names = [entry.name for entry in folder.iterdir() if entry.is_file()]
-        templates = folder / TEMPLATE_FOLDER
-        if templates.is_dir():
-            names += [f"{TEMPLATE_FOLDER}/{entry.name}" for entry in templates.iterdir() if entry.is_file()]
+        for pattern in (TEMPLATE_FOLDER, hf_pooling.FOLDERS):
+            names += [f"{p.parent.name}/{p.name}" for p in folder.glob(f"{pattern}/*") if p.is_file()]
     except OSError as error:
         raise storage_error(error, folder) from error
     return sorted(names)

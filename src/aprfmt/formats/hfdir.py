@@ -17,7 +17,7 @@ from aprfmt.errors import (
     RefusedError,
     UnknownFormatError,
 )
-from aprfmt.formats import APR_MANIFEST_SUFFIX
+from aprfmt.formats import APR_MANIFEST_SUFFIX, hf_pooling
 from aprfmt.formats.hf_files import (
     kept_files,
     list_names,
@@ -60,6 +60,10 @@ class HfNative:
     index_name: str | None
     shards: list[tuple[str, Source, int, dict[str, str]]]
     other_files: list[Path]
+
+    def text_file(self, name: str) -> bytes | None:
+        """One of the other files by its name; None where there is none of that name."""
+        return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
     def left_out(self) -> list[str]:
         """Files of the folder that belong to no model and are not carried, relative; hidden folders do not count."""
@@ -134,7 +138,10 @@ def open_model(path: Path) -> Model:
 def _load_hparams(model: Model) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
-    return from_hf_config(_config(model.native) or {})
+    h = from_hf_config(_config(model.native) or {})
+    if (word := hf_pooling.read(model.native.text_file)) is not None:
+        h.extra[hf_pooling.CONFIG_KEY] = word
+    return h
 
 
 def _config(native: HfNative) -> dict[str, Any] | None:

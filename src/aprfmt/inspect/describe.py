@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert import provenance
 from aprfmt.inspect.quality import quality_score
@@ -28,8 +29,6 @@ _REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 
 # Dtypes that every decoder of the reference runtime reads with their right meaning.
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
-
-_EMBEDDINGS = ("model.embed_tokens.weight", "token_embd.weight", "embed_tokens.weight")
 
 
 def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
@@ -181,7 +180,9 @@ def _embedding_reasons(model: Model, metadata: Mapping[str, Any]) -> list[str]:
     dims = [n for name in ("vocab_size", "hidden_size") if isinstance(n := metadata.get(name), int)]
     if len(dims) < 2:
         return []
-    found = (model.tensors.get(name) for name in (*_EMBEDDINGS, "lm_head.weight"))
+    found = (
+        model.tensors.get(name) for name in (*spellings("token_embd.weight"), *spellings("output.weight"))
+    )
     return [
         f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
         for t in found

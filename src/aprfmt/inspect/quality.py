@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from aprfmt.arch.names import spellings
 from aprfmt.convert.spdx import is_spdx
 from aprfmt.model import Model
 
@@ -14,7 +15,6 @@ THRESHOLD = 90
 # Words that fill a field without saying anything.
 _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "token_embd.weight", "embed_tokens.weight")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 Part = tuple[int, int, str, dict[str, Any], list[str]]
@@ -77,7 +77,9 @@ def _structure(model: Model, metadata: Mapping[str, Any]) -> Part:
 def _disagreements(model: Model, found: Mapping[str, Any]) -> dict[str, str]:
     """Stated dims that the tensors contradict."""
     problems = {}
-    embedding = next((model.tensors[name] for name in _EMBEDDINGS if name in model.tensors), None)
+    embedding = next(
+        (model.tensors[name] for name in spellings("token_embd.weight") if name in model.tensors), None
+    )
     width = found.get("hidden_size")
     if embedding is not None and width is not None and width not in embedding.shape:
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
@@ -115,7 +117,9 @@ def _tokenizer(model: Model, tokenizer: Mapping[str, Any] | None) -> Part:
     if not tokenizer or not tokenizer["vocab_size"]:
         return 0, 15, what, {}, ["no tokens are embedded"]
     found: dict[str, Any] = {"tokens": tokenizer["vocab_size"], "merges": tokenizer["merges"]}
-    embedding = next((model.tensors[name] for name in _EMBEDDINGS if name in model.tensors), None)
+    embedding = next(
+        (model.tensors[name] for name in spellings("token_embd.weight") if name in model.tensors), None
+    )
     if embedding is not None and embedding.shape:
         found["embedding_rows"] = embedding.shape[0]
         if found["tokens"] > embedding.shape[0]:

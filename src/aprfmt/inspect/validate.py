@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
 from aprfmt.inspect.stats import BLOCK_VALUES, Stats, blocks
@@ -16,8 +17,6 @@ from aprfmt.tokenizer.model import Tokenizer, TokenType
 if TYPE_CHECKING:
     from aprfmt.convert.canonical import Canonical
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "token_embd.weight", "embed_tokens.weight")
-_HEADS = ("lm_head.weight", "output.weight")
 _MAX_DEAD_SHARE = 0.25
 _REQUIRED = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size")
 
@@ -66,7 +65,7 @@ class Subject:
     @cached_property
     def embedding(self) -> Tensor | None:
         """The token embedding, under whatever name."""
-        return self._first(_EMBEDDINGS)
+        return self._first(spellings("token_embd.weight"))
 
     @property
     def no_tensors(self) -> str:
@@ -77,7 +76,7 @@ class Subject:
     @property
     def vocabulary_tensors(self) -> list[Tensor]:
         """Embedding and output head, as far as they are there and two-dimensional."""
-        found = (self.embedding, self._first(_HEADS))
+        found = (self.embedding, self._first(spellings("output.weight")))
         return [t for t in found if t is not None and len(t.shape) == 2]
 
     def _first(self, names: tuple[str, ...]) -> Tensor | None:

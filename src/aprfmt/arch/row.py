@@ -1,0 +1,136 @@
+"""What a row of the architecture table is made of: tensors, hyper-parameter keys, the family itself. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+REQUIRED = "required"
+OPTIONAL = "optional"
+HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One correspondence between tensors of a Hugging Face checkpoint and tensors of a GGUF, usually one to one.
+
+    From Hugging Face to GGUF: the `hf` tensors, each transposed if `transposed`, are laid row after row; `order`
+    shuffles the rows; `columns` shuffles the last dimension; `value` maps the values; the result is cut into the
+    `gguf` tensors of the shapes `gguf_dims`, each transposed where `gguf_transposed` says so. Each step can
+    be undone.
+
+    Names hold `{n}` for the layer and `{e}` for the expert: a name with `{e}` stands for one tensor an expert, which
+    GGUF stacks into one of shape [experts, ...].
+
+    Shapes are row-major, in words of arch.sizes with `+ - * /`: "q+2*kv,hidden". A word is one of vocab, hidden, ffn,
+    heads, kv_heads, head_dim, q, kv, experts, moe_ffn, positions, layers, or a config.json key ("kv_lora_rank").
+
+    Attributes:
+        hf: names in a Hugging Face checkpoint, in the order in which they are laid out.
+        gguf: names in a GGUF; () for a tensor that a GGUF has no place for: it is carried in the other containers.
+        dims: shape of each `hf` tensor, as it is stored; one for all of them, or one each.
+        gguf_dims: shape of each `gguf` tensor; empty: as `dims`, behind `experts` where the names hold `{e}`.
+        need: "required", "optional", "head" (required unless tied), or a config key: required where that is true or
+            not 0, behind "!" where it is false, 0 or absent.
+        layers: which layers have it, a rule of arch.layers ("moe", "dense", or a word of `layer_types`); "" all.
+        order: row orders of arch.orders, applied in turn: "swap:heads,2,head_dim/2".
+        columns: the same for the last dimension.
+        transposed: whether the last two dimensions are swapped on the way to GGUF.
+        gguf_transposed: the same for each of the `gguf` tensors, at the end.
+        value: named map of arch.orders.VALUES ("plus_one", "minus_exp").
+        pack: named packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
+        count: what `{e}` counts, in words.
+        skip: how many first rows of the one `hf` tensor a GGUF has not, in words; they come back as zeros.
+        flat: whether `order` shuffles single values, whatever the shape.
+    """
+
+    hf: tuple[str, ...]
+    gguf: tuple[str, ...]
+    dims: tuple[str, ...]
+    need: str = REQUIRED
+    gguf_dims: tuple[str, ...] = ()
+    layers: str = ""
+    order: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    transposed: bool = False
+    gguf_transposed: tuple[bool, ...] = ()
+    value: str = ""
+    pack: str = ""
+    flat: bool = False
+    count: str = "experts"
+    skip: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One hyper-parameter: a GGUF key and the config.json keys that mean the same.
+
+    Attributes:
+        gguf: key after the architecture's prefix, "attention.head_count"; "" where a GGUF has none (the value stays
+            in the `.apr` and in config.json only; a GGUF import then gives the row's default).
+        hf: config.json keys, the one that is written first, then older spellings; () for a constant.
+        kind: GGUF type: "u32", "i32", "f32", "bool", "str", or a list of them: "u32[]", "f32[]", "bool[]", "i32[]".
+        field: attribute of Hyperparams that holds the value; "" keeps it in Hyperparams.extra under `hf[0]`.
+        constant: value that is written to every GGUF of the family, whatever the config says.
+        via: converter of arch.values, where the two sides count differently; "" for equal values.
+    """
+
+    gguf: str
+    hf: tuple[str, ...] = ()
+    kind: str = "u32"
+    field: str = ""
+    constant: Any = None
+    via: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Architecture:
+    """A family of networks that share tensor names and hyper-parameter keys.
+
+    Attributes:
+        id: name of the row.
+        gguf: `general.architecture` and the prefix of its keys.
+        hf_class, model_type: what a config.json gets when the source names none.
+        hf_classes, model_types: what is recognised, `hf_class` and `model_type` among them.
+        tensors: every tensor that may occur, in the order of the network.
+        keys: hyper-parameters, in the order in which a GGUF gets them.
+        bare_classes: those of the classes that have no head (`LlamaModel`).
+        rope_type: the value of APR's `rope_type` (0 adjacent pairs, 2 split halves, as the reference assigns them).
+        when: GGUF key after the prefix that must be there and not 0 for this row, where rows share a GGUF name; with
+            "=N" behind it the key must be N. "!name.weight" asks for a GGUF without that tensor, "has:ending" for one
+            with a tensor whose name ends so. "|" joins alternatives.
+        hf_when: layer kinds, joined by `|`, of which the config must name one (behind "!": none) for this row, where
+            rows share a class.
+        gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
+        ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
+        prefixes: beginnings of names in other checkpoints of the family, and what stands there in `tensors`.
+        left_out: beginnings of tensors that belong to no language model (vision towers); they are not carried.
+        defaults: what an absent config.json key means, by model type ("" for all of them).
+        config: what a rebuilt config.json says beside the keys, whatever the source.
+        head_always: whether llama.cpp wants `output.weight` also where it is the embedding; a GGUF gets a copy then.
+        head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
+        nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
+    """
+
+    id: str
+    gguf: str
+    hf_class: str
+    model_type: str
+    hf_classes: tuple[str, ...]
+    model_types: tuple[str, ...]
+    tensors: tuple[TensorRow, ...]
+    keys: tuple[Key, ...]
+    bare_classes: tuple[str, ...] = ()
+    rope_type: int = 2
+    when: str = ""
+    hf_when: str = ""
+    gguf_only: tuple[str, ...] = ("rope_freqs.weight",)
+    ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    prefixes: tuple[tuple[str, str], ...] = ()
+    left_out: tuple[str, ...] = ()
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    nested_rope: bool = False
+    head_always: bool = False
+    head_never: bool = False

@@ -1,0 +1,180 @@
+"""Rows of the architecture table: BERT and its nearest kin, as embedding models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, block, embedding, fixed, keyed, linear, norm, tensor
+from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, carried, classes, gelu
+
+
+def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
+    """A LayerNorm, by its names of today and of checkpoints that came from TensorFlow."""
+    return (
+        *norm(hf, gguf, bias=REQUIRED),
+        tensor(f"{hf}.gamma", f"{gguf}.weight", "hidden"),
+        tensor(f"{hf}.beta", f"{gguf}.bias", "hidden"),
+    )
+
+
+def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
+    """BERT's network: norms behind attention and MLP, biases everywhere, token types."""
+    return (
+        embedding("embeddings.word_embeddings"),
+        positions,
+        tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
+        *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
+        *block(
+            *linear("attention.self.query", "attn_q", "q,hidden", REQUIRED),
+            *linear("attention.self.key", "attn_k", "q,hidden", REQUIRED),
+            *linear("attention.self.value", "attn_v", "q,hidden", REQUIRED),
+            *linear("attention.output.dense", "attn_output", "hidden,q", REQUIRED),
+            *_layer_norm("attention.output.LayerNorm", "attn_output_norm"),
+            *linear("intermediate.dense", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("output.dense", "ffn_down", "hidden,ffn", REQUIRED),
+            *_layer_norm("output.LayerNorm", "layer_output_norm"),
+            hf="encoder.layer.{n}.",
+        ),
+    )
+
+
+def _positions(**more: object) -> TensorRow:
+    row = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+_BERT_DEFAULTS = {
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+}
+
+_BERT = Architecture(
+    id="bert",
+    gguf="bert",
+    hf_class="BertModel",
+    model_type="bert",
+    hf_classes=classes("Bert", *HEADS, "ForPreTraining"),
+    bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
+    model_types=("bert",),
+    tensors=(
+        *_bert(_positions()),
+        *carried("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
+        *carried("hidden", "cls.predictions.transform.LayerNorm"),
+        *carried("vocab,hidden", "cls.predictions.decoder"),
+        *carried("vocab", "cls.predictions.bias"),
+        *carried("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
+    ),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), fixed("is_decoder", False, "bool")),
+    gguf_only=(),
+    ignored=("embeddings.position_ids",),
+    prefixes=(("bert.", ""),),
+    defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 0}},
+)
+
+
+def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Architecture:
+    """BERT whose positions count from the id of the padding token on; a GGUF is known by its vocabulary."""
+    names = tuple(name for s in (stem, *more) for name in classes(s, *HEADS))
+    return Architecture(
+        id=model_type,
+        gguf="bert",
+        hf_class=f"{stem}Model",
+        model_type=model_type,
+        hf_classes=names,
+        bare_classes=names,
+        model_types=(model_type, *(name.lower() for name in more)),
+        when=f"tokenizer.ggml.model={vocabulary}",
+        tensors=(
+            *_bert(_positions(gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
+            *linear("classifier.dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
+            *linear("classifier.out_proj", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
+            *carried("hidden,hidden", "pooler.dense", "lm_head.dense"),
+            *carried("hidden", "lm_head.layer_norm"),
+            *carried("vocab,hidden", "lm_head.decoder"),
+            *carried("vocab", "lm_head.bias"),
+            *carried("num_labels,hidden", "classifier", "qa_outputs"),
+        ),
+        keys=(
+            *(
+                replace(k, via="offset_positions") if k.field == "max_position_embeddings" else k
+                for k in DIMS
+            ),
+            LAYER_EPS,
+            *ENCODER,
+            TYPES,
+            *LABELS,
+            gelu(),
+            fixed("is_decoder", False, "bool"),
+        ),
+        gguf_only=(),
+        ignored=("embeddings.position_ids",),
+        prefixes=(("roberta.", ""),),
+        defaults={"": {**_BERT_DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}},
+    )
+
+
+_DISTILBERT = Architecture(
+    id="distilbert",
+    gguf="bert",
+    hf_class="DistilBertModel",
+    model_type="distilbert",
+    hf_classes=classes("DistilBert", *HEADS),
+    bare_classes=classes("DistilBert", *HEADS),
+    model_types=("distilbert",),
+    when="!token_types.weight",
+    tensors=(
+        embedding("embeddings.word_embeddings"),
+        _positions(),
+        *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
+        *block(
+            *linear("attention.q_lin", "attn_q", "q,hidden", REQUIRED),
+            *linear("attention.k_lin", "attn_k", "q,hidden", REQUIRED),
+            *linear("attention.v_lin", "attn_v", "q,hidden", REQUIRED),
+            *linear("attention.out_lin", "attn_output", "hidden,q", REQUIRED),
+            *_layer_norm("sa_layer_norm", "attn_output_norm"),
+            *linear("ffn.lin1", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("ffn.lin2", "ffn_down", "hidden,ffn", REQUIRED),
+            *_layer_norm("output_layer_norm", "layer_output_norm"),
+            hf="transformer.layer.{n}.",
+        ),
+        *carried("hidden,hidden", "vocab_transform", "pre_classifier"),
+        *carried("hidden", "vocab_layer_norm"),
+        *carried("vocab,hidden", "vocab_projector"),
+        *carried("num_labels,hidden", "classifier", "qa_outputs"),
+    ),
+    keys=(
+        Key("attention.layer_norm_epsilon", kind="f32", field="rms_norm_eps", constant=1e-12),
+        *keyed(
+            DIMS,
+            num_layers="n_layers",
+            hidden_size="dim",
+            intermediate_size="hidden_dim",
+            num_heads="n_heads",
+        ),
+        *ENCODER,
+        Key("tokenizer.ggml.token_type_count", constant=1),
+        gelu("activation"),
+    ),
+    gguf_only=(),
+    ignored=("embeddings.position_ids",),
+    prefixes=(("distilbert.", ""),),
+    defaults={
+        "": {
+            "max_position_embeddings": 512,
+            "activation": "gelu",
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        }
+    },
+)
+
+ROWS: tuple[Architecture, ...] = (
+    _BERT,
+    _roberta("Roberta", "roberta", "gpt2"),
+    _roberta("XLMRoberta", "xlm-roberta", "t5", "Camembert"),
+    _DISTILBERT,
+)

@@ -1,0 +1,235 @@
+"""Rows of the architecture table: Qwen3-Next and Qwen3.5, whose layers are gated delta nets or gated attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EXPERTS,
+    GROUPED,
+    HEAD_DIM,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
+    TEXT_PREFIXES,
+    TOWERS,
+    block,
+    embedding,
+    final_norm,
+    gated_mlp,
+    head,
+    linear,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import routed, shared
+
+_K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
+_K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
+_K, _V = f"{_K_HEADS}*{_K_DIM}", f"{_V_HEADS}*{_V_DIM}"
+_QKV = f"2*{_K}+{_V}"
+_RUN = f"{_V}/{_K_HEADS}"
+"""Rows of V (and of Z) that go with one head of K."""
+_TILED = f"1,{_K_HEADS},{_V_HEADS}/{_K_HEADS}"
+"""Heads of V: Hugging Face has those of a head of K together, GGUF the first of each head of K, then the second."""
+_V_ORDER, _QKV_ORDER = (f"swap:{_TILED}",), (f"tail:2*{_K},{_TILED}",)
+_PLUS_ONE = {"value": "plus_one"}
+
+
+def _attention() -> tuple[TensorRow, ...]:
+    """Attention of the full_attention layers; the rows of Q hold a gate behind each head."""
+    bias, at = "attention_bias", {"layers": "full_attention"}
+    return (
+        *linear("self_attn.q_proj", "attn_q", "2*q,hidden", bias, **at),
+        *linear("self_attn.k_proj", "attn_k", "kv,hidden", bias, **at),
+        *linear("self_attn.v_proj", "attn_v", "kv,hidden", bias, **at),
+        *linear("self_attn.o_proj", "attn_output", "hidden,q", bias, **at),
+        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", **at, **_PLUS_ONE),
+        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", **at, **_PLUS_ONE),
+    )
+
+
+def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
+    """The linear_attention layers; `tiled` where GGUF has the heads of V in another order."""
+    v_order, qkv_order = (_V_ORDER, _QKV_ORDER) if tiled else ((), ())
+    kernel = "linear_conv_kernel_dim"
+    rows = (
+        *projections,
+        tensor("A_log", "ssm_a", _V_HEADS, order=v_order, value="minus_exp"),
+        tensor("dt_bias", "ssm_dt.bias", _V_HEADS, order=v_order),
+        tensor(
+            "conv1d.weight",
+            "ssm_conv1d.weight",
+            f"{_QKV},1,{kernel}",
+            gguf_dims=(f"{_QKV},{kernel}",),
+            order=qkv_order,
+        ),
+        *norm("norm", "ssm_norm", _V_DIM),
+        *linear("out_proj", "ssm_out", f"hidden,{_V}", columns=v_order),
+    )
+    return tuple(
+        replace(row, hf=tuple(f"linear_attn.{name}" for name in row.hf), layers="linear_attention")
+        for row in rows
+    )
+
+
+_FUSED = _delta_net(
+    replace(
+        tensor("in_proj_qkvz.weight", "", f"{_QKV}+{_V},hidden"),
+        gguf=("attn_qkv.weight", "attn_gate.weight"),
+        gguf_dims=(f"{_QKV},hidden", f"{_V},hidden"),
+        order=(f"deal:{_K_HEADS},{_K_DIM},{_K_DIM},{_RUN},{_RUN}",),
+    ),
+    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"),
+    tiled=False,
+)
+"""Qwen3-Next: one projection for Q, K, V and Z, dealt out by the heads of K; another for beta and alpha."""
+
+_SEPARATE = _delta_net(
+    *linear("in_proj_qkv", "attn_qkv", f"{_QKV},hidden", order=_QKV_ORDER),
+    *linear("in_proj_z", "attn_gate", f"{_V},hidden", order=_V_ORDER),
+    *linear("in_proj_b", "ssm_beta", f"{_V_HEADS},hidden", order=_V_ORDER),
+    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER),
+    tiled=True,
+)
+
+_MLP = gated_mlp()
+_EXPERTS = (
+    *routed(),
+    *shared("mlp.shared_expert", "shared_expert_intermediate_size"),
+    *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden"),
+)
+
+
+def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
+    return (
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm", **_PLUS_ONE),
+            *_attention(),
+            *layer,
+            *norm("post_attention_layernorm", "post_attention_norm", **_PLUS_ONE),
+        ),
+        *final_norm(**_PLUS_ONE),
+        *head(),
+    )
+
+
+def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
+    count, used, width = EXPERTS
+    sizes = (
+        replace(key, via="if_given") if key.field == "intermediate_size" and experts else key for key in DIMS
+    )
+    return (
+        *sizes,
+        GROUPED,
+        ROPE,
+        RMS_EPS,
+        *((count, used) if experts else ()),
+        HEAD_DIM,
+        *(
+            (width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)))
+            if experts
+            else ()
+        ),
+        Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)),
+        Key("ssm.state_size", (_K_DIM,)),
+        Key("ssm.group_count", (_K_HEADS,)),
+        Key("ssm.time_step_rank", (_V_HEADS,)),
+        Key("ssm.inner_size", (_V_DIM,), via="inner_size"),
+        Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers"),
+        Key("full_attention_interval", ("full_attention_interval",)),
+        ROPE_DIM,
+        Key("", ("attention_bias",), "bool", constant=False),
+        Key("", ("hidden_act",), "str", constant="silu"),
+        *family,
+    )
+
+
+_DEFAULTS = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_MTP = ("mtp.", "model.mtp.")
+_SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
+
+
+def _qwen3_5(
+    id: str,
+    gguf: str,
+    name: str,
+    layer: tuple[TensorRow, ...],
+    keys: tuple[Key, ...],
+    defaults: dict[str, object],
+) -> Architecture:
+    """Text model of Qwen3.5, alone or in a folder with a vision tower."""
+    model_type = f"{id}_text"
+    classes = (f"{name}ForCausalLM", f"{name}TextModel")
+    return Architecture(
+        id=model_type,
+        gguf=gguf,
+        hf_class=classes[0],
+        model_type=model_type,
+        hf_classes=(*classes, f"{name}ForConditionalGeneration", f"{name}Model"),
+        bare_classes=(classes[1],),
+        model_types=(model_type, id),
+        tensors=_decoder(*_SEPARATE, *layer),
+        keys=(*keys, _SECTIONS),
+        prefixes=TEXT_PREFIXES,
+        left_out=(*TOWERS, *_MTP),
+        defaults={"": _DEFAULTS | defaults},
+    )
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="qwen3_next",
+        gguf="qwen3next",
+        hf_class="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        hf_classes=("Qwen3NextForCausalLM", "Qwen3NextModel"),
+        bare_classes=("Qwen3NextModel",),
+        model_types=("qwen3_next",),
+        tensors=_decoder(*_FUSED, *_EXPERTS),
+        keys=_keys(Key("", ("norm_topk_prob",), "bool", constant=True), experts=True),
+        left_out=_MTP,
+        defaults={
+            "": _DEFAULTS
+            | {
+                "num_key_value_heads": 2,
+                "num_experts": 512,
+                "num_experts_per_tok": 10,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+            },
+        },
+    ),
+    _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4}),
+    _qwen3_5(
+        "qwen3_5_moe",
+        "qwen35moe",
+        "Qwen3_5Moe",
+        _EXPERTS,
+        _keys(experts=True),
+        {
+            "num_key_value_heads": 2,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+)

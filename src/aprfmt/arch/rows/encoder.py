@@ -1,0 +1,263 @@
+"""Rows of the architecture table: encoders with rotary positions, as embedding models."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    RMS_EPS,
+    ROPE,
+    VOCAB,
+    attention,
+    block,
+    embedding,
+    final_norm,
+    fixed,
+    gated_mlp,
+    keyed,
+    linear,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_encoder import (
+    ENCODER,
+    HEADS,
+    LABELS,
+    NO_SCALING,
+    TYPES,
+    carried,
+    classes,
+    gelu,
+)
+
+
+def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:
+    """BERT with rotary positions and fused attention, in the names of its authors' code."""
+    return (
+        embedding("embeddings.word_embeddings"),
+        tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
+        *norm("emb_ln", "token_embd_norm", bias=REQUIRED),
+        *block(
+            *linear(f"{fused}.Wqkv", "attn_qkv", "3*q,hidden", bias),
+            *linear(f"{fused}.out_proj", "attn_output", "hidden,q", bias),
+            *norm("norm1", "attn_output_norm", bias=REQUIRED),
+            *mlp,
+            *norm("norm2", "layer_output_norm", bias=REQUIRED),
+            hf="encoder.layers.{n}.",
+        ),
+        *carried("hidden,hidden", "pooler.dense"),
+    )
+
+
+_NOMIC = Architecture(
+    id="nomic_bert",
+    gguf="nomic-bert",
+    hf_class="NomicBertModel",
+    model_type="nomic_bert",
+    hf_classes=classes("NomicBert", *HEADS[:3]),
+    bare_classes=classes("NomicBert", *HEADS[:3]),
+    model_types=("nomic_bert",),
+    tensors=(
+        *_rotary_bert(
+            "attn",
+            (
+                *linear("mlp.fc12", "ffn_gate", "ffn,hidden"),
+                *linear("mlp.fc11", "ffn_up", "ffn,hidden"),
+                *linear("mlp.fc2", "ffn_down", "hidden,ffn"),
+            ),
+            None,
+        ),
+        *carried("hidden,hidden", "cls.predictions.transform.dense"),
+        *carried("hidden", "cls.predictions.transform.layer_norm"),
+        *carried("vocab,hidden", "cls.predictions.decoder"),
+        *carried("vocab", "cls.predictions.bias"),
+        *carried("num_labels,hidden", "classifier"),
+    ),
+    keys=(
+        *keyed(
+            DIMS,
+            num_layers=("num_hidden_layers", "n_layer"),
+            max_position_embeddings=("max_position_embeddings", "max_trained_positions", "n_positions"),
+            hidden_size=("hidden_size", "n_embd"),
+            intermediate_size=("intermediate_size", "n_inner"),
+            num_heads=("num_attention_heads", "n_head"),
+        ),
+        ROPE,
+        LAYER_EPS,
+        HEAD_DIM,
+        *ENCODER,
+        TYPES,
+        fixed("hidden_act", "silu"),
+    ),
+    gguf_only=(),
+    prefixes=(("nomic_bert.", ""),),
+    defaults={
+        "": {
+            "layer_norm_eps": 1e-12,
+            "max_position_embeddings": 2048,
+            "type_vocab_size": 2,
+            "rope_theta": 1000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        }
+    },
+)
+
+_JINA3 = Architecture(
+    id="jina_embeddings_v3",
+    gguf="jina-bert-v3",
+    hf_class="JinaEmbeddingsV3Model",
+    model_type="jina_embeddings_v3",
+    hf_classes=classes("JinaEmbeddingsV3", *HEADS),
+    bare_classes=classes("JinaEmbeddingsV3", *HEADS),
+    model_types=("jina_embeddings_v3",),
+    tensors=(
+        *_rotary_bert(
+            "mixer",
+            (
+                *linear("mlp.fc1", "ffn_up", "ffn,hidden", REQUIRED),
+                *linear("mlp.fc2", "ffn_down", "hidden,ffn", REQUIRED),
+            ),
+            REQUIRED,
+        ),
+        *carried("hidden,hidden", "lm_head.dense", "classifier.dense"),
+        *carried("hidden", "lm_head.layer_norm"),
+        *carried("vocab,hidden", "lm_head.decoder"),
+        *carried("vocab", "lm_head.bias"),
+        *carried("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
+    ),
+    keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()),
+    gguf_only=(),
+    prefixes=(("roberta.", ""),),
+    defaults={
+        "": {
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 8194,
+            "type_vocab_size": 1,
+            "rope_theta": 20000.0,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "pad_token_id": 1,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        }
+    },
+)
+
+_NORM_BIASES = carried("hidden", "embeddings.norm.bias", "final_norm.bias", "head.norm.bias") + block(
+    *carried("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
+)
+"""Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
+
+_MODERN = Architecture(
+    id="modernbert",
+    gguf="modern-bert",
+    hf_class="ModernBertModel",
+    model_type="modernbert",
+    hf_classes=classes("ModernBert", *HEADS),
+    bare_classes=classes("ModernBert", *HEADS),
+    model_types=("modernbert",),
+    tensors=(
+        embedding("embeddings.tok_embeddings"),
+        *norm("embeddings.norm", "token_embd_norm"),
+        *block(
+            *norm("attn_norm", "attn_norm", layers="after_first"),
+            *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
+            *linear("attn.Wo", "attn_output", "hidden,q"),
+            *norm("mlp_norm", "ffn_norm"),
+            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"),
+            *linear("mlp.Wo", "ffn_down", "hidden,ffn"),
+            hf="layers.{n}.",
+        ),
+        *final_norm("final_norm"),
+        *linear("head.dense", "cls", "hidden,hidden", need=OPTIONAL),
+        *norm("head.norm", "cls.norm", need=OPTIONAL),
+        *linear("classifier", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
+        *carried("vocab,hidden", "decoder"),
+        *carried("hidden", "head.dense.bias"),
+        *_NORM_BIASES,
+    ),
+    keys=(
+        *DIMS,
+        ROPE,
+        keyed((LAYER_EPS,), rms_norm_eps="norm_eps")[0],
+        *ENCODER,
+        Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
+        *LABELS,
+        Key("attention.sliding_window", ("local_attention",)),
+        Key("attention.sliding_window_pattern", ("layer_types",), via="modernbert_layers"),
+        Key("", ("global_attn_every_n_layers",)),
+        NO_SCALING,
+        VOCAB,
+        Key("hidden_activation", ("hidden_activation",), "str", via="glu"),
+        fixed("norm_bias", False, "bool"),
+        fixed("attention_bias", False, "bool"),
+        fixed("mlp_bias", False, "bool"),
+    ),
+    gguf_only=(),
+    prefixes=(("model.", ""),),
+    defaults={
+        "": {
+            "norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "local_attention": 128,
+            "rope_theta": 160000.0,
+            "rope_local_base_freq": 10000.0,
+            "hidden_activation": "gelu",
+            "classifier_pooling": "cls",
+            "tie_word_embeddings": True,
+        }
+    },
+    nested_rope=True,
+)
+
+_EUROBERT = Architecture(
+    id="eurobert",
+    gguf="eurobert",
+    hf_class="EuroBertModel",
+    model_type="eurobert",
+    hf_classes=classes("EuroBert", *HEADS[:3]),
+    bare_classes=classes("EuroBert", *HEADS[:3]),
+    model_types=("eurobert",),
+    tensors=(
+        embedding("embed_tokens"),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *attention(OPTIONAL),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *gated_mlp(),
+            hf="layers.{n}.",
+        ),
+        *final_norm("norm"),
+        *carried("vocab,hidden", "lm_head"),
+        *carried("hidden,hidden", "dense"),
+        *carried("num_labels,hidden", "classifier"),
+    ),
+    keys=(
+        *DIMS,
+        GROUPED,
+        ROPE,
+        RMS_EPS,
+        HEAD_DIM,
+        *ENCODER,
+        NO_SCALING,
+        fixed("hidden_act", "silu"),
+        fixed("mlp_bias", False, "bool"),
+        fixed("attention_bias", False, "bool"),
+    ),
+    gguf_only=(),
+    prefixes=(("model.", ""),),
+    defaults={
+        "": {
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": False,
+        }
+    },
+)
+
+ROWS: tuple[Architecture, ...] = (_NOMIC, _JINA3, _MODERN, _EUROBERT)

@@ -1,0 +1,251 @@
+"""Rows of the architecture table: Gemma and Cohere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import HEAD, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    MULTIMODAL,
+    ROPE,
+    ROPE_DIM,
+    SILU,
+    VOCAB,
+    attention,
+    block,
+    embedding,
+    final_norm,
+    fixed,
+    flag,
+    gated_mlp,
+    head,
+    named,
+    norm,
+)
+
+_WINDOW = Key("attention.sliding_window", ("sliding_window",))
+_ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="own_layer_types")
+_QUERY_SCALE = Key("", ("query_pre_attn_scalar",), via="query_scale")
+_LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
+_UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
+_NO_BIAS = fixed("attention_bias", False, "bool")
+_GELU = fixed("hidden_activation", "gelu_pytorch_tanh")
+_CAUSAL = Key("", ("use_bidirectional_attention",), "bool", via="never")
+
+
+def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
+    """Gemma's decoder: its norms scale by their weight + 1."""
+    one = {"value": "plus_one"}
+    return (
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm", **one),
+            *attention("attention_bias", "attention_bias"),
+            *norm("post_attention_layernorm", after, **one),
+            *more,
+            *gated_mlp(),
+        ),
+        *final_norm(**one),
+        *head(),
+    )
+
+
+def _sandwiched(*more: TensorRow) -> tuple[TensorRow, ...]:
+    """Gemma's decoder with norms before and behind attention and MLP."""
+    return _gemma(
+        *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
+        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"),
+        *more,
+        after="post_attention_norm",
+    )
+
+
+_GEMMA3 = _sandwiched(
+    *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
+    *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
+)
+_GEMMA_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
+_GEMMA2_DEFAULTS = {
+    **_GEMMA_TOKENS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_GEMMA3_DEFAULTS = {
+    **_GEMMA2_DEFAULTS,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+}
+_GEMMA3_KEYS = (
+    *DECODER,
+    Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+    Key("", ("attn_logit_softcapping",), "f32", via="never"),
+    _QUERY_SCALE,
+    _NO_BIAS,
+    _GELU,
+)
+
+
+def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
+    """Cohere's decoder: one norm of a layer feeds attention and MLP."""
+    return (
+        embedding(),
+        *block(*norm("input_layernorm", "attn_norm"), *attention_rows, *gated_mlp()),
+        *final_norm(),
+        *head(),
+    )
+
+
+_COHERE = (*DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, _LOGIT_SCALE, _UNSCALED, _NO_BIAS, SILU)
+_COHERE_DEFAULTS = {
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "tie_word_embeddings": True,
+    "bos_token_id": 5,
+    "eos_token_id": 255001,
+    "pad_token_id": 0,
+}
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="gemma",
+        gguf="gemma",
+        **named("Gemma", "gemma"),
+        gguf_only=(),
+        head_never=True,
+        tensors=_gemma(),
+        keys=(*DECODER, _NO_BIAS, _CAUSAL),
+        defaults={
+            "": {
+                **_GEMMA_TOKENS,
+                "max_position_embeddings": 8192,
+                "head_dim": 256,
+                "rms_norm_eps": 1e-6,
+                "hidden_act": "gelu_pytorch_tanh",
+                "tie_word_embeddings": True,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="gemma2",
+        gguf="gemma2",
+        **named("Gemma2", "gemma2"),
+        gguf_only=(),
+        head_never=True,
+        tensors=_sandwiched(),
+        keys=(
+            *DECODER,
+            Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", via="softcap"),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", via="softcap"),
+            _WINDOW,
+            _ODD_LAYERS,
+            _QUERY_SCALE,
+            _NO_BIAS,
+            _GELU,
+            _CAUSAL,
+        ),
+        defaults={
+            "": {
+                **_GEMMA2_DEFAULTS,
+                "max_position_embeddings": 8192,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+                "sliding_window_pattern": 2,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="gemma3_text",
+        gguf="gemma3",
+        hf_class="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        model_types=("gemma3_text", "gemma3"),
+        gguf_only=(),
+        tensors=_GEMMA3,
+        keys=(
+            *_GEMMA3_KEYS,
+            replace(_WINDOW, via="any_window"),
+            replace(_ODD_LAYERS, via="any_layer_types"),
+            _CAUSAL,
+        ),
+        nested_rope=True,
+        defaults={"": _GEMMA3_DEFAULTS},
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="gemma_embedding",
+        gguf="gemma-embedding",
+        hf_class="Gemma3TextModel",
+        model_type="gemma3_text",
+        hf_classes=("Gemma3TextModel",),
+        bare_classes=("Gemma3TextModel",),
+        model_types=(),
+        gguf_only=(),
+        prefixes=(("model.", ""),),
+        tensors=tuple(
+            replace(row, hf=tuple(name.removeprefix("model.") for name in row.hf))
+            for row in _GEMMA3
+            if row.need != HEAD
+        ),
+        keys=(
+            *_GEMMA3_KEYS,
+            _WINDOW,
+            _ODD_LAYERS,
+            Key("pooling_type", ("pooling",), via="pooling"),
+            fixed("use_bidirectional_attention", True, "bool"),
+        ),
+        nested_rope=True,
+        defaults={"": {**_GEMMA3_DEFAULTS, "use_bidirectional_attention": False}},
+    ),
+    Architecture(
+        id="cohere",
+        gguf="command-r",
+        **named("Cohere", "cohere"),
+        rope_type=0,
+        gguf_only=(),
+        head_never=True,
+        tensors=_parallel(
+            *attention("attention_bias", "attention_bias"),
+            *norm("self_attn.q_norm", "attn_q_norm", "heads,head_dim", need="use_qk_norm"),
+            *norm("self_attn.k_norm", "attn_k_norm", "kv_heads,head_dim", need="use_qk_norm"),
+        ),
+        keys=(
+            *(replace(key, via="trained_length") if key.gguf == "context_length" else key for key in _COHERE),
+            Key("", ("model_max_length",)),
+            flag("use_qk_norm"),
+        ),
+        defaults={"": {**_COHERE_DEFAULTS, "rope_theta": 500000.0}},
+    ),
+    Architecture(
+        id="cohere2",
+        gguf="cohere2",
+        **named("Cohere2", "cohere2"),
+        rope_type=0,
+        gguf_only=(),
+        head_never=True,
+        tensors=_parallel(*attention("attention_bias", "attention_bias")),
+        keys=(*_COHERE, _WINDOW, _ODD_LAYERS, VOCAB, ROPE_DIM),
+        defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},
+        **MULTIMODAL,
+    ),
+)

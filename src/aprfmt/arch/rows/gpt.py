@@ -1,0 +1,398 @@
+"""Rows of the architecture table: GPT-2 and the decoders of its time, with fused attention and LayerNorms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    LAYER_EPS,
+    ROPE,
+    block,
+    embedding,
+    final_norm,
+    fixed,
+    head,
+    keyed,
+    linear,
+    norm,
+    optional,
+    tensor,
+)
+
+_DEALT: dict[str, Any] = {"order": ("deal:kv_heads,q/kv_heads,head_dim,head_dim",)}
+"""Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
+_QKV = "q+2*kv,hidden"
+_GPT_DIMS = keyed(
+    DIMS,
+    num_layers=("n_layer", "num_hidden_layers"),
+    max_position_embeddings=("n_positions", "n_ctx", "max_position_embeddings"),
+    hidden_size=("n_embd", "hidden_size"),
+    intermediate_size=("n_inner",),
+    num_heads=("n_head", "num_attention_heads"),
+)
+_FOUR_HIDDEN = {"intermediate_size": "four_hidden"}
+
+
+def _via(keys: tuple[Key, ...], names: dict[str, str]) -> tuple[Key, ...]:
+    """`keys`, those of some fields with a converter."""
+    return tuple(replace(key, via=names[key.field]) if key.field in names else key for key in keys)
+
+
+def _activation(name: str) -> Key:
+    """GELU in any of its approximations: the runtime has one for all of them."""
+    return Key("", (name,), "str", via="gelu")
+
+
+def _positions(hf: str) -> TensorRow:
+    return tensor(f"{hf}.weight", "position_embd.weight", "positions,hidden")
+
+
+def _named(stem: str, model_type: str, *, causal: str = "ForCausalLM") -> dict[str, Any]:
+    return {
+        "hf_class": stem + causal,
+        "model_type": model_type,
+        "hf_classes": (stem + causal, f"{stem}Model"),
+        "bare_classes": (f"{stem}Model",),
+        "model_types": (model_type,),
+    }
+
+
+def _gpt(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
+    """GPT-2's names around a layer: learned positions, LayerNorms with biases."""
+    return (
+        embedding("transformer.wte"),
+        _positions("transformer.wpe"),
+        *block(
+            *norm("ln_1", "attn_norm", bias=REQUIRED),
+            *layer,
+            *norm("ln_2", "ffn_norm", bias=REQUIRED),
+            hf="transformer.h.{n}.",
+        ),
+        *final_norm("transformer.ln_f", REQUIRED),
+        *head(),
+    )
+
+
+def _conv1d(hf: str, gguf: str, n_in: str, n_out: str) -> tuple[TensorRow, ...]:
+    """GPT-2's linear layer, stored [in, out]."""
+    return (
+        tensor(f"{hf}.weight", f"{gguf}.weight", f"{n_in},{n_out}", transposed=True),
+        tensor(f"{hf}.bias", f"{gguf}.bias", n_out),
+    )
+
+
+def _bare(*names: str) -> tuple[tuple[str, str], ...]:
+    """Names of checkpoints that were saved without the model around the network."""
+    return tuple((name, f"transformer.{name}") for name in names)
+
+
+_GPT2 = Architecture(
+    id="gpt2",
+    gguf="gpt2",
+    **_named("GPT2", "gpt2", causal="LMHeadModel"),
+    tensors=_gpt(
+        (
+            *_conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
+            *_conv1d("attn.c_proj", "attn_output", "hidden", "hidden"),
+            *_conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
+            *_conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
+        )
+    ),
+    keys=(
+        *_via(_GPT_DIMS, _FOUR_HIDDEN),
+        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        _activation("activation_function"),
+        fixed("scale_attn_weights", True, "bool"),
+        fixed("scale_attn_by_inverse_layer_idx", False, "bool"),
+    ),
+    gguf_only=(),
+    ignored=(".attn.bias", ".attn.masked_bias"),
+    prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    defaults={
+        "": {
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "n_positions": 1024,
+            "tie_word_embeddings": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        }
+    },
+)
+
+_BIGCODE = Architecture(
+    id="gpt_bigcode",
+    gguf="starcoder",
+    **_named("GPTBigCode", "gpt_bigcode"),
+    tensors=_gpt(
+        (
+            *linear("attn.c_attn", "attn_qkv", _QKV, REQUIRED, **_DEALT),
+            *linear("attn.c_proj", "attn_output", "hidden,q", REQUIRED),
+            *linear("mlp.c_fc", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("mlp.c_proj", "ffn_down", "hidden,ffn", REQUIRED),
+        )
+    ),
+    keys=(
+        *_via(_GPT_DIMS, _FOUR_HIDDEN),
+        replace(GROUPED, via="multi_query_kv"),
+        Key("", ("multi_query",), "bool", via="multi_query"),
+        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        _activation("activation_function"),
+        fixed("scale_attn_weights", True, "bool"),
+    ),
+    gguf_only=(),
+    ignored=(".attn.bias", ".attn.masked_bias"),
+    prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    defaults={
+        "": {
+            "activation_function": "gelu_pytorch_tanh",
+            "layer_norm_epsilon": 1e-5,
+            "n_positions": 1024,
+            "multi_query": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        }
+    },
+)
+
+_NEOX = Architecture(
+    id="gpt_neox",
+    gguf="gptneox",
+    **_named("GPTNeoX", "gpt_neox"),
+    tensors=(
+        embedding("gpt_neox.embed_in"),
+        *block(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+            *linear("attention.query_key_value", "attn_qkv", _QKV, "attention_bias", **_DEALT),
+            *linear("attention.dense", "attn_output", "hidden,q", "attention_bias"),
+            *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+            *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED),
+            hf="gpt_neox.layers.{n}.",
+        ),
+        *final_norm("gpt_neox.final_layer_norm", REQUIRED),
+        *head("embed_out"),
+    ),
+    keys=(
+        *DIMS,
+        Key("rope.dimension_count", ("rotary_pct",), via="rotary_dim"),
+        Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
+        LAYER_EPS,
+        ROPE,
+        fixed("attention_bias", True, "bool"),
+        _activation("hidden_act"),
+    ),
+    gguf_only=(),
+    head_always=True,
+    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
+    defaults={
+        "": {
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "partial_rotary_factor": 0.25,
+            "use_parallel_residual": True,
+            "attention_bias": True,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": False,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+        }
+    },
+)
+
+
+def _two_norms(*kinds: str) -> tuple[TensorRow, ...]:
+    """The norms of Falcon 40B and 180B: one before attention, one before the MLP beside it."""
+    return tuple(
+        TensorRow(
+            (f"ln_mlp.{kind}", f"ln_attn.{kind}"),
+            (f"attn_norm.{kind}", f"attn_norm_2.{kind}"),
+            ("hidden",),
+            gguf_dims=("hidden", "hidden"),
+        )
+        for kind in kinds
+    )
+
+
+_FALCON = Architecture(
+    id="falcon",
+    gguf="falcon",
+    hf_class="FalconForCausalLM",
+    model_type="falcon",
+    hf_classes=("FalconForCausalLM", "FalconModel", "RWForCausalLM", "RWModel"),
+    bare_classes=("FalconModel", "RWModel"),
+    model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
+    tensors=(
+        embedding("transformer.word_embeddings"),
+        *block(
+            *_two_norms("weight", "bias"),
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+            *linear("self_attention.query_key_value", "attn_qkv", _QKV, "bias", **_DEALT),
+            *linear("self_attention.dense", "attn_output", "hidden,q", "bias"),
+            TensorRow(("post_attention_layernorm.weight",), (), ("hidden",), OPTIONAL),
+            TensorRow(("post_attention_layernorm.bias",), (), ("hidden",), OPTIONAL),
+            *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", "bias"),
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"),
+            hf="transformer.h.{n}.",
+        ),
+        *final_norm("transformer.ln_f", REQUIRED),
+        *head(),
+    ),
+    keys=(
+        *_via(
+            keyed(
+                DIMS,
+                num_layers=("num_hidden_layers", "n_layer"),
+                hidden_size=("hidden_size", "n_embed"),
+                intermediate_size=("ffn_hidden_size",),
+                num_heads=("num_attention_heads", "n_head"),
+            ),
+            _FOUR_HIDDEN,
+        ),
+        Key("tensor_data_layout", kind="str", constant="jploski"),
+        Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", via="falcon_kv"),
+        Key("", ("multi_query",), "bool"),
+        Key("", ("num_ln_in_parallel_attn",)),
+        Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"),
+        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        ROPE,
+        fixed("alibi", False, "bool"),
+        fixed("parallel_attn", True, "bool"),
+        fixed("bias", False, "bool"),
+        _activation("activation"),
+    ),
+    gguf_only=(),
+    ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
+    prefixes=_bare("word_embeddings.", "h.", "ln_f."),
+    defaults={
+        "": {
+            "layer_norm_epsilon": 1e-5,
+            "max_position_embeddings": 2048,
+            "multi_query": True,
+            "new_decoder_architecture": False,
+            "activation": "gelu",
+            "tie_word_embeddings": True,
+            "bos_token_id": 11,
+            "eos_token_id": 11,
+        }
+    },
+)
+
+_BLOOM = Architecture(
+    id="bloom",
+    gguf="bloom",
+    **_named("Bloom", "bloom"),
+    tensors=(
+        embedding("transformer.word_embeddings"),
+        *norm("transformer.word_embeddings_layernorm", "token_embd_norm", bias=REQUIRED),
+        *block(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+            *linear("self_attention.query_key_value", "attn_qkv", "3*hidden,hidden", REQUIRED, **_DEALT),
+            *linear("self_attention.dense", "attn_output", "hidden,hidden", REQUIRED),
+            *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+            *linear("mlp.dense_h_to_4h", "ffn_up", "4*hidden,hidden", REQUIRED),
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED),
+            hf="transformer.h.{n}.",
+        ),
+        *final_norm("transformer.ln_f", REQUIRED),
+        *head(),
+    ),
+    keys=(
+        *_via(
+            keyed(
+                DIMS,
+                num_layers=("n_layer", "num_hidden_layers"),
+                max_position_embeddings=("seq_length",),
+                hidden_size=("hidden_size", "n_embed"),
+                intermediate_size=(),
+                num_heads=("n_head", "num_attention_heads"),
+            ),
+            _FOUR_HIDDEN,
+        ),
+        Key("attention.head_count_kv", field="num_kv_heads"),
+        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        fixed("apply_residual_connection_post_layernorm", False, "bool"),
+    ),
+    gguf_only=(),
+    prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
+    defaults={
+        "": {
+            "layer_norm_epsilon": 1e-5,
+            "seq_length": 2048,
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
+    },
+)
+
+_MPT = Architecture(
+    id="mpt",
+    gguf="mpt",
+    hf_class="MptForCausalLM",
+    model_type="mpt",
+    hf_classes=("MptForCausalLM", "MptModel", "MPTForCausalLM", "MPTModel"),
+    bare_classes=("MptModel", "MPTModel"),
+    model_types=("mpt",),
+    tensors=(
+        embedding("transformer.wte"),
+        *optional(_positions("transformer.wpe")),
+        *block(
+            *norm("norm_1", "attn_norm", bias=OPTIONAL),
+            *linear("attn.Wqkv", "attn_qkv", _QKV, OPTIONAL),
+            *optional(*norm("attn.q_ln", "attn_q_norm", "q", bias=REQUIRED)),
+            *optional(*norm("attn.k_ln", "attn_k_norm", "kv", bias=REQUIRED)),
+            *linear("attn.out_proj", "attn_output", "hidden,q", OPTIONAL),
+            *norm("norm_2", "ffn_norm", bias=OPTIONAL),
+            *linear("ffn.up_proj", "ffn_up", "ffn,hidden", OPTIONAL),
+            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL),
+            hf="transformer.blocks.{n}.",
+        ),
+        *final_norm("transformer.norm_f", OPTIONAL),
+        *head(),
+    ),
+    keys=(
+        *_via(
+            keyed(
+                DIMS,
+                num_layers="n_layers",
+                max_position_embeddings="max_seq_len",
+                hidden_size="d_model",
+                intermediate_size=(),
+                num_heads="n_heads",
+            ),
+            {"intermediate_size": "expansion_width"},
+        ),
+        Key("", ("expansion_ratio",), via="expansion"),
+        Key("attention.head_count_kv", field="num_kv_heads", via="kv_if_named"),
+        Key("", ("attn_config.kv_n_heads",), via="kv_named"),
+        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"),
+        Key("", ("attn_config.alibi",), "bool"),
+        Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),
+        Key("", ("attn_config.softmax_scale",), "f32", via="nothing"),
+        Key("", ("logit_scale",), "f32", via="nothing"),
+        Key("", ("no_bias",), "bool"),
+    ),
+    gguf_only=(),
+    prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
+    defaults={
+        "": {
+            "layer_norm_epsilon": 1e-5,
+            "max_seq_len": 2048,
+            "expansion_ratio": 4,
+            "no_bias": True,
+            "attn_config.alibi": True,
+            "attn_config.alibi_bias_max": 8,
+            "tie_word_embeddings": True,
+        }
+    },
+)
+
+ROWS: tuple[Architecture, ...] = (_GPT2, _BIGCODE, _NEOX, _FALCON, _BLOOM, _MPT)

@@ -1,0 +1,287 @@
+"""Rows of the architecture table: decoders that mix attention with state-space layers or short convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EXPERTS,
+    GROUPED,
+    MULTIMODAL,
+    PAIRS,
+    ROPE,
+    ROPE_DIM,
+    VOCAB,
+    block,
+    embedding,
+    experts,
+    final_norm,
+    fused_experts,
+    head,
+    linear,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_ssm import dual, mixer
+
+_BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
+_SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
+_SILU = Key("", ("hidden_act",), "str", constant="silu")
+_CONV = "conv_L_cache"
+
+
+def _short_conv() -> tuple[TensorRow, ...]:
+    """The conv layers of LFM2: three projections of the input, a gated convolution over a few tokens."""
+    at, bias = {"layers": "conv"}, "conv_bias"
+    return (
+        tensor(
+            "conv.conv.weight",
+            "shortconv.conv.weight",
+            f"hidden,1,{_CONV}",
+            gguf_dims=(f"hidden,{_CONV}",),
+            **at,
+        ),
+        tensor("conv.conv.bias", "shortconv.conv.bias", "hidden", bias, **at),
+        *linear("conv.in_proj", "shortconv.in_proj", "3*hidden,hidden", bias, **at),
+        *linear("conv.out_proj", "shortconv.out_proj", "hidden,hidden", bias, **at),
+    )
+
+
+def _projections(
+    at: str, hf: str = "self_attn.", o_proj: str = "o_proj", bias: str | None = None, permuted: bool = False
+) -> tuple[TensorRow, ...]:
+    """Q, K, V and output of the layers that have attention."""
+    q, k = (PAIRS["q"], PAIRS["kv"]) if permuted else ((), ())
+    return (
+        *linear(f"{hf}q_proj", "attn_q", "q,hidden", bias, order=q, layers=at),
+        *linear(f"{hf}k_proj", "attn_k", "kv,hidden", bias, order=k, layers=at),
+        *linear(f"{hf}v_proj", "attn_v", "kv,hidden", bias, layers=at),
+        *linear(f"{hf}{o_proj}", "attn_output", "hidden,q", bias, layers=at),
+    )
+
+
+def _lfm2(*mlp: TensorRow) -> tuple[TensorRow, ...]:
+    at = {"layers": _ATTENTION}
+    return (
+        embedding(),
+        *norm("model.embedding_norm", "token_embd_norm"),
+        *block(
+            *norm("operator_norm", "attn_norm"),
+            *_short_conv(),
+            *_projections(_ATTENTION, o_proj="out_proj"),
+            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", **at),
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", **at),
+            *norm("ffn_norm", "ffn_norm"),
+            *mlp,
+        ),
+        *head(),
+    )
+
+
+def _w123(layers: str = "") -> tuple[TensorRow, ...]:
+    return (
+        *linear("feed_forward.w1", "ffn_gate", "ffn,hidden", layers=layers),
+        *linear("feed_forward.w3", "ffn_up", "ffn,hidden", layers=layers),
+        *linear("feed_forward.w2", "ffn_down", "hidden,ffn", layers=layers),
+    )
+
+
+_SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
+"""KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
+_KINDS = Key("", ("layer_types",), via="mixed_layers")
+_LFM2_EPS = Key("attention.layer_norm_rms_epsilon", ("norm_eps",), "f32", field="rms_norm_eps")
+_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), Key("", ("conv_bias",), "bool", constant=False))
+_LFM2 = {
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "num_key_value_heads": 8,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+
+_GRANITE_SHARED = (
+    replace(
+        tensor("shared_mlp.input_linear.weight", "", "2*shared_intermediate_size,hidden"),
+        gguf=("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+        gguf_dims=("shared_intermediate_size,hidden",) * 2,
+    ),
+    *linear("shared_mlp.output_linear", "ffn_down_shexp", "hidden,shared_intermediate_size"),
+)
+
+
+def _granite_mlp() -> tuple[TensorRow, ...]:
+    """Routed experts beside a shared one; a network without experts has the shared one as its MLP."""
+    lone = (replace(row, gguf=tuple(n.replace("_shexp", "") for n in row.gguf)) for row in _GRANITE_SHARED)
+    return (
+        *linear("block_sparse_moe.router.layer", "ffn_gate_inp", "experts,hidden", layers="moe"),
+        *fused_experts(
+            "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", layers="moe"
+        ),
+        *(replace(row, layers="moe") for row in _GRANITE_SHARED),
+        *(replace(row, layers="dense") for row in lone),
+    )
+
+
+_MAMBA_D = ("mamba_expand*hidden", "mamba_d_state")
+_GRANITE_MIXER = dual(
+    *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
+)
+
+_GRANITE = Architecture(
+    id="granitemoehybrid",
+    gguf="granitehybrid",
+    hf_class="GraniteMoeHybridForCausalLM",
+    model_type="granitemoehybrid",
+    hf_classes=("GraniteMoeHybridForCausalLM",),
+    model_types=("granitemoehybrid",),
+    rope_type=0,
+    tensors=(
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *mixer("mamba.", _GRANITE_MIXER, _SSM),
+            *_projections(_ATTENTION, bias="attention_bias", permuted=True),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *_granite_mlp(),
+        ),
+        *final_norm(),
+        *head(),
+    ),
+    keys=(
+        _BLOCKS,
+        _CONTEXT,
+        _WIDTH,
+        replace(_FFN, via="lone_width"),
+        _HEADS,
+        _SOME_HEADS,
+        ROPE,
+        Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32", field="rms_norm_eps"),
+        replace(EXPERTS[0], hf=("num_local_experts",), via="some_experts"),
+        replace(EXPERTS[1], via="used_experts"),
+        VOCAB,
+        ROPE_DIM,
+        Key("attention.scale", ("attention_multiplier",), "f32"),
+        Key("embedding_scale", ("embedding_multiplier",), "f32"),
+        Key("residual_scale", ("residual_multiplier",), "f32"),
+        Key("logit_scale", ("logits_scaling",), "f32"),
+        Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
+        Key("ssm.conv_kernel", ("mamba_d_conv",)),
+        Key("ssm.state_size", ("mamba_d_state",)),
+        Key("ssm.group_count", ("mamba_n_groups",)),
+        Key("ssm.inner_size", ("mamba_expand",), via="expand"),
+        Key("ssm.time_step_rank", ("mamba_n_heads",)),
+        Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"),
+        _KINDS,
+        _SILU,
+        Key("", ("attention_bias",), "bool"),
+        Key("", ("mamba_proj_bias",), "bool", constant=False),
+        Key("", ("mamba_conv_bias",), "bool", constant=True),
+    ),
+    defaults={
+        "": {
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+    },
+)
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="lfm2",
+        gguf="lfm2",
+        hf_class="Lfm2ForCausalLM",
+        model_type="lfm2",
+        hf_classes=("Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"),
+        model_types=("lfm2",),
+        tensors=_lfm2(*_w123()),
+        keys=(
+            _BLOCKS,
+            _CONTEXT,
+            _WIDTH,
+            replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"),
+            _HEADS,
+            _SOME_HEADS,
+            ROPE,
+            _LFM2_EPS,
+            *_LFM2_END,
+            _KINDS,
+            Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"),
+            Key("", ("full_attn_idxs",)),
+            Key("", ("block_ffn_dim_multiplier",), "f32"),
+            Key("", ("block_multiple_of",)),
+        ),
+        **MULTIMODAL,
+        defaults={
+            "": _LFM2
+            | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+        },
+    ),
+    Architecture(
+        id="lfm2_moe",
+        gguf="lfm2moe",
+        hf_class="Lfm2MoeForCausalLM",
+        model_type="lfm2_moe",
+        hf_classes=("Lfm2MoeForCausalLM",),
+        model_types=("lfm2_moe",),
+        tensors=_lfm2(
+            *_w123("dense"),
+            *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor(
+                "feed_forward.expert_bias", "exp_probs_b.bias", "experts", "use_expert_bias", layers="moe"
+            ),
+            *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
+        ),
+        keys=(
+            *DIMS,
+            _SOME_HEADS,
+            ROPE,
+            _LFM2_EPS,
+            *EXPERTS,
+            Key("leading_dense_block_count", ("num_dense_layers",)),
+            Key("expert_gating_func", constant=2),
+            *_LFM2_END,
+            _KINDS,
+            Key("", ("use_expert_bias",), "bool", constant=True),
+            Key("", ("norm_topk_prob",), "bool", constant=True),
+            Key("", ("routed_scaling_factor",), "f32", constant=1.0),
+        ),
+        defaults={
+            "": _LFM2
+            | {
+                "num_dense_layers": 2,
+                "num_experts": 32,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 1792,
+            }
+        },
+    ),
+    _GRANITE,
+    replace(
+        _GRANITE,
+        id="granite4",
+        gguf="granite",
+        hf_when=f"!{_SSM}",
+        when="ssm.inner_size",  # GraniteForCausalLM has no such key
+    ),
+)

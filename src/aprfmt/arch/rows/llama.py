@@ -1,0 +1,249 @@
+"""Rows of the architecture table: Llama and the families that share its rotary order."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import Architecture, Key
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    MULTIMODAL,
+    PAD,
+    ROPE,
+    ROPE_DIM,
+    SILU,
+    SLIDING_LAYERS,
+    VOCAB,
+    WINDOW,
+    attention,
+    block,
+    decoder,
+    embedding,
+    fixed,
+    flag,
+    gated_mlp,
+    head,
+    linear,
+    named,
+)
+
+_LLAMA = (*DECODER, VOCAB, ROPE_DIM)
+_BIASES = (flag("attention_bias"), flag("mlp_bias"))
+_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+_PLAIN = decoder(*attention(permuted=True))
+_BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="llama",
+        gguf="llama",
+        hf_class="LlamaForCausalLM",
+        model_type="llama",
+        hf_classes=("LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"),
+        bare_classes=("LlamaModel",),
+        model_types=("llama", "smollm", "smollm2"),
+        rope_type=0,
+        gguf_only=_FACTORS,
+        tensors=_BIASED,
+        keys=(*_LLAMA, SILU, *_BIASES),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="ministral",
+        gguf="llama",
+        when="attention.sliding_window_pattern",
+        **named("Ministral", "ministral"),
+        rope_type=0,
+        tensors=_PLAIN,
+        keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "sliding_window_pattern": "L",
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="mistral",
+        gguf="llama",
+        when="attention.sliding_window",
+        **named("Mistral", "mistral"),
+        rope_type=0,
+        gguf_only=_FACTORS,
+        tensors=_PLAIN,
+        keys=(*_LLAMA, SILU, WINDOW),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 8,
+                "sliding_window": 4096,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="ministral3",
+        gguf="mistral3",
+        **named("Ministral3", "ministral3"),
+        rope_type=0,
+        tensors=_PLAIN,
+        keys=(
+            *_LLAMA,
+            Key("rope.scaling.yarn_log_multiplier", (), "f32", via="unit_mscale"),
+            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"),
+            SILU,
+            PAD,
+            WINDOW,
+        ),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 262144,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "bos_token_id": 1,
+                "pad_token_id": 11,
+                "eos_token_id": 2,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="arcee",
+        gguf="arcee",
+        **named("Arcee", "arcee"),
+        rope_type=0,
+        tensors=decoder(
+            *attention("attention_bias", "attention_bias", permuted=True),
+            mlp=(
+                *linear("mlp.up_proj", "ffn_up", "ffn,hidden", "mlp_bias"),
+                *linear("mlp.down_proj", "ffn_down", "hidden,ffn", "mlp_bias"),
+            ),
+        ),
+        keys=(*_LLAMA, fixed("hidden_act", "relu2"), *_BIASES),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 4096,
+                "bos_token_id": 128000,
+                "eos_token_id": 128001,
+            }
+        },
+    ),
+    Architecture(
+        id="smollm3",
+        gguf="smollm3",
+        **named("SmolLM3", "smollm3"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=_BIASED,
+        keys=(
+            *_LLAMA,
+            SILU,
+            PAD,
+            *_BIASES,
+            Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
+            Key("", ("no_rope_layer_interval",)),
+            fixed("use_sliding_window", False, "bool"),
+            Key("", ("sliding_window",)),
+            Key("", ("layer_types",), "str"),
+        ),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": True,
+                "max_position_embeddings": 32768,
+                "num_key_value_heads": 4,
+                "rope_theta": 2000000.0,
+                "bos_token_id": 128000,
+                "pad_token_id": 128004,
+                "eos_token_id": 128001,
+            }
+        },
+    ),
+    Architecture(
+        id="granite",
+        gguf="granite",
+        **named("Granite", "granite"),
+        rope_type=0,
+        tensors=_BIASED,
+        keys=(
+            *_LLAMA,
+            Key("attention.scale", ("attention_multiplier",), "f32"),
+            Key("embedding_scale", ("embedding_multiplier",), "f32"),
+            Key("residual_scale", ("residual_multiplier",), "f32"),
+            Key("logit_scale", ("logits_scaling",), "f32"),
+            SILU,
+            *_BIASES,
+        ),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "attention_multiplier": 1.0,
+                "embedding_multiplier": 1.0,
+                "residual_multiplier": 1.0,
+                "logits_scaling": 1.0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="olmo",
+        gguf="olmo",
+        **named("Olmo", "olmo"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(*attention("attention_bias", "attention_bias", permuted=True), *gated_mlp()),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            HEAD_DIM,
+            Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
+            Key("attention.clamp_kqv", ("clip_qkv",), "f32"),
+            SILU,
+            PAD,
+            flag("attention_bias"),
+        ),
+        defaults={
+            "": {
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "pad_token_id": 1,
+                "eos_token_id": 50279,
+            }
+        },
+    ),
+)

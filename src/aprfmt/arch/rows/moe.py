@@ -1,0 +1,322 @@
+"""Rows of the architecture table: decoders with routed experts, of which GGUF keeps little more than the sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    MULTIMODAL,
+    ROPE_DIM,
+    VOCAB,
+    attention,
+    experts,
+    fixed,
+    flag,
+    fused_experts,
+    gated_mlp,
+    linear,
+    named,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import BIAS_FLAG, WIDTH, moe_decoder, moe_keys, routed, shared
+
+_WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
+_WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
+_SPARSE = (fixed("decoder_sparse_step", 1, "u32"), fixed("mlp_only_layers", [], "i32[]"))
+
+
+def _mixtral_experts() -> tuple[TensorRow, ...]:
+    return (
+        *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+        *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2")),
+    )
+
+
+def _granite_experts() -> tuple[TensorRow, ...]:
+    return (
+        *linear("block_sparse_moe.router.layer", "ffn_gate_inp", "experts,hidden"),
+        *fused_experts("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    )
+
+
+def _granite_shared() -> tuple[TensorRow, ...]:
+    width, need = "shared_intermediate_size", "shared_intermediate_size"
+    return (
+        replace(
+            tensor("shared_mlp.input_linear.weight", "", f"2*{width},hidden", need),
+            gguf=("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
+            gguf_dims=(f"{width},hidden", f"{width},hidden"),
+        ),
+        *linear("shared_mlp.output_linear", "ffn_down_shexp", f"hidden,{width}", need=need),
+    )
+
+
+_GRANITE_KEYS = (
+    Key("attention.scale", ("attention_multiplier",), "f32"),
+    Key("embedding_scale", ("embedding_multiplier",), "f32"),
+    Key("residual_scale", ("residual_multiplier",), "f32"),
+    Key("logit_scale", ("logits_scaling",), "f32"),
+)
+_GRANITE_DEFAULTS = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="mixtral",
+        gguf="llama",
+        when="expert_count",
+        **named("Mixtral", "mixtral"),
+        **MULTIMODAL,
+        rope_type=0,
+        tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
+        keys=moe_keys(VOCAB, ROPE_DIM, _WINDOW, count="num_local_experts"),
+        defaults={
+            "": {
+                "num_local_experts": 8,
+                "num_experts_per_tok": 2,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="qwen2_moe",
+        gguf="qwen2moe",
+        **named("Qwen2Moe", "qwen2_moe"),
+        head_always=True,
+        tensors=moe_decoder(
+            *attention("qkv_bias"),
+            *routed("moe"),
+            *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden", layers="moe"),
+            *shared("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            WIDTH,
+            Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
+            fixed("norm_topk_prob", False, "bool"),
+            flag("qkv_bias"),
+            *_SPARSE,
+            _WINDOW,
+            *_WINDOWED,
+        ),
+        defaults={
+            "": {
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "num_key_value_heads": 16,
+                "moe_intermediate_size": 1408,
+                "shared_expert_intermediate_size": 5632,
+                "norm_topk_prob": False,
+                "qkv_bias": True,
+                "decoder_sparse_step": 1,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "use_sliding_window": False,
+            }
+        },
+    ),
+    Architecture(
+        id="qwen3_moe",
+        gguf="qwen3moe",
+        **named("Qwen3Moe", "qwen3_moe"),
+        **MULTIMODAL,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *routed("moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            WIDTH,
+            fixed("norm_topk_prob", True, "bool"),
+            BIAS_FLAG,
+            *_SPARSE,
+            _WINDOW,
+            *_WINDOWED,
+        ),
+        defaults={
+            "": {
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "num_key_value_heads": 4,
+                "moe_intermediate_size": 768,
+                "norm_topk_prob": False,
+                "decoder_sparse_step": 1,
+                "max_position_embeddings": 32768,
+                "rms_norm_eps": 1e-6,
+                "attention_bias": False,
+                "tie_word_embeddings": False,
+                "use_sliding_window": False,
+            }
+        },
+    ),
+    Architecture(
+        id="phimoe",
+        gguf="phimoe",
+        **named("Phimoe", "phimoe", "PhiMoE"),
+        head_always=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias"),
+            *_mixtral_experts(),
+            norm_bias=REQUIRED,
+            head_bias="lm_head_bias",
+        ),
+        keys=moe_keys(
+            ROPE_DIM,
+            _WINDOW,
+            BIAS_FLAG,
+            flag("lm_head_bias"),
+            Key("", via="mscales"),
+            Key("", ("router_jitter_noise",), "f32"),
+            count="num_local_experts",
+        ),
+        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        defaults={
+            "": {
+                "num_local_experts": 16,
+                "num_experts_per_tok": 2,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+                "attention_bias": False,
+                "lm_head_bias": False,
+                "router_jitter_noise": 0.01,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="olmoe",
+        gguf="olmoe",
+        **named("Olmoe", "olmoe"),
+        head_always=True,
+        tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *routed()),
+        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), fixed("norm_topk_prob", False, "bool")),
+        defaults={
+            "": {
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+                "norm_topk_prob": False,
+                "attention_bias": False,
+                "tie_word_embeddings": False,
+                "eos_token_id": 50279,
+            }
+        },
+    ),
+    Architecture(
+        id="granitemoe",
+        gguf="granitemoe",
+        **named("GraniteMoe", "granitemoe"),
+        rope_type=0,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()
+        ),
+        keys=moe_keys(VOCAB, ROPE_DIM, *_GRANITE_KEYS, BIAS_FLAG, count="num_local_experts"),
+        defaults={"": _GRANITE_DEFAULTS},
+    ),
+    Architecture(
+        id="granitemoeshared",
+        gguf="granitemoe",
+        when="expert_shared_feed_forward_length",
+        **named("GraniteMoeShared", "granitemoeshared"),
+        rope_type=0,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", permuted=True),
+            *_granite_experts(),
+            *_granite_shared(),
+        ),
+        keys=moe_keys(
+            VOCAB,
+            ROPE_DIM,
+            *_GRANITE_KEYS,
+            Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
+            BIAS_FLAG,
+            count="num_local_experts",
+        ),
+        defaults={"": {**_GRANITE_DEFAULTS, "shared_intermediate_size": 0}},
+    ),
+    Architecture(
+        id="ernie4_5_moe",
+        gguf="ernie4_5-moe",
+        **named("Ernie4_5_Moe", "ernie4_5_moe"),
+        rope_type=0,
+        tensors=moe_decoder(
+            *attention("use_bias", "use_bias"),
+            *routed(
+                "moe",
+                (
+                    tensor(
+                        "mlp.moe_statics.e_score_correction_bias",
+                        "exp_probs_b.bias",
+                        "1,experts",
+                        gguf_dims=("1,experts",),
+                        layers="moe",
+                    ),
+                ),
+            ),
+            *shared(
+                "mlp.shared_experts",
+                "moe_ffn*moe_num_shared_experts",
+                "moe_num_shared_experts",
+                "moe",
+                OPTIONAL,
+            ),
+            *gated_mlp("use_bias", layers="dense"),
+            head_bias="use_bias",
+        ),
+        keys=moe_keys(
+            Key("interleave_moe_layer_step", ("moe_layer_interval",)),
+            Key("leading_dense_block_count", ("moe_layer_start_index",)),
+            WIDTH,
+            Key("expert_shared_count", ("moe_num_shared_experts",)),
+            Key("expert_shared_feed_forward_length", via="shared_width"),
+            Key("", ("moe_layer_end_index",), "i32", via="last_layer"),
+            flag("use_bias"),
+            count="moe_num_experts",
+            used="moe_k",
+        ),
+        left_out=("model.mtp_",),
+        defaults={
+            "": {
+                "moe_num_experts": 64,
+                "moe_k": 6,
+                "moe_intermediate_size": 1536,
+                "moe_num_shared_experts": 2,
+                "moe_layer_start_index": 1,
+                "moe_layer_end_index": -1,
+                "moe_layer_interval": 1,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "use_bias": False,
+                "tie_word_embeddings": True,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+)

@@ -1,0 +1,306 @@
+"""Rows of the architecture table: decoders with routed experts that are chosen or stored in their own way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    ROPE_DIM,
+    attention,
+    block,
+    embedding,
+    experts,
+    final_norm,
+    fixed,
+    flag,
+    gated_mlp,
+    head,
+    linear,
+    named,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import (
+    BIAS_FLAG,
+    DENSE_LAYERS,
+    DRAFTED_DIMS,
+    GROUPS,
+    SHARED_COUNT,
+    SIGMOID,
+    WEIGHTS_NORM,
+    WEIGHTS_SCALE,
+    WIDTH,
+    moe_decoder,
+    moe_keys,
+    routed,
+    selection_bias,
+    shared,
+)
+
+
+def _gpt_oss_experts() -> tuple[TensorRow, ...]:
+    """Gate and up rows take turns. Weights stand as [experts, in, out] or as MXFP4 blocks of [experts, out, in]."""
+    hf, turns = "mlp.experts.", ("deal:experts*moe_ffn,1,1",)
+    halves = ("experts,moe_ffn,hidden", "experts,moe_ffn,hidden")
+    both = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+    down = ("experts,hidden,moe_ffn",)
+
+    def pieces(name: str) -> tuple[str, ...]:
+        return (f"{hf}{name}_blocks", f"{hf}{name}_scales")
+
+    def blocks(rows: str, columns: str) -> tuple[str, ...]:
+        return (f"experts,{rows},{columns}/32,16", f"experts,{rows},{columns}/32")
+
+    return (
+        replace(
+            tensor(f"{hf}gate_up_proj", "", "experts,hidden,2*moe_ffn", transposed=True, order=turns),
+            gguf=both,
+            gguf_dims=halves,
+        ),
+        tensor(
+            f"{hf}down_proj",
+            "ffn_down_exps.weight",
+            "experts,moe_ffn,hidden",
+            transposed=True,
+            gguf_dims=down,
+        ),
+        TensorRow(
+            pieces("gate_up_proj"),
+            both,
+            blocks("2*moe_ffn", "hidden"),
+            gguf_dims=halves,
+            order=turns,
+            pack="mxfp4",
+        ),
+        TensorRow(
+            pieces("down_proj"),
+            ("ffn_down_exps.weight",),
+            blocks("hidden", "moe_ffn"),
+            gguf_dims=down,
+            pack="mxfp4",
+        ),
+        TensorRow(
+            (f"{hf}gate_up_proj_bias",),
+            ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+            ("experts,2*moe_ffn",),
+            gguf_dims=("experts,moe_ffn", "experts,moe_ffn"),
+            order=turns,
+            flat=True,
+        ),
+        tensor(f"{hf}down_proj_bias", "ffn_down_exps.bias", "experts,hidden"),
+    )
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="gpt_oss",
+        gguf="gpt-oss",
+        **named("GptOss", "gpt_oss"),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention("attention_bias", "attention_bias"),
+                tensor("self_attn.sinks", "attn_sinks.weight", "heads"),
+                *norm("post_attention_layernorm", "post_attention_norm"),
+                *linear("mlp.router", "ffn_gate_inp", "experts,hidden", REQUIRED),
+                *_gpt_oss_experts(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=moe_keys(
+            Key("attention.sliding_window", ("sliding_window",)),
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="odd_layer_types"),
+            Key("", via="untruncated"),
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            fixed("swiglu_alpha", 1.702, "f32"),
+            fixed("swiglu_limit", 7.0, "f32"),
+            BIAS_FLAG,
+            count="num_local_experts",
+        ),
+        defaults={
+            "": {
+                "num_local_experts": 128,
+                "num_experts_per_tok": 4,
+                "num_key_value_heads": 8,
+                "head_dim": 64,
+                "sliding_window": 128,
+                "sliding_window_pattern": 2,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 150000.0,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+            }
+        },
+    ),
+    Architecture(
+        id="glm4_moe",
+        gguf="glm4moe",
+        **named("Glm4Moe", "glm4_moe"),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention("attention_bias"),
+                *norm("self_attn.q_norm", "attn_q_norm", "head_dim", need="use_qk_norm"),
+                *norm("self_attn.k_norm", "attn_k_norm", "head_dim", need="use_qk_norm"),
+                *norm("post_attention_layernorm", "post_attention_norm"),
+                *routed("moe", (selection_bias(),)),
+                *shared("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
+                *gated_mlp(layers="dense"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=moe_keys(
+            *GROUPS,
+            ROPE_DIM,
+            WIDTH,
+            SHARED_COUNT,
+            DENSE_LAYERS,
+            SIGMOID,
+            WEIGHTS_SCALE,
+            WEIGHTS_NORM,
+            BIAS_FLAG,
+            flag("use_qk_norm"),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="no_drafts"),
+            count="n_routed_experts",
+            dims=DRAFTED_DIMS,
+        ),
+        gguf_only=(),
+        defaults={
+            "": {
+                "n_routed_experts": 128,
+                "num_experts_per_tok": 8,
+                "num_key_value_heads": 8,
+                "moe_intermediate_size": 1408,
+                "n_shared_experts": 1,
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 1,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+                "num_nextn_predict_layers": 1,
+                "use_qk_norm": False,
+                "attention_bias": False,
+                "partial_rotary_factor": 0.5,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+            }
+        },
+    ),
+    Architecture(
+        id="dots1",
+        gguf="dots1",
+        **named("Dots1", "dots1"),
+        head_always=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *routed("moe", (selection_bias(),)),
+            *shared("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            *GROUPS,
+            WIDTH,
+            DENSE_LAYERS,
+            SHARED_COUNT,
+            WEIGHTS_SCALE,
+            WEIGHTS_NORM,
+            # llama.cpp aborts without it.
+            SIGMOID,
+            BIAS_FLAG,
+            Key("", ("sliding_window",)),
+            Key("", ("max_window_layers",)),
+            Key("", ("layer_types",), "str[]"),
+            count="n_routed_experts",
+        ),
+        gguf_only=(),
+        defaults={
+            "": {
+                "n_group": 1,
+                "topk_group": 1,
+                "first_k_dense_replace": 0,
+                "norm_topk_prob": False,
+                "routed_scaling_factor": 1.0,
+                "attention_bias": False,
+                "sliding_window": 4096,
+                "max_window_layers": 62,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+            }
+        },
+    ),
+    Architecture(
+        id="hunyuan_v1_moe",
+        gguf="hunyuan-moe",
+        **named("HunYuanMoEV1", "hunyuan_v1_moe"),
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias"),
+            *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
+            *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
+            *linear("mlp.gate.wg", "ffn_gate_inp", "experts,hidden"),
+            *routed()[1:],
+            *shared("mlp.shared_mlp", "ffn"),
+        ),
+        keys=moe_keys(
+            Key("expert_shared_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            Key("expert_shared_count", ("num_shared_expert",)),
+            BIAS_FLAG,
+            used="moe_topk",
+        ),
+        gguf_only=(),
+        defaults={
+            "": {
+                "num_experts": 1,
+                "moe_topk": 1,
+                "attention_bias": False,
+                "max_position_embeddings": 2048,
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="minimax_m2",
+        gguf="minimax-m2",
+        **named("MiniMaxM2", "minimax_m2"),
+        head_always=True,
+        tensors=moe_decoder(
+            *attention(qk_norm="q"),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+            tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts"),
+            *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2")),
+        ),
+        keys=moe_keys(
+            SIGMOID,
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            replace(ROPE_DIM, hf=("rotary_dim",)),
+            count="num_local_experts",
+        ),
+        gguf_only=(),
+        defaults={
+            "": {
+                "num_local_experts": 256,
+                "num_experts_per_tok": 8,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 196608,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 5000000.0,
+                "tie_word_embeddings": False,
+                "bos_token_id": 200034,
+                "eos_token_id": 200020,
+            }
+        },
+    ),
+)

@@ -1,0 +1,182 @@
+"""Rows of the architecture table: Nemotron-H, whose layers are each a mixer, attention, an MLP or experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    PAIRS,
+    ROPE_DIM,
+    VOCAB,
+    block,
+    embedding,
+    final_norm,
+    fixed,
+    head,
+    linear,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import COUNT, GROUPS, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH
+from aprfmt.arch.rows.parts_ssm import dual, mixer
+
+_SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention", "=mlp", "=moe"
+_SHARED = "moe_shared_expert_intermediate_size"
+_BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
+
+
+def _attention() -> tuple[TensorRow, ...]:
+    """Without positions; llama.cpp's converter yet gives Q and K llama's rotary order, which changes nothing."""
+    return (
+        *linear("q_proj", "attn_q", "q,hidden", order=PAIRS["q"]),
+        *linear("k_proj", "attn_k", "kv,hidden", order=PAIRS["kv"]),
+        *linear("v_proj", "attn_v", "kv,hidden"),
+        *linear("o_proj", "attn_output", "hidden,q"),
+    )
+
+
+def _mlp() -> tuple[TensorRow, ...]:
+    return (
+        *linear("up_proj", "ffn_up", "ffn,hidden", "mlp_bias"),
+        *linear("down_proj", "ffn_down", "hidden,ffn", "mlp_bias"),
+    )
+
+
+def _ungated(width: str, need: str) -> tuple[TensorRow, ...]:
+    return (
+        tensor("experts.{e}.up_proj.weight", "ffn_up_exps.weight", f"moe_ffn,{width}", need),
+        tensor("experts.{e}.down_proj.weight", "ffn_down_exps.weight", f"{width},moe_ffn", need),
+    )
+
+
+def _experts() -> tuple[TensorRow, ...]:
+    """Experts without a gate beside a shared one; they may work on a narrower copy of the hidden values."""
+    latent = "moe_latent_size"
+    return (
+        *linear("gate", "ffn_gate_inp", "experts,hidden"),
+        tensor("gate.e_score_correction_bias", "exp_probs_b.bias", "experts"),
+        *linear("fc1_latent_proj", "ffn_latent_down", f"{latent},hidden", need=latent),
+        *linear("fc2_latent_proj", "ffn_latent_up", f"hidden,{latent}", need=latent),
+        *_ungated("hidden", f"!{latent}"),
+        *_ungated(latent, latent),
+        *linear("shared_experts.up_proj", "ffn_up_shexp", f"{_SHARED},hidden"),
+        *linear("shared_experts.down_proj", "ffn_down_shexp", f"hidden,{_SHARED}"),
+    )
+
+
+_MIXER = dual(
+    "mamba_num_heads*mamba_head_dim",
+    "ssm_state_size",
+    "mamba_num_heads",
+    "n_groups",
+    "conv_kernel",
+    "use_bias",
+    "use_conv_bias",
+)
+_EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "f32", field="rms_norm_eps")
+
+
+def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], **more: Any) -> Architecture:
+    """One of the two rows of the class: GGUF has a name for those with experts."""
+    return Architecture(
+        id=id,
+        gguf=id,
+        hf_class="NemotronHForCausalLM",
+        model_type="nemotron_h",
+        hf_classes=("NemotronHForCausalLM",),
+        model_types=("nemotron_h",),
+        gguf_only=(),
+        prefixes=(("model.", "backbone."),),
+        left_out=("mtp.",),
+        tensors=(
+            embedding("backbone.embeddings"),
+            *block(
+                *norm("norm", "attn_norm"),
+                *mixer("mixer.", _MIXER, _SSM),
+                *mixer("mixer.", _attention(), _ATTENTION),
+                *feed_forward,
+                hf="backbone.layers.{n}.",
+            ),
+            *final_norm("backbone.norm_f"),
+            *head(),
+        ),
+        keys=(
+            replace(_BLOCKS, via="listed_layers"),
+            _CONTEXT,
+            _WIDTH,
+            *keys,
+            _HEADS,
+            replace(GROUPED, kind="i32[]", via="attention_layers"),
+            _EPS,
+            VOCAB,
+            ROPE_DIM,
+            Key("ssm.conv_kernel", ("conv_kernel",)),
+            Key("ssm.state_size", ("ssm_state_size",)),
+            Key("ssm.group_count", ("n_groups",)),
+            Key("ssm.inner_size", ("mamba_head_dim",), via="inner_size"),
+            Key("ssm.time_step_rank", ("mamba_num_heads",)),
+            Key("rope.scaling.finetuned", kind="bool", constant=False),
+            HEAD_DIM,
+            Key("", ("layers_block_type",), via="block_types"),
+            Key("", ("hybrid_override_pattern",), "str"),
+            fixed("mlp_hidden_act", "relu2"),
+            fixed("mamba_hidden_act", "silu"),
+            fixed("use_bias", False, "bool"),
+            fixed("use_conv_bias", True, "bool"),
+            Key("", ("mlp_bias",), "bool"),
+        ),
+        defaults={
+            "": {
+                "layer_norm_epsilon": 1e-5,
+                "max_position_embeddings": 4096,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "tie_word_embeddings": False,
+                "ssm_state_size": 128,
+                "mamba_num_heads": 128,
+                "mamba_head_dim": 64,
+                "n_groups": 8,
+                "conv_kernel": 4,
+                "use_bias": False,
+                "use_conv_bias": True,
+                "mlp_bias": False,
+                "n_routed_experts": 8,
+                "n_shared_experts": 1,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 7688,
+                "moe_shared_expert_intermediate_size": 7688,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+                "n_group": 1,
+                "topk_group": 1,
+            }
+        },
+        **more,
+    )
+
+
+ROWS: tuple[Architecture, ...] = (
+    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", via="mlp_layers"),)),
+    _row(
+        "nemotron_h_moe",
+        mixer("mixer.", _experts(), _MOE),
+        (
+            Key("feed_forward_length", kind="i32[]", via="moe_layers"),
+            replace(COUNT, hf=("n_routed_experts",)),
+            USED,
+            *GROUPS,
+            WIDTH,
+            Key("expert_shared_feed_forward_length", (_SHARED,)),
+            SHARED_COUNT,
+            WEIGHTS_NORM,
+            WEIGHTS_SCALE,
+            Key("moe_latent_size", ("moe_latent_size",)),
+        ),
+        hf_when="moe",
+    ),
+)

@@ -1,0 +1,324 @@
+"""Rows of the architecture table: GLM, Phi and other dense decoders with a layout of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    MULTIMODAL,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
+    SILU,
+    VOCAB,
+    attention,
+    block,
+    embedding,
+    final_norm,
+    fixed,
+    flag,
+    gated_mlp,
+    head,
+    linear,
+    named,
+    norm,
+    tensor,
+)
+
+_WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
+_UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
+
+
+def _glm(*norms: TensorRow) -> tuple[TensorRow, ...]:
+    """GLM's decoder, with gate and up in one tensor on both sides."""
+    return (
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *attention("attention_bias"),
+            *norms,
+            *_fused_mlp(),
+        ),
+        *final_norm(),
+        *head(),
+    )
+
+
+def _fused_mlp() -> tuple[TensorRow, ...]:
+    return (
+        *linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"),
+        *linear("mlp.down_proj", "ffn_down", "hidden,ffn"),
+    )
+
+
+_GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
+_GLM_DEFAULTS = {
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "eos_token_id": [151329, 151336, 151338],
+    "pad_token_id": 151329,
+}
+
+
+def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
+    """One norm a head, which GGUF stacks."""
+    row = tensor(f"self_attn.{hf}.norms.{{e}}.weight", f"{gguf}.weight", "head_dim", "qk_layernorm")
+    return replace(row, gguf_dims=(f"{heads},head_dim",), count=heads)
+
+
+_STABLELM_FFN_NORM = norm(
+    "post_attention_layernorm", "ffn_norm", bias="!use_parallel_residual", need="!use_parallel_residual"
+)
+
+
+def _mlp(bias: str, up: str, down: str) -> tuple[TensorRow, ...]:
+    """An MLP without a gate."""
+    return (
+        *linear(up, "ffn_up", "ffn,hidden", bias),
+        *linear(down, "ffn_down", "hidden,ffn", bias),
+    )
+
+
+def _layer_eps(*names: str) -> Key:
+    return replace(LAYER_EPS, hf=(*names, *LAYER_EPS.hf))
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="glm",
+        gguf="chatglm",
+        **named("Glm", "glm"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=_glm(*norm("post_attention_layernorm", "ffn_norm")),
+        keys=_GLM_KEYS,
+        defaults={"": _GLM_DEFAULTS},
+    ),
+    Architecture(
+        id="glm4",
+        gguf="glm4",
+        **named("Glm4", "glm4"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=_glm(
+            *norm("post_self_attn_layernorm", "post_attention_norm"),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *norm("post_mlp_layernorm", "post_ffw_norm"),
+        ),
+        keys=_GLM_KEYS,
+        defaults={"": _GLM_DEFAULTS},
+    ),
+    Architecture(
+        id="stablelm",
+        gguf="stablelm",
+        **named("StableLm", "stablelm", "StableLMEpoch"),
+        gguf_only=(),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+                *attention("use_qkv_bias"),
+                _head_norms("q_layernorm", "attn_q_norm", "heads"),
+                _head_norms("k_layernorm", "attn_k_norm", "kv_heads"),
+                *_STABLELM_FFN_NORM,
+                *gated_mlp(),
+            ),
+            *final_norm(bias=REQUIRED),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            ROPE_DIM,
+            Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
+            _layer_eps("layer_norm_eps", "norm_eps"),
+            flag("use_qkv_bias"),
+            flag("qk_layernorm"),
+            SILU,
+        ),
+        defaults={
+            "": {
+                "max_position_embeddings": 4096,
+                "layer_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.25,
+                "use_qkv_bias": False,
+                "qk_layernorm": False,
+                "use_parallel_residual": False,
+                "tie_word_embeddings": False,
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+            }
+        },
+    ),
+    Architecture(
+        id="nemotron",
+        gguf="nemotron",
+        **named("Nemotron", "nemotron"),
+        gguf_only=(),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED, value="plus_one"),
+                *attention("attention_bias", "attention_bias"),
+                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED, value="plus_one"),
+                *_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
+            ),
+            *final_norm(bias=REQUIRED, value="plus_one"),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            replace(RMS_EPS, hf=("norm_eps",)),
+            HEAD_DIM,
+            VOCAB,
+            _layer_eps("norm_eps"),
+            ROPE_DIM,
+            _UNSCALED,
+            flag("attention_bias"),
+            flag("mlp_bias"),
+            fixed("hidden_act", "relu2"),
+        ),
+        defaults={
+            "": {
+                "max_position_embeddings": 4096,
+                "norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "tie_word_embeddings": False,
+                "bos_token_id": 2,
+                "eos_token_id": 3,
+            }
+        },
+    ),
+    Architecture(
+        id="phi",
+        gguf="phi2",
+        **named("Phi", "phi"),
+        gguf_only=(),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+                *attention(REQUIRED, REQUIRED, o_proj="dense"),
+                *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+                *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+                *_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
+            ),
+            *final_norm("model.final_layernorm", bias=REQUIRED),
+            *head(bias=REQUIRED),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            LAYER_EPS,
+            ROPE_DIM,
+            fixed("qk_layernorm", False, "bool"),
+            fixed("hidden_act", "gelu_new"),
+        ),
+        defaults={
+            "": {
+                "max_position_embeddings": 2048,
+                "intermediate_size": 8192,
+                "layer_norm_eps": 1e-5,
+                "partial_rotary_factor": 0.5,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="phi3",
+        gguf="phi3",
+        **named("Phi3", "phi3"),
+        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *linear("self_attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
+                *linear("self_attn.o_proj", "attn_output", "hidden,q"),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *_fused_mlp(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",)),
+            RMS_EPS,
+            ROPE_DIM,
+            Key("attention.sliding_window", ("sliding_window",), via="or_zero"),
+            SILU,
+        ),
+        defaults={
+            "": {
+                "max_position_embeddings": 4096,
+                "original_max_position_embeddings": 4096,
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "bos_token_id": 1,
+                "eos_token_id": 32000,
+                "pad_token_id": 32000,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="starcoder2",
+        gguf="starcoder2",
+        **named("Starcoder2", "starcoder2"),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+                *attention("use_bias", "use_bias"),
+                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+                *_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
+            ),
+            *final_norm(bias=REQUIRED),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            _layer_eps("norm_epsilon"),
+            HEAD_DIM,
+            _WINDOW,
+            fixed("use_bias", True, "bool"),
+            fixed("hidden_act", "gelu_pytorch_tanh"),
+        ),
+        defaults={
+            "": {
+                "max_position_embeddings": 4096,
+                "num_key_value_heads": 2,
+                "norm_epsilon": 1e-5,
+                "tie_word_embeddings": True,
+                "bos_token_id": 50256,
+                "eos_token_id": 50256,
+            }
+        },
+    ),
+)

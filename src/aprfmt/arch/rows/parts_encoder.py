@@ -1,0 +1,47 @@
+"""Building blocks of the rows of encoders. Data only, but for names."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import OPTIONAL, Key, TensorRow
+
+ENCODER = (
+    Key("attention.causal", kind="bool", constant=False),
+    Key("pooling_type", ("pooling",), via="pooling"),
+)
+"""Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
+TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
+"""Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
+NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")
+"""Says that positions are not scaled, where they are not."""
+LABELS = (
+    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"),
+    Key("", ("num_labels",)),
+)
+"""Names of a classifier's outputs, and how many there are, where a config says so."""
+HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""Endings of the class names of networks with something on top of the encoder."""
+
+
+def gelu(name: str = "hidden_act") -> Key:
+    """The activation: GELU in any of its approximations, since the runtime has one for all of them."""
+    return Key("", (name,), "str", via="gelu")
+
+
+def carried(dims: str, *names: str) -> tuple[TensorRow, ...]:
+    """What a checkpoint may have and a GGUF has not, poolers, heads, classifiers: weights of `dims`, and biases.
+
+    A name that ends in ".bias" stands for that tensor alone.
+    """
+    rows: list[TensorRow] = []
+    for name in names:
+        if name.endswith(".bias"):
+            rows.append(TensorRow((name,), (), (dims,), OPTIONAL))
+            continue
+        for kind, shape in (("weight", dims), ("bias", dims.partition(",")[0])):
+            rows.append(TensorRow((f"{name}.{kind}",), (), (shape,), OPTIONAL))
+    return tuple(rows)
+
+
+def classes(stem: str, *ends: str) -> tuple[str, ...]:
+    """The classes of a family, the bare network first."""
+    return tuple(stem + end for end in ("Model", *ends))

@@ -1,0 +1,92 @@
+"""Building blocks of table rows: what decoders with routed experts share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import REQUIRED, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EXPERTS,
+    GROUPED,
+    HEAD_DIM,
+    RMS_EPS,
+    ROPE,
+    SILU,
+    block,
+    embedding,
+    experts,
+    final_norm,
+    flag,
+    fused_experts,
+    head,
+    keyed,
+    linear,
+    norm,
+    tensor,
+)
+
+COUNT, USED, WIDTH = EXPERTS
+DRAFTED_DIMS = (replace(DIMS[0], via="without_drafts"), *DIMS[1:])
+"""Sizes of a network whose GGUF may count draft layers too; they are not carried."""
+GROUPS = (
+    Key("expert_group_count", ("n_group",), via="absent_1"),
+    Key("expert_group_used_count", ("topk_group",), via="absent_1"),
+)
+SHARED_COUNT = Key("expert_shared_count", ("n_shared_experts",))
+DENSE_LAYERS = Key("leading_dense_block_count", ("first_k_dense_replace",), via="absent_0")
+WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", via="absent_1.0")
+WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="absent_false")
+SIGMOID = Key("expert_gating_func", constant=2)
+BIAS_FLAG = flag("attention_bias")
+
+
+def moe_keys(
+    *family: Key, count: str = "num_experts", used: str = "num_experts_per_tok", dims: tuple[Key, ...] = DIMS
+) -> tuple[Key, ...]:
+    """A decoder's keys with the experts' among them, named `count` and `used` in config.json, and the family's."""
+    counts = (count, *(name for name in COUNT.hf if name != count))
+    routed = keyed((COUNT, USED), num_experts=counts, num_experts_per_tok=(used,))
+    return (*dims, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
+
+
+def moe_decoder(
+    *layer: TensorRow, norm_bias: str | None = None, head_bias: str | None = None
+) -> tuple[TensorRow, ...]:
+    """A decoder with a normalisation before attention and one before what follows it."""
+    return (
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm", bias=norm_bias),
+            *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
+            *layer,
+        ),
+        *final_norm(bias=norm_bias),
+        *head(bias=head_bias),
+    )
+
+
+def routed(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+    """Router and experts under `mlp`, one tensor an expert or all of them in one."""
+    return (
+        *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers=layers),
+        *bias,
+        *experts(layers=layers),
+        *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers=layers),
+    )
+
+
+def shared(
+    hf: str, width: str, need: str = REQUIRED, layers: str = "", bias: str | None = None
+) -> tuple[TensorRow, ...]:
+    """The shared expert's gate, up and down projection, of a width in words."""
+    return (
+        *linear(f"{hf}.gate_proj", "ffn_gate_shexp", f"{width},hidden", bias, need, layers=layers),
+        *linear(f"{hf}.up_proj", "ffn_up_shexp", f"{width},hidden", bias, need, layers=layers),
+        *linear(f"{hf}.down_proj", "ffn_down_shexp", f"hidden,{width}", bias, need, layers=layers),
+    )
+
+
+def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
+    """What is added to the scores when experts are chosen."""
+    return tensor("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", need, layers=layers)

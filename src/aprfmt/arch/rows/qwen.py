@@ -1,0 +1,220 @@
+"""Rows of the architecture table: Qwen and other dense decoders that rotate halves, as Hugging Face does."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import REQUIRED, Architecture, TensorRow
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    MULTIMODAL,
+    PAD,
+    SILU,
+    SLIDING_LAYERS,
+    VOCAB,
+    WINDOW,
+    attention,
+    block,
+    decoder,
+    embedding,
+    final_norm,
+    flag,
+    gated_mlp,
+    head,
+    named,
+    norm,
+)
+
+_BIASED = attention("attention_bias", "attention_bias")
+
+
+def _post_norm(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
+    """A decoder that normalises what attention and MLP give, not what they take."""
+    return (
+        embedding(),
+        *block(
+            *attention_rows,
+            *norm("post_attention_layernorm", "post_attention_norm"),
+            *gated_mlp(),
+            *norm("post_feedforward_layernorm", "post_ffw_norm"),
+        ),
+        *final_norm(),
+        *head(),
+    )
+
+
+_OLMO2 = _post_norm(*attention("attention_bias", "attention_bias", qk_norm="q"))
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="qwen2",
+        gguf="qwen2",
+        **named("Qwen2", "qwen2"),
+        gguf_only=(),
+        tensors=decoder(*attention(REQUIRED)),
+        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 32768,
+                "num_key_value_heads": 32,
+                "use_sliding_window": False,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="qwen3",
+        gguf="qwen3",
+        **named("Qwen3", "qwen3"),
+        gguf_only=(),
+        tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
+        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, flag("attention_bias")),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 32768,
+                "num_key_value_heads": 32,
+                "head_dim": 128,
+                "use_sliding_window": False,
+            }
+        },
+        **MULTIMODAL,
+    ),
+    Architecture(
+        id="seed_oss",
+        gguf="seed_oss",
+        **named("SeedOss", "seed_oss"),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention("attention_bias", "attention_out_bias"),
+                *norm("post_attention_layernorm", "post_attention_norm"),
+                *gated_mlp("mlp_bias"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(*DECODER, PAD, SILU, flag("attention_bias"), flag("attention_out_bias"), flag("mlp_bias")),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 524288,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "attention_bias": True,
+                "bos_token_id": 0,
+                "eos_token_id": 2,
+                "pad_token_id": 1,
+            }
+        },
+    ),
+    Architecture(
+        id="exaone4",
+        gguf="exaone4",
+        **named("Exaone4", "exaone4"),
+        tensors=_post_norm(*attention(qk_norm="head_dim")),
+        keys=(*DECODER, VOCAB, WINDOW, SLIDING_LAYERS, SILU),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "num_key_value_heads": 32,
+                "sliding_window": 4096,
+                "sliding_window_pattern": 4,
+                "bos_token_id": 0,
+                "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="hunyuan_v1_dense",
+        gguf="hunyuan-dense",
+        **named("HunYuanDenseV1", "hunyuan_v1_dense"),
+        gguf_only=(),
+        tensors=decoder(
+            *_BIASED,
+            *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
+            *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
+        ),
+        keys=(*DECODER, PAD, SILU, flag("attention_bias")),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "pad_token_id": 0,
+            }
+        },
+    ),
+    Architecture(
+        id="ernie4_5",
+        gguf="ernie4_5",
+        **named("Ernie4_5", "ernie4_5", "Ernie4_5_"),
+        rope_type=0,
+        gguf_only=(),
+        prefixes=(("ernie.", "model."),),
+        tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
+        keys=(*DECODER, PAD, SILU, flag("use_bias")),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": True,
+                "max_position_embeddings": 131072,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "rope_theta": 500000.0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "pad_token_id": 0,
+            }
+        },
+    ),
+    Architecture(
+        id="olmo3",
+        gguf="olmo2",
+        when="attention.sliding_window",
+        **named("Olmo3", "olmo3"),
+        gguf_only=(),
+        head_always=True,
+        tensors=_OLMO2,
+        keys=(*DECODER, WINDOW, SLIDING_LAYERS, PAD, SILU, flag("attention_bias")),
+        nested_rope=True,
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "sliding_window": 4096,
+                "sliding_window_pattern": 4,
+                "rope_theta": 500000.0,
+                "pad_token_id": 1,
+                "eos_token_id": 50279,
+            }
+        },
+    ),
+    Architecture(
+        id="olmo2",
+        gguf="olmo2",
+        **named("Olmo2", "olmo2"),
+        gguf_only=(),
+        head_always=True,
+        tensors=_OLMO2,
+        keys=(*DECODER, PAD, SILU, flag("attention_bias")),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 2048,
+                "pad_token_id": 1,
+                "eos_token_id": 50279,
+            }
+        },
+    ),
+)

@@ -1,0 +1,127 @@
+"""Rows of the architecture table: state-space models."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import DIMS, block, embedding, final_norm, head, norm
+from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
+
+_BLOCKS, _, _WIDTH, _, _ = DIMS
+_UNBOUNDED = Key("context_length", constant=1 << 20)
+"""Written where the network has no positions; a config.json has no such key."""
+_EPS = Key(
+    "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", "rms_norm_eps"), "f32", field="rms_norm_eps"
+)
+_SILU = Key("", ("hidden_act",), "str", constant="silu")
+
+
+def _mamba(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
+    return (
+        embedding("backbone.embeddings"),
+        *block(*norm("norm", "attn_norm"), *mixer("mixer.", rows), hf="backbone.layers.{n}."),
+        *final_norm("backbone.norm_f"),
+        *head(),
+    )
+
+
+def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
+    return (
+        _UNBOUNDED,
+        _WIDTH,
+        Key("feed_forward_length", constant=0),
+        Key("attention.head_count", constant=0),
+        _BLOCKS,
+        Key("ssm.conv_kernel", ("conv_kernel", "d_conv")),
+        inner,
+        Key("ssm.state_size", ("state_size", "d_state")),
+        *family,
+        _EPS,
+        _SILU,
+        Key("", ("use_bias",), "bool", constant=False),
+        Key("", ("use_conv_bias",), "bool", constant=True),
+    )
+
+
+_MAMBA = {
+    "layer_norm_epsilon": 1e-5,
+    "expand": 2,
+    "conv_kernel": 4,
+    "state_size": 16,
+    "time_step_rank": "auto",
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+_SELECTIVE = _mamba(
+    selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias")
+)
+_INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded")
+_RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
+_NORMED = "ssm.dt_b_c_rms"
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="mamba",
+        gguf="mamba",
+        hf_class="MambaForCausalLM",
+        model_type="mamba",
+        hf_classes=("MambaForCausalLM",),
+        model_types=("mamba",),
+        tensors=_SELECTIVE,
+        keys=(*_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=False)),
+        defaults={"": _MAMBA},
+    ),
+    Architecture(
+        id="falcon_mamba",
+        gguf="mamba",
+        hf_class="FalconMambaForCausalLM",
+        model_type="falcon_mamba",
+        hf_classes=("FalconMambaForCausalLM",),
+        model_types=("falcon_mamba",),
+        when=_NORMED,
+        tensors=_SELECTIVE,
+        keys=(
+            *_mamba_keys(_INNER, _RANK),
+            Key(_NORMED, kind="bool", constant=True),
+            Key("", ("mixer_rms_eps",), "f32"),
+        ),
+        defaults={"": _MAMBA | {"mixer_rms_eps": 1e-6}},
+    ),
+    Architecture(
+        id="mamba2",
+        gguf="mamba2",
+        hf_class="Mamba2ForCausalLM",
+        model_type="mamba2",
+        hf_classes=("Mamba2ForCausalLM",),
+        model_types=("mamba2",),
+        tensors=_mamba(
+            dual(
+                "expand*hidden",
+                "state_size",
+                "num_heads",
+                "n_groups",
+                "conv_kernel",
+                "use_bias",
+                "use_conv_bias",
+            )
+        ),
+        keys=_mamba_keys(
+            Key("ssm.inner_size", ("expand",), via="expand"),
+            Key("ssm.time_step_rank", ("num_heads",)),
+            Key("ssm.group_count", ("n_groups",)),
+            Key("", ("head_dim",), via="inner_size"),
+        ),
+        prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
+        defaults={
+            "": _MAMBA
+            | {
+                "state_size": 128,
+                "n_groups": 8,
+                "num_heads": 128,
+                "head_dim": 64,
+                "tie_word_embeddings": False,
+            }
+        },
+    ),
+)

@@ -1,0 +1,272 @@
+"""The keys of every row: config.json, APR and GGUF hold the same; absent keys mean what transformers means."""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import cache
+from typing import Any
+
+import pytest
+from arch_models import ArchCase, all_cases, make_config, quiet_transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.arch import keys, rope
+from aprfmt.arch.hparams import (
+    Hyperparams,
+    from_apr,
+    from_gguf,
+    from_hf_config,
+    to_apr,
+    to_gguf,
+    to_hf_config,
+)
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.errors import AprError
+
+by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
+by_case = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
+
+NO_CLASS = {"smollm", "smollm2", "RefinedWeb", "RefinedWebModel"}
+"""Model types of real config.json files that transformers registers no class for."""
+
+PATTERNS = {"sliding_window_pattern", "full_attention_interval"}
+"""Keys that classes read without having them; what follows is `layer_types`, or the like."""
+
+OF_THE_MODEL = {
+    ("bloom", "seq_length"),  # a key of real files; positions are not limited
+    ("glm4_moe_lite", "scoring_func"),  # the same
+    ("deepseek_v3", "scoring_func"),  # a key of real files, whose only value the class computes
+}
+"""Defaults that no class has."""
+
+COMPUTED = {"time_step_rank", "moe_layer_end_index"}
+"""Class attributes that hold what follows from the default."""
+
+
+@cache
+def class_config(model_type: str) -> Any:
+    from transformers import AutoConfig
+
+    quiet_transformers()
+    whole = AutoConfig.for_model(model_type)
+    text = whole.get_text_config()
+    if not hasattr(text, "tie_word_embeddings"):  # of the whole, whose own is False in all of them
+        text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", False)
+    return text
+
+
+def attribute(config: Any, name: str) -> Any:
+    """The value that a transformers config has for a config.json key."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if name in rope.LOCAL_THETAS:
+        return ropes["sliding_attention"]["rope_theta"]
+    main = ropes.get("full_attention") or ropes
+    if name in rope.THETAS and main:
+        return main["rope_theta"]
+    if name in rope.PARTIAL and "partial_rotary_factor" in main:
+        return main["partial_rotary_factor"]
+    here = config
+    for part in name.split("."):
+        here = here[part] if isinstance(here, dict) else getattr(here, part)
+    return here
+
+
+@by_row
+def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
+    for model_type in row.model_types:
+        if model_type in NO_CLASS:
+            continue
+        config = class_config(model_type)
+        for name, value in keys.defaults_of(row, model_type).items():
+            if name in PATTERNS or name in COMPUTED or (row.id, name) in OF_THE_MODEL:
+                continue
+            assert attribute(config, name) == value, (model_type, name)
+
+
+@by_row
+def test_rows_name_known_converters_and_keys(row: Architecture) -> None:
+    for key in row.keys:
+        assert not key.via or key.via in keys.CONVERTERS, key
+        assert key.gguf or key.hf or key.via, key
+        assert key.kind.removesuffix("[]") in ("u32", "i32", "f32", "bool", "str"), key
+        assert not key.field or key.field in Hyperparams.__slots__, key
+    fields = [key.field for key in row.keys if key.field and key.hf]
+    assert {"num_layers", "hidden_size"} <= set(fields)
+
+
+def config_of(case: ArchCase) -> dict[str, Any]:
+    """config.json as transformers saves it."""
+    quiet_transformers()
+    config = make_config(case, 512).to_dict()
+    config["architectures"] = [case.model_class]
+    loaded: dict[str, Any] = json.loads(json.dumps(config))
+    return loaded
+
+
+@by_case
+def test_apr_metadata_holds_everything(case: ArchCase) -> None:
+    h = from_hf_config(config_of(case))
+    assert h.architecture == case.row
+    metadata = json.loads(json.dumps(to_apr(h)))
+    assert from_apr(metadata) == h
+    assert from_apr(json.loads(json.dumps(to_apr(from_apr(metadata))))) == h
+
+
+@by_case
+def test_a_rebuilt_config_means_the_same(case: ArchCase) -> None:
+    """As transformers reads it; keys that no class has may be added."""
+    want = make_config(case, 512)
+    text = want.get_text_config()
+    h = from_hf_config(config_of(case))
+    built = to_hf_config(h)
+    got = type(text)(**{key: value for key, value in built.items() if key != "model_type"})
+    told = got.to_dict()
+    ignored = {"dtype", "torch_dtype", "architectures", "transformers_version", "model_type"}
+    row = ARCHITECTURES[case.row]
+    settled = {"block_auto_adjust_ff_dim"} | {
+        name
+        for key in row.keys
+        if key.via and (keys.CONVERTERS[key.via].settle or keys.CONVERTERS[key.via].fill)
+        for name in key.hf
+    }
+    for name, value in json.loads(json.dumps(text.to_dict())).items():
+        if name in keys_of_network(row, h) & set(told) - ignored - settled:
+            assert json.loads(json.dumps(told[name])) == value, name
+
+
+def keys_of_network(row: Architecture, h: Hyperparams) -> set[str]:
+    """config.json keys that the row knows."""
+    known = {name for key in keys.keys_of(row, keys.defaults_of(row, h.hf_model_type)) for name in key.hf}
+    return known | {"rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id"}
+
+
+def gguf_values(row: Architecture, pairs: list[Any]) -> dict[str, Any]:
+    """Keys as a GGUF reader gives them: floats have been through float32."""
+
+    def stored(kind: str, value: Any) -> Any:
+        return struct.unpack("<f", struct.pack("<f", value))[0] if kind == "FLOAT32" else value
+
+    kv: dict[str, Any] = {"general.architecture": row.gguf}
+    for key, kind, value in pairs:
+        kv[key] = (
+            [stored(kind[1], item) for item in value] if isinstance(kind, tuple) else stored(kind, value)
+        )
+    return kv
+
+
+@by_case
+def test_gguf_keys_come_back(case: ArchCase) -> None:
+    """Whatever a GGUF has keys for is the same again, and gives the same keys."""
+    h = from_hf_config(config_of(case))
+    row = ARCHITECTURES[case.row]
+    pairs = to_gguf(h, row, complete=not case.llama_cpp_cannot)  # a GGUF cannot say all of such a config
+    again = from_gguf(gguf_values(row, pairs))
+    if again.architecture != row.id:  # the same network under a plainer name
+        assert ARCHITECTURES[again.architecture or ""].gguf == row.gguf
+        return
+    again.hf_model_type, again.vocab_size = h.hf_model_type, h.vocab_size
+    for key in row.keys:
+        if key.gguf and key.hf and not key.via:
+            assert keys._value(again, key) == keys._value(h, key), key
+    assert again.extra.get("rope_layers") == h.extra.get("rope_layers")
+    first, second = (
+        {pair[0]: pair[1:] for pair in found} for found in (pairs, to_gguf(again, row, complete=False))
+    )
+    for name, (kind, value) in second.items():
+        want = (kind, pytest.approx(value, rel=1e-6) if kind == "FLOAT32" else value)
+        assert first.get(name, want) == want, name
+    assert {name for name in first if name not in second} <= {
+        f"{row.gguf}.rope.scaling.{x}" for x in _TENSORS
+    }
+
+
+_TENSORS = ("type", "attn_factor", "original_context_length")
+"""Keys of a scaling whose factors stand in tensors."""
+
+
+def test_biases_follow_from_the_tensors() -> None:
+    kv = {"general.architecture": "llama"}
+    assert from_gguf(kv, ["output.weight"]).extra["attention_bias"] is False
+    h = from_gguf(kv, ["blk.0.attn_q.bias", "blk.1.ffn_down.bias"])
+    assert (h.extra["attention_bias"], h.extra["mlp_bias"], h.tied) == (True, True, True)
+    assert "attention_bias" not in from_gguf(kv).extra
+
+
+def test_multimodal_configs_give_their_language_model() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "hidden_size": 7,
+        "eos_token_id": [1, 106], "vision_config": {"hidden_size": 9}, "text_config": text,
+    }  # fmt: skip
+    h = from_hf_config(config)
+    assert (h.architecture, h.hf_architecture, h.hf_model_type) == (
+        "gemma3_text", "Gemma3ForConditionalGeneration", "gemma3_text",
+    )  # fmt: skip
+    assert (h.hidden_size, h.num_heads, h.eos_token_id, h.tied) == (64, 8, 1, True)
+    built = to_hf_config(h)
+    assert (built["architectures"], built["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
+    assert from_apr(json.loads(json.dumps(to_apr(h)))) == h
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "tied"),
+    [({"tie_word_embeddings": True}, {}, True), ({}, {"tie_word_embeddings": False}, False),
+     ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, None)],
+)  # fmt: skip
+def test_ties_of_a_multimodal_model(whole: dict[str, Any], part: dict[str, Any], tied: bool | None) -> None:
+    assert from_hf_config({**whole, "text_config": {"model_type": "mistral", **part}}).tied is tied
+
+
+LEAVES = st.none() | st.booleans() | st.integers(-3, 1 << 40) | st.floats() | st.sampled_from(
+    ["auto", "linear", "yarn", "silu", "sliding_attention", "full_attention", "x"]
+)  # fmt: skip
+NAMES = ("rope_type", "factor", "rope_theta", "full_attention", "sliding_attention", "clip_qkv")
+HOSTILE = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from(sorted(ARCHITECTURES)), st.data())
+@settings(max_examples=300, deadline=None)
+def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) -> None:
+    row = ARCHITECTURES[name]
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 512}
+    hf = [name for key in row.keys for name in key.hf] + [
+        "rope_parameters",
+        "text_config",
+        *row.defaults.get("", {}),
+    ]
+    gguf = [f"{row.gguf}.{key.gguf}" for key in row.keys if key.gguf]
+    config = data.draw(st.dictionaries(st.sampled_from(hf), HOSTILE, max_size=3))
+    kv = data.draw(st.dictionaries(st.sampled_from(gguf), HOSTILE, max_size=3))
+    extra = data.draw(st.dictionaries(st.sampled_from(hf), HOSTILE, max_size=3))
+    apr = {
+        "architecture": row.model_type,
+        "hf_architecture": row.hf_class,
+        "aprfmt.hparams": extra,
+        "num_layers": 2,
+    }
+    sources: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (from_hf_config, {**sizes, **config, "architectures": [row.hf_class], "model_type": row.model_type}),
+        (from_gguf, {**kv, "general.architecture": row.gguf}),
+        (from_apr, {**sizes, **apr}),
+    )
+    for source, given_values in sources:
+        try:
+            h = source(given_values)
+            to_apr(h)
+            to_hf_config(h)
+            rope.factor_tensors(h, row)
+            to_gguf(h, row)
+        except AprError:
+            pass
+
+
+def test_every_converter_has_one_home() -> None:
+    names = [name for file in keys._FILES for name in file.CONVERTERS]
+    assert len(names) == len(set(names)) == len(keys.CONVERTERS)

@@ -1,0 +1,78 @@
+"""Row orders and value maps: equal to their formulas, undone by their inverses, refused where rows do not divide."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aprfmt.arch.orders import VALUES, Order, check_order, indices
+from aprfmt.errors import RefusedError
+
+small = st.integers(1, 5)
+swaps = st.tuples(small, small, small, small).map(lambda a: (("swap", a[:3]), a[0] * a[1] * a[2] * a[3]))
+deals = st.lists(small, min_size=2, max_size=6).map(lambda a: (("deal", tuple(a)), a[0] * sum(a[1:])))
+tails = st.tuples(st.integers(0, 7), small, small, small, small).map(
+    lambda a: (("tail", a[:4]), a[0] + a[1] * a[2] * a[3] * a[4])
+)
+
+
+@given(st.one_of(swaps, deals, tails))
+def test_an_order_is_a_permutation_that_its_inverse_undoes(case: tuple[Order, int]) -> None:
+    order, n_rows = case
+    check_order(order, n_rows)
+    there, back = indices([order], n_rows), indices([order], n_rows, inverse=True)
+    assert sorted(there) == list(range(n_rows))
+    assert (there[back] == np.arange(n_rows)).all()
+    assert (back[there] == np.arange(n_rows)).all()
+
+
+@given(
+    st.lists(st.sampled_from([("swap", (2, 2, 3)), ("deal", (2, 2, 4)), ("tail", (4, 1, 2, 4))]), max_size=4)
+)
+def test_orders_in_turn(orders: list[Order]) -> None:
+    rows = np.arange(12) * 10
+    want = rows
+    for order in orders:
+        want = want[indices([order], 12)]
+    assert (rows[indices(orders, 12)] == want).all()
+    assert (want[indices(orders, 12, inverse=True)] == rows).all()
+
+
+def test_llama_heads_go_from_halves_to_neighbours() -> None:
+    assert indices([("swap", (1, 2, 3))], 6).tolist() == [0, 3, 1, 4, 2, 5]
+    assert indices([("swap", (2, 2, 2))], 8).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_fused_heads_are_dealt_out() -> None:
+    # two groups of two queries, a key and a value, as Falcon stores them
+    assert indices([("deal", (2, 2, 1, 1))], 8).tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
+    # interleaved gate and up
+    assert indices([("deal", (3, 1, 1))], 6).tolist() == [0, 2, 4, 1, 3, 5]
+
+
+def test_a_tail_leaves_the_first_rows() -> None:
+    assert indices([("tail", (2, 1, 2, 2))], 6).tolist() == [0, 1, 2, 4, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("order", "n_rows"),
+    [
+        (("swap", (2, 2, 2)), 9), (("swap", (0, 2, 2)), 8), (("swap", (2, 2)), 8), (("deal", (2, 1, 1)), 6),
+        (("deal", (3,)), 3), (("tail", (9, 1, 1, 2)), 8), (("tail", (1, 1, 2, 2)), 8), (("turn", (1,)), 1),
+        (("swap", (-1, -2, 4)), 8), (("deal", ()), 0),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_divide_are_refused(order: Order, n_rows: int) -> None:
+    with pytest.raises(RefusedError):
+        indices([order], n_rows)
+
+
+def test_value_maps() -> None:
+    values = np.array([-1.5, -0.25, 0.0, 0.5, 3.0], np.float32)
+    for name, want in (("plus_one", values + 1), ("minus_exp", -np.exp(values))):
+        there, back = VALUES[name]
+        assert there(values).dtype == np.float32
+        assert np.allclose(there(values), want, rtol=1e-7)
+        assert np.allclose(back(there(values)), values, atol=1e-6)

@@ -1,0 +1,59 @@
+"""Pooling of sentence-transformers folders: both spellings, files that say nothing, and back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aprfmt.formats import hf_pooling
+
+_MODULES = json.dumps(
+    [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+    ]
+).encode()
+
+
+def _read(config: bytes | None, modules: bytes | None = _MODULES) -> str | None:
+    return hf_pooling.read({"modules.json": modules, "1_Pooling/config.json": config}.get)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "cls+max"),
+        ({"word_embedding_dimension": 384}, None),
+    ],
+)
+def test_reads_the_word(config: dict[str, object], word: str | None) -> None:
+    assert _read(json.dumps(config).encode()) == word
+
+
+@pytest.mark.parametrize("config", [None, b"", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_object_says_nothing(config: bytes | None) -> None:
+    assert _read(config) is None
+
+
+@pytest.mark.parametrize("modules", [None, b"{}", b"[1, {}]", b'[{"type": 3, "path": null}]'])
+def test_a_folder_without_a_pooling_module_says_nothing(modules: bytes | None) -> None:
+    assert _read(b'{"pooling_mode": "mean"}', modules) is None
+
+
+@pytest.mark.parametrize("word", ["mean", "cls", "last"])
+def test_files_are_read_back(word: str) -> None:
+    made = hf_pooling.files(word, 384)
+    assert hf_pooling.read(made.get) == word
+    assert json.loads(made["1_Pooling/config.json"])["word_embedding_dimension"] == 384
+
+
+@pytest.mark.parametrize("word", ["rank", "none", "cls+max"])
+def test_no_files_for_what_has_no_word(word: str) -> None:
+    assert hf_pooling.files(word, 384) == {}

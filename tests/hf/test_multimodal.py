@@ -1,0 +1,72 @@
+"""Multimodal folders: the language model is taken, what is left out is said, and text gives the same logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arch_cases_multimodal import CASES
+from arch_models import ArchCase, build, relative_error, token_ids, top1_equal, transformers_logits
+from llama_peer import LlamaPeer
+from tiny_models import write_byte_tokenizer
+
+import aprfmt
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tokenizer") / "bytes"
+    folder.mkdir()
+    write_byte_tokenizer(folder)
+    return {"bytes": folder}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[LlamaPeer]:
+    pytest.importorskip("llama_cpp")
+    with LlamaPeer() as peer:
+        yield peer
+
+
+def text_logits(model: Any, ids: list[int]) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    with aprfmt.open(folder) as model:
+        return {name: bytes(tensor.raw()) for name, tensor in model.tensors.items()}
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_the_language_model_is_taken(
+    case: ArchCase, tokenizers: dict[str, Path], tmp_path: Path, llama: LlamaPeer
+) -> None:
+    source, apr, back, gguf = (tmp_path / name for name in ("whole", "text.apr", "text", "text.gguf"))
+    model = build(case, source, tokenizers)
+    ids = token_ids(source)
+    wanted = text_logits(model, ids)
+
+    report = aprfmt.import_model(source, apr)
+    assert any("no part of the language model" in warning for warning in report.warnings)
+    aprfmt.export_model(apr, back, format="hf")
+    assert relative_error(transformers_logits(back, ids), wanted) <= 1e-6
+    whole, text = tensors(source), tensors(back)
+    assert set(text.values()) <= set(whole.values())
+    n_left = sum(any(word in name for word in ("vi", "projector", "connector", "image_")) for name in whole)
+    assert len(text) == len(whole) - n_left
+
+    aprfmt.export_model(apr, gguf, dtype="f32")
+    got = llama.logits(gguf, ids)
+    assert relative_error(got, wanted) <= 5e-3
+    assert top1_equal(got, wanted)
+
+    aprfmt.export_model(gguf, tmp_path / "from-gguf", format="hf")
+    assert relative_error(transformers_logits(tmp_path / "from-gguf", ids), wanted) <= 1e-6

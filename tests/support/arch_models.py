@@ -1,0 +1,280 @@
+"""Tiny random transformers models of every row of the architecture table, and what they compute.
+
+The cases stand in arch_cases_*.py. A model has real tokenizer files, and random values wherever it has a tensor or
+a saved buffer, so that a constant or a tensor that is lost on the way changes the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
+BUILD_VERSION = 1
+"""To be raised when `build` makes other models of the same cases: what is kept of the converter is then stale."""
+
+CASE_FILES = ("dense", "dense2", "moe", "gpt", "ssm")
+FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
+GGUF_TOKENIZERS = {
+    "smollm2": Path("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "bert": Path("llama.cpp-models", "ggml-vocab-bert-bge.gguf"),
+}
+
+DIMS: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+"""What every case has, as far as its config class knows the key."""
+
+TEXT = "The lazy dog sat by 3 rivers; def f(x): return x + 1 -- and then, in 1984, it rained over the green hills."
+
+
+@dataclass(frozen=True)
+class ArchCase:
+    """One model to build.
+
+    Attributes:
+        id: the row, and behind a slash what differs from the row's base case.
+        row: id of the row in aprfmt.arch.table.ARCHITECTURES.
+        config_class, model_class: names in transformers.
+        config: what differs from DIMS; `vocab_size` only where it is larger than the tokenizer.
+        tokenizer: which real tokenizer the folder gets.
+        llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
+        kind: "causal" compares logits, "encoder" the last hidden states.
+        model_options: keyword arguments of the model class.
+        dtype: of the saved tensors.
+    """
+
+    id: str
+    row: str
+    config_class: str
+    model_class: str
+    config: dict[str, Any] = field(default_factory=dict)
+    tokenizer: str = "smollm2"
+    llama_cpp_cannot: str = ""
+    kind: str = "causal"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "float32"
+
+    @property
+    def base(self) -> bool:
+        """Whether this is the row's base case."""
+        return "/" not in self.id
+
+
+def all_cases() -> tuple[ArchCase, ...]:
+    """Every case of every file. Raises ValueError for an id that occurs twice."""
+    cases: list[ArchCase] = []
+    for name in CASE_FILES:
+        cases += import_module(f"arch_cases_{name}").CASES
+    ids = [case.id for case in cases]
+    if twice := sorted({i for i in ids if ids.count(i) > 1}):
+        raise ValueError(f"cases that occur twice: {', '.join(twice)}")
+    return tuple(cases)
+
+
+def find_case(case_id: str) -> ArchCase:
+    """The case of that id."""
+    return next(case for case in all_cases() if case.id == case_id)
+
+
+def tokenizer_files(name: str, limit: int | None = None) -> dict[str, bytes]:
+    """The files of a real tokenizer by their names, out of the material cache.
+
+    With `limit` those of GGUF_TOKENIZERS keep only their first tokens, and the merges among them: a small model loads
+    and converts several times as fast, and has the same kind of tokenizer.
+    """
+    if name in FOLDER_TOKENIZERS:
+        return {path.name: path.read_bytes() for path in (CACHE / "tokenizers" / name).iterdir()}
+    import aprfmt
+    from aprfmt.tokenizer.hf_write import to_hf_files
+
+    with aprfmt.open(CACHE / GGUF_TOKENIZERS[name]) as model:
+        tokenizer = model.tokenizer
+        assert tokenizer is not None
+        files = to_hf_files(tokenizer)
+    return files if limit is None else {**files, "tokenizer.json": _cut(files["tokenizer.json"], limit)}
+
+
+def _cut(data: bytes, limit: int) -> bytes:
+    value = json.loads(data)
+    model = value["model"]
+    model["vocab"] = {token: i for token, i in model["vocab"].items() if i < limit}
+    if "merges" in model:
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        known = set(model["vocab"])
+        model["merges"] = [pair for pair in pairs if known.issuperset((*pair, "".join(pair)))]
+    return json.dumps(value).encode()
+
+
+def write_tokenizers(folder: Path, names: Sequence[str], limit: int | None = None) -> dict[str, Path]:
+    """Folders with the files of the named tokenizers, below `folder`; those already there are kept."""
+    for name in names:
+        if not (folder / name).is_dir():
+            parts = folder / f".{name}.{os.getpid()}"
+            parts.mkdir(parents=True)
+            for file, data in tokenizer_files(name, limit).items():
+                (parts / file).write_bytes(data)
+            parts.rename(folder / name)
+    return {name: folder / name for name in names}
+
+
+def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: int = 0) -> Any:
+    """Writes the Hugging Face folder of the case; returns the transformers model (float32, eval)."""
+    import torch
+
+    transformers = quiet_transformers()
+    source = tokenizers[case.tokenizer]
+    config = make_config(case, n_tokens(source))
+    config._attn_implementation = "eager"
+    model = getattr(transformers, case.model_class)(config, **case.model_options).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(folder)
+    for path in source.iterdir():
+        shutil.copy(path, folder / path.name)
+    ids = token_ids(folder)
+    for attempt in range(20):
+        torch.manual_seed(1000 * seed + attempt)
+        randomise(model)
+        model.to(getattr(torch, case.dtype)).to(torch.float32)
+        if case.kind == "encoder" or _clear_winners(model, ids):
+            break
+    model.to(getattr(torch, case.dtype)).save_pretrained(folder)
+    return model.to(torch.float32)
+
+
+def quiet_transformers() -> Any:
+    """The transformers module without progress bars and remarks."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return transformers
+
+
+def _clear_winners(model: Any, ids: Sequence[int]) -> bool:
+    """Whether no position has a near-tie at the top, which llama.cpp's half-precision tables might turn round."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+    top = logits.topk(2, -1).values
+    return bool((top[:, 0] - top[:, 1]).min() > 2e-3 * logits.std())
+
+
+def make_config(case: ArchCase, vocab_size: int) -> Any:
+    """The transformers config: DIMS as far as the class knows the key, then what the case says."""
+    import transformers
+
+    config_class = getattr(transformers, case.config_class)
+    known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
+    dims = {key: value for key, value in {**DIMS, "vocab_size": vocab_size}.items() if key in known}
+    return config_class(**{**dims, **case.config})
+
+
+def n_tokens(folder: Path) -> int:
+    """Rows that an embedding needs for the tokenizer in `folder`."""
+    from tokenizers import Tokenizer
+
+    return 1 + max(
+        Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values()
+    )
+
+
+def randomise(model: Any) -> None:
+    """Random values for every parameter and every saved buffer, none of them 0 or 1, logits of a sane size."""
+    import torch
+
+    saved = set(model.state_dict())
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in saved and tensor.is_floating_point():
+                _fill(name, tensor)
+
+
+def _fill(name: str, tensor: Any) -> None:
+    if name.endswith(("A_log", "dt_bias")):
+        tensor.uniform_(-0.6, 1.2)
+    elif name.endswith("correction_bias"):
+        tensor.uniform_(0.05, 0.4)
+    elif name.endswith("bias") and "router" not in name and tensor.ndim == 1:
+        tensor.normal_(0.0, 0.3)
+    elif tensor.ndim >= 2:
+        tensor.normal_(0.0, 0.2)
+    elif name.endswith("weight") or name.endswith(".D"):
+        tensor.uniform_(0.5, 1.5)
+    else:
+        tensor.normal_(0.0, 0.5)
+
+
+def token_ids(folder: Path, length: int = 24) -> list[int]:
+    """Real token ids of a text, `length` of them; longer than any sliding window of the folder's config."""
+    from tokenizers import Tokenizer
+
+    config = json.loads((folder / "config.json").read_text())
+    windows = [config.get(key) for key in ("sliding_window", "local_attention", "attention_chunk_size")]
+    length = max(length, *(3 * w for w in windows if isinstance(w, int) and w < 100), 0)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids: list[int] = []
+    while len(ids) < length:
+        ids += tokenizer.encode(TEXT, add_special_tokens=False).ids
+    return ids[:length]
+
+
+def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal") -> Any:
+    """What the *saved* model computes in float32: (tokens, vocabulary) logits, or (tokens, hidden) of an encoder.
+
+    Raises ValueError when the folder lacks a tensor or has one that the model does not know.
+    """
+    import torch
+
+    transformers = quiet_transformers()
+    auto = transformers.AutoModel if kind == "encoder" else transformers.AutoModelForCausalLM
+    model, info = auto.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    lost = [name for name in info["missing_keys"] if "pooler" not in name]
+    wrong = [*lost, *info["unexpected_keys"], *(str(entry) for entry in info["mismatched_keys"])]
+    if wrong:
+        raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
+    with torch.no_grad():
+        out = model.eval()(torch.tensor([list(ids)]), **({} if kind == "encoder" else {"use_cache": False}))
+    return (out.last_hidden_state if kind == "encoder" else out.logits)[0].float().numpy()
+
+
+def llama_logits(gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
+    """The same of llama.cpp, in a process of its own. Raises llama_peer.LlamaError."""
+    from llama_peer import LlamaPeer
+
+    with LlamaPeer() as peer:
+        return peer.logits(gguf, ids, kind)
+
+
+def relative_error(a: Any, b: Any) -> float:
+    """Norm of the difference over the norm of `b`; infinite where a value is not finite or the shapes differ."""
+    import numpy as np
+
+    if a.shape != b.shape or not np.isfinite(a).all():
+        return float("inf")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def top1_equal(a: Any, b: Any) -> bool:
+    """Whether every position has the same most likely token."""
+    return a.shape == b.shape and bool((a.argmax(-1) == b.argmax(-1)).all())

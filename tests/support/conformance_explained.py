@@ -1,0 +1,114 @@
+"""Where our GGUF differs from that of llama.cpp's converter on purpose: what, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Differences that are meant.
+
+    Attributes:
+        cases: pattern of case ids, "gemma*".
+        names: pattern of GGUF keys or tensor names, "*.rope.dimension_count".
+        why: what the difference is, and why ours is right.
+    """
+
+    cases: str
+    names: str
+    why: str
+
+
+_UNBOUNDED = "the config's own; the converter writes 2**20 where the network has no positions"
+_NO_EXPERTS = (
+    "transformers always writes num_experts_per_tok, by which the converter tells networks with experts"
+)
+_NEMOTRON_H = ("nemotron_h.*", "nemotron_h_moe.*", "general.architecture")
+_NO_ATTENTION = (
+    "the converter looks for layers called attention, transformers writes full_attention now: it takes a network "
+    "of attention layers only for one of state-space layers only"
+)
+_LAST_BIT = (
+    "computed in double precision and rounded once; the converter's float32 steps are off in the last bit"
+)
+
+EXPLAINED: tuple[Explained, ...] = (
+    Explained("*llama3*", "rope_freqs.weight", _LAST_BIT),
+    Explained("granite4*", "granite.*", _NO_ATTENTION),
+    Explained("granite4*", "granitehybrid.*", _NO_ATTENTION),
+    Explained("granite4*", "general.architecture", _NO_ATTENTION),
+    Explained("granite4*", "blk.*.attn_[qk].*", _NO_ATTENTION),
+    Explained(
+        "granitemoehybrid/dense",
+        "granitehybrid.expert_used_count",
+        "there are no experts, and llama.cpp refuses a network that uses more than it has",
+    ),
+    Explained(
+        "granitemoehybrid*",
+        "granitehybrid.attention.head_count_kv",
+        "the converter looks for layers called attention, transformers writes full_attention now: it finds none",
+    ),
+    Explained(
+        "granitemoehybrid*",
+        "blk.*.attn_[qk].*",
+        "the converter takes all layers for state-space ones and leaves out the rotary order of Q and K",
+    ),
+    Explained("granitemoehybrid*", "granitehybrid.context_length", _UNBOUNDED),
+    Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),
+    *(Explained(case, name, _NO_EXPERTS) for case in ("nemotron_h", "nemotron_h/*") for name in _NEMOTRON_H),
+    Explained(
+        "granitemoehybrid*",
+        "granitehybrid.rope.scaling.finetuned",
+        "whether positions are rotated, as position_embedding_type says; the converter infers it from the layers",
+    ),
+    Explained(
+        "granitemoehybrid/dense",
+        "granitehybrid.feed_forward_length",
+        "the width of the MLP that is there, shared_intermediate_size; the converter writes intermediate_size",
+    ),
+    Explained(
+        "*",
+        "blk.*.ssm_a",
+        "-exp(A_log) rounded correctly from float64; torch's float32 exp is off by the last bit now and then",
+    ),
+    Explained(
+        "gemma*",
+        "gemma*.rope.freq_base",
+        "the converter leaves out the base frequency, and so is right only where it is 10000",
+    ),
+    Explained(
+        "stablelm*",
+        "*.rope.freq_base",
+        "the converter leaves out the base frequency, and so is right only where it is 10000",
+    ),
+    Explained(
+        "phi*",
+        "phi2.rope.freq_base",
+        "the converter leaves out the base frequency, and so is right only where it is 10000",
+    ),
+    Explained("glm*", "chatglm.context_length", "the converter takes the width for the number of positions"),
+    Explained("glm*", "chatglm.attention.*_length", "the size of a head, as the config names it"),
+    Explained(
+        "phi3*", "phi3.rope.scaling.type", "says longrope; the converter leaves it to the factor tensors"
+    ),
+    Explained("phi3*", "phi3.rope.scaling.attn_factor", "1, which is what its absence means"),
+    Explained(
+        "bloom*", "bloom.context_length", "2048, as all of them were trained; the converter writes the width"
+    ),
+    Explained("falcon*", "falcon.context_length", "what the config says; the converter writes 2048"),
+    Explained(
+        "falcon*",
+        "falcon.rope.freq_base",
+        "the converter leaves out the base frequency, and so is right only where it is 10000",
+    ),
+)
+
+
+def explain(case_id: str, name: str) -> str | None:
+    """Why the key or tensor differs in that case; None where nothing explains it."""
+    for entry in EXPLAINED:
+        if fnmatchcase(case_id, entry.cases) and fnmatchcase(name, entry.names):
+            return entry.why
+    return None

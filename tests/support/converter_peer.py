@@ -1,0 +1,177 @@
+"""llama.cpp's convert_hf_to_gguf.py: one process imports torch and transformers, each conversion is a fork of it.
+
+    python converter_peer.py FOLDER    reads {"source", "out", "type", "options", "plain_vocabulary"} a line,
+                                       writes {"code", "log"} a line
+
+Where the script fails it gets further chances, so that what is compared is weights and keys: `--no-mtp`, which it
+offers for models without the extra layers that it expects, and a plain byte-level vocabulary, because the cases'
+tokenizer is not always that of the family.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from arch_models import CACHE
+
+CONVERTER = CACHE / "llama.cpp-converter"
+ATTEMPTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
+    ("", (), False),
+    ("--no-mtp", ("--no-mtp",), False),
+    ("plain vocabulary", (), True),
+    ("--no-mtp, plain vocabulary", ("--no-mtp",), True),
+)
+"""(what is said of it, options, whether the vocabulary step is replaced)."""
+
+_TIMEOUT = 120
+
+
+class ConverterError(Exception):
+    """The converter does not convert a folder; the message is the last line that it said."""
+
+
+class ConverterPeer:
+    """A running converter. Use in `with`."""
+
+    def __init__(self, folder: Path = CONVERTER) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> ConverterPeer:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.communicate()
+
+    @property
+    def version(self) -> str:
+        """What the converter was unpacked from."""
+        path = self._folder / "VERSION"
+        return path.read_text().strip() if path.exists() else "unknown"
+
+    def convert(self, source: Path, out: Path, out_type: str) -> str:
+        """Writes `out` with `--outtype out_type`; returns which attempt did it. Raises ConverterError."""
+        reasons: list[str] = []
+        for said, options, plain_vocabulary in ATTEMPTS:
+            out.unlink(missing_ok=True)
+            question = {"source": str(source), "out": str(out), "type": out_type}
+            answer = self._ask({**question, "options": options, "plain_vocabulary": plain_vocabulary})
+            if answer["code"] == 0 and out.exists():
+                return said
+            reasons.append(_reason(answer["log"]))
+        out.unlink(missing_ok=True)
+        raise ConverterError(reasons[2])
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        if not (self._folder / "convert_hf_to_gguf.py").exists():
+            raise ConverterError("not in the material cache: run tools/fetch_material.py llama.cpp-converter")
+        if self._process is None:
+            environment = {**os.environ, "PYTHONPATH": str(self._folder / "gguf-py"), "HF_HUB_OFFLINE": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(self._folder)],
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer: dict[str, Any] = (
+            json.loads(line) if line else {"code": 1, "log": "the converter process died"}
+        )
+        return answer
+
+
+def _reason(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or line.startswith("ERROR")]
+    return (errors or lines or ["it says nothing"])[-1][:300]
+
+
+def _serve(folder: Path) -> None:
+    sys.path[:1] = [str(folder)]
+    for module in ("torch", "transformers", "gguf", "safetensors"):
+        __import__(module)
+    _without_sentencepiece()
+    reply = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        question = json.loads(line)
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            child = os.fork()
+            if child == 0:
+                _convert(folder, question, log.fileno())
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            log.seek(0)
+            print(json.dumps({"code": code, "log": log.read()}), file=reply, flush=True)
+
+
+def _without_sentencepiece() -> None:
+    """The converter imports it before it looks whether there is a tokenizer.model; the cases' folders have none."""
+    from transformers.utils import is_sentencepiece_available
+
+    if not is_sentencepiece_available():  # transformers remembers the answer
+        stub = ModuleType("sentencepiece")
+        stub.SentencePieceProcessor = stub.sentencepiece_model_pb2 = None  # type: ignore[attr-defined]
+        sys.modules["sentencepiece"] = stub
+
+
+def _plain_vocabulary() -> None:
+    """Every class of the converter writes its vocabulary as a byte-level BPE of SmolLM2's kind."""
+    import conversion
+
+    find = conversion.get_model_class
+
+    def patched(*args: Any, **options: Any) -> Any:
+        found = find(*args, **options)
+        found.get_vocab_base_pre = lambda *_: "smollm"
+        found.set_vocab = found._set_vocab_gpt2
+        return found
+
+    conversion.get_model_class = patched
+
+
+def _convert(folder: Path, question: dict[str, Any], log: int) -> None:
+    """Runs the script in this (forked) process, which ends here."""
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 1
+    try:
+        import signal
+
+        signal.alarm(_TIMEOUT)
+        script = folder / "convert_hf_to_gguf.py"
+        options = ["--outtype", question["type"], "--outfile", question["out"], *question["options"]]
+        sys.argv = [str(script), question["source"], *options]
+        if question["plain_vocabulary"]:
+            _plain_vocabulary()
+        runpy.run_path(str(script), run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]))
