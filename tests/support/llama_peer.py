@@ -55,6 +55,8 @@ class LlamaPeer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
+                # An abort would start a debugger, whose words come where the answers do.
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -94,7 +94,7 @@ def from_hf_config(config: Mapping[str, Any]) -> Hyperparams:
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-    "quantization_config", "model_type",
+    "quantization_config", "model_type", "vision_config",
 )  # fmt: skip
 
 

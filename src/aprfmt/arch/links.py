@@ -235,6 +235,8 @@ def recast_from_json(body: Mapping[str, object], tensor: str) -> Recast:
             raise ValueError("an unknown order of rows")
         return found
 
+    if not isinstance(body, Mapping):
+        raise TypeError("a recast is an object")
     value, pack = str(body.get("value", "")), str(body.get("pack", ""))
     if (value and value not in VALUES) or pack not in ("", "mxfp4"):
         raise ValueError("an unknown map of values")

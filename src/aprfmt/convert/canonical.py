@@ -206,7 +206,7 @@ def _find_row(model: Model, arch: str | None) -> Architecture | None:
     if arch is not None and arch != "auto":
         row = ARCHITECTURES.get(arch) or find(hf_class=arch) or find(model_type=arch) or find(gguf=arch)
         if row is None:
-            raise UsageError(f"unknown architecture {arch!r}", hint="known: " + ", ".join(ARCHITECTURES))
+            raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
         return row
     hparams = model.hparams
     if model.format == "gguf":
@@ -223,13 +223,22 @@ def _unknown_architecture(model: Model) -> UnmappedError:
         return UnmappedError(
             "the file does not say what architecture it is",
             path=model.path,
-            hint="name it with --arch, one of: " + ", ".join(ARCHITECTURES),
+            hint="name it with --arch; apr architectures lists the names",
         )
     return UnmappedError(
         f"architecture {word!r} has no row in the architecture table",
         path=model.path,
-        hint=f"known: {', '.join(ARCHITECTURES)}; --allow-unmapped keeps the tensors under their own names",
+        hint=f"{_nearest(word)}; --allow-unmapped keeps the tensors under their own names",
     )
+
+
+def _nearest(word: str) -> str:
+    """What the user may have meant, and where all names stand."""
+    from difflib import get_close_matches
+
+    known = [name for row in ARCHITECTURES.values() for name in (row.id, *row.hf_classes)]
+    near = get_close_matches(word, known, n=1)
+    return (f"the nearest is {near[0]!r}; " if near else "") + "apr architectures lists all of them"
 
 
 def _drop_tied_head(
