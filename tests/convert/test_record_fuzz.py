@@ -13,8 +13,8 @@ from plain_models import write_folder
 import aprfmt
 
 VALUES: tuple[Any, ...] = (
-    None, -1, 0, 3, 1 << 40, "x", "swap", "deal", "mxfp4", "plus_one", [], [[1]], {}, {"before": []}, True, 1.5, "F16",
-    "Q4_0", "model.norm.weight", [["a{e}", 3]], [1, [4]],
+    None, -1, 0, 3, 1 << 40, "x", "swap", "deal", "mxfp4", "plus_one", [], [[1]], {}, {"before": []}, True, 1.5,
+    "F16", "Q4_0", "model.norm.weight", [["a{e}", 3]], [1, [4]],
     {"before": [[1, [64, 64]]], "after": [[1, [64, 64]]], "pack": "mxfp4"},
     {"before": [[1, [64, 64]]], "after": [[1, [64, 64]]], "value": "plus_one"},
     {"before": [[1, [64, 64]]], "after": [[1, [60, 64]]], "skip": 4, "orders": [["swap", 4, 2, 8]]},
