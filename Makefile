@@ -1,7 +1,8 @@
 # make demo   the main job on a real model, in a fresh environment
 # make test   the whole suite
 # make check  format, lint, types
-# make conformance  every architecture against transformers and llama.cpp, see docs/architectures.md
+# make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
+#                   ROWS="arcee qwen2" only those
 # make bench  ratios against peers, see docs/benchmarks.md
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ check: $(VENV)/.check
 
 conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py
-	$(BIN)/python tools/conformance.py
+	$(BIN)/python tools/conformance.py $(if $(ROWS),$(ROWS:%=--row %),--docs)
 
 bench: $(VENV)/.test
 	$(BIN)/python tools/bench_open.py

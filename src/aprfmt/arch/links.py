@@ -17,6 +17,9 @@ from aprfmt.errors import RefusedError
 
 Shape = tuple[int, ...]
 
+MAX_TENSORS = 1 << 16
+"""Most tensors on one side of a recast that a file may name; a short run can stand for many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recast:
@@ -77,7 +80,7 @@ class Recast:
         if n_before == 0:
             return
         whole = self.row_elements
-        if any(prod(shape) % whole for shape in (*self.before, *self.after)):
+        if whole == 0 or any(prod(shape) % whole for shape in (*self.before, *self.after)):
             raise RefusedError(f"{_shapes(self.after)} are not whole rows of {whole} values", tensor=tensor)
         for order in self.orders:
             _check(order, self.n_rows, tensor)
@@ -225,9 +228,9 @@ def recast_from_json(body: Mapping[str, object], tensor: str) -> Recast:
     """What recast_to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
 
     def shapes(key: str) -> tuple[Shape, ...]:
-        return tuple(
-            tuple(_size(d) for d in shape) for n, shape in _list(body[key]) for _ in range(_size(n, 1 << 16))
-        )
+        runs = [(_size(n), tuple(_size(d) for d in shape)) for n, shape in _list(body[key])]
+        _size(sum(n for n, _ in runs), MAX_TENSORS)
+        return tuple(shape for n, shape in runs for _ in range(n))
 
     def orders(key: str) -> tuple[Order, ...]:
         found = tuple((str(name), tuple(_size(a) for a in args)) for name, *args in _list(body.get(key, [])))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import islice
 
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.layers import applies
@@ -16,6 +17,7 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
+_MAX_NUMBERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
     if "{" in name:
         return
     yield name, None, None
-    numbers = list(_NUMBER.finditer(name))
+    # A crafted name may be thousands of numbers; the pairs of that many are not worth looking at.
+    numbers = list(islice(_NUMBER.finditer(name), _MAX_NUMBERS))
     for i, first in enumerate(numbers):
         head, tail = name[: first.start()], name[first.end() :]
         yield f"{head}{{n}}{tail}", int(first[1]), None

@@ -71,7 +71,7 @@ def check_order(order: Order, n_rows: int) -> None:
         raise RefusedError(f"{_text(order)} is no order of rows")
     groups = {"swap": _product(args), "deal": args[0] * sum(args[1:]), "tail": _product(args[1:])}[name]
     rest = n_rows - args[0] if name == "tail" else n_rows
-    if groups == 0 or rest < 0 or (rest != groups if name == "deal" else rest % groups):
+    if groups == 0 or rest < groups or rest % groups or (name == "deal" and rest != groups):
         raise RefusedError(f"{n_rows} rows do not divide as {_text(order)} asks")
 
 

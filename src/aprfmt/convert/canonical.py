@@ -181,7 +181,8 @@ def _parts_left_out(found: Named) -> list[str]:
 
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
-    factors = {name: model.tensors[name].numpy().tolist() for name in row.gguf_only if name in model.tensors}
+    stored = [name for name in row.gguf_only if name in model.tensors]
+    factors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
     warnings = rope.read_factor_tensors(hparams, factors)
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:

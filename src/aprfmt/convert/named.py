@@ -191,7 +191,20 @@ def gguf_side(
         )
     if row.head_always and head not in tensors and embedding is not None:
         out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.recast))
+    _check_once(out)
     return out
+
+
+def _check_once(tensors: Iterable[CanonicalTensor]) -> None:
+    found: dict[str, CanonicalTensor] = {}
+    for tensor in tensors:
+        first = found.setdefault(tensor.name, tensor)
+        if first is not tensor:
+            raise RefusedError(
+                f"the network has it twice, of {first.pieces[0].name} and of {tensor.pieces[0].name}",
+                tensor=tensor.name,
+                hint="the checkpoint holds the same weights in two spellings; take one of them away",
+            )
 
 
 def _gguf_of(link: Link, tensors: Mapping[str, CanonicalTensor]) -> Iterator[CanonicalTensor]:

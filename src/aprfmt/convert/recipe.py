@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.links import Link, Recast, recast_from_json, recast_to_json
+from aprfmt.arch.links import MAX_TENSORS, Link, Recast, recast_from_json, recast_to_json
 from aprfmt.convert.dtype_choice import is_exact
 from aprfmt.convert.transfer import CanonicalTensor, of_pieces
 from aprfmt.errors import AprError, CorruptError, LimitError
@@ -167,7 +167,7 @@ def _unfolded(found: Any) -> list[str]:
             out.append(item)
             continue
         template, n = item
-        if type(n) is not int or not 0 < n <= _MAX_EXPERTS:
+        if type(n) is not int or not 0 < n <= _MAX_EXPERTS or len(out) + n > MAX_TENSORS:
             raise ValueError(f"{n!r} experts")
         out += [str(template).replace("{e}", str(e)) for e in range(n)]
     return out

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.names import spellings
+from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
 from aprfmt.inspect.stats import BLOCK_VALUES, Stats, blocks
@@ -271,7 +272,10 @@ def _special_ids(subject: Subject) -> Result:
 
 def _required_keys(subject: Subject) -> Result:
     hparams = subject.model.hparams
-    missing = [name for name in _REQUIRED if getattr(hparams, name) is None]
+    row = ARCHITECTURES.get(hparams.architecture or "")
+    # A state space model has no attention heads, some networks no plain MLP.
+    known = {key.field for key in row.keys} | {"architecture"} if row is not None else set(_REQUIRED)
+    missing = [name for name in _REQUIRED if name in known and getattr(hparams, name) is None]
     if missing:
         # Only a file that presents itself as a language model has to have the dims of one.
         status = "fail" if subject.embedding is not None and subject.model.format == "apr-v2" else "warn"
