@@ -103,6 +103,11 @@ EXPLAINED: tuple[Explained, ...] = (
         "falcon.rope.freq_base",
         "the converter leaves out the base frequency, and so is right only where it is 10000",
     ),
+    Explained(
+        "deepseek_v3*",
+        "deepseek2.expert_gating_func",
+        "sigmoid, always; the converter writes it where the config names it, and llama.cpp takes softmax else",
+    ),
 )
 
 
