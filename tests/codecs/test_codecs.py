@@ -261,7 +261,7 @@ def test_memory_does_not_grow_with_the_tensor() -> None:
 
 def test_imports_stay_cheap() -> None:
     code = (
-        "import sys, aprfmt.codecs.convert, aprfmt.arch.names, aprfmt.arch.transforms;"
+        "import sys, aprfmt.codecs.convert, aprfmt.arch.names, aprfmt.arch.links;"
         "print([m for m in ('numpy', 'gguf', 'torch', 'transformers') if m in sys.modules])"
     )
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

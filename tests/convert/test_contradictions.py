@@ -23,7 +23,7 @@ CASES = {
         "num_attention_heads",
         "num_key_value_heads",
         "moe_intermediate_size",
-        "num_experts",
+        "num_local_experts",
     ),
     "deepseek_v2": (
         "hidden_size",
