@@ -226,6 +226,7 @@ def test_near_names_are_suggested(apr: Apr) -> None:
     assert error["message"] == "no such option '--qualit'"
     assert "--quality" in error["hint"]
     assert "whole number" in apr("tensors", "x", "--limit", "many").stderr
+    assert apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument (y)"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

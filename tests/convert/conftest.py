@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import CASES, build
+from tiny_models import BYTES, CASES, build
 
 Built = tuple[Path, Any]
 
@@ -23,7 +23,7 @@ def tiny_model(
     def get(name: str) -> Built:
         if name not in made:
             case = CASES[name]
-            tokenizers = request.getfixturevalue("real_tokenizers") if case.tokenizer else None
+            tokenizers = request.getfixturevalue("real_tokenizers") if case.tokenizer != BYTES else None
             folder = tmp_path_factory.mktemp("models") / name
             made[name] = folder, build(case, folder, tokenizers)
         return made[name]

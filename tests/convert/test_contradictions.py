@@ -81,6 +81,13 @@ def refused(source: Path, tmp_path: Path, **config: Any) -> aprfmt.AprError:
     return info.value
 
 
+@by_case
+def test_the_models_themselves_are_taken(case_id: str, models: Any, tmp_path: Path) -> None:
+    """What the refusals below rest on: without a contradiction nothing is refused."""
+    for name in ("m.apr", "m.gguf"):
+        aprfmt.convert_model(models(case_id), tmp_path / name)
+
+
 @pytest.mark.parametrize(("case_id", "key"), [(case, key) for case, keys in CASES.items() for key in keys])
 @pytest.mark.parametrize("factor", [2, 0.5], ids=["twice", "half"])
 def test_wrong_dimensions_are_refused(

@@ -208,6 +208,30 @@ def test_mxfp4_blocks_and_scales() -> None:
     assert data[0].reshape(6, 3, 17)[:, :, 0].tobytes() == scales.reshape(6, 2, 3)[:, 0].tobytes()
 
 
+def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
+    """A tensor of gpt-oss takes a gigabyte: memory must not grow with it."""
+    n_rows, per_row = 4096, 128
+    reads: list[int] = []
+
+    class Zeros:
+        def __init__(self, shape: tuple[int, ...]) -> None:
+            self.name, self.dtype, self.shape = "t", "U8", shape
+            self.n_bytes = int(np.prod(shape))
+
+        def read_into(self, offset: int, buffer: memoryview) -> None:
+            reads.append(len(buffer))
+            buffer[:] = bytes(len(buffer))
+
+        def raw(self) -> memoryview:
+            raise AssertionError("the whole tensor was asked for")
+
+    pieces: list[Piece] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
+    recast = Recast(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
+    produced = produce(pieces, recast, 0)
+    assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17
+    assert max(reads) <= 1 << 20
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -1,25 +1,17 @@
-"""Tiny random Hugging Face models of every family, with real tokenizers. A new family is one row in CASES."""
+"""Tiny random models with real or byte-level tokenizers of their own size, for tests that look at tokenizers too."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import arch_models
+from arch_models import ArchCase
 
-@dataclass(frozen=True)
-class Case:
-    """One family: its transformers classes, what differs from the common dims, the tokenizer of its folder."""
-
-    id: str
-    config_class: str
-    model_class: str
-    tokenizer: str | None
-    vocab_size: int
-    overrides: dict[str, Any] = field(default_factory=dict)
-
+BYTES = "bytes"
+"""The tokenizer of write_byte_tokenizer."""
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -33,70 +25,28 @@ _LLAMA3_ROPE = {
 CASES = {
     case.id: case
     for case in (
-        Case("qwen2", "Qwen2Config", "Qwen2ForCausalLM", "qwen2_5", 151936, {"tie_word_embeddings": True}),
-        Case("qwen2-untied", "Qwen2Config", "Qwen2ForCausalLM", None, 320),
-        Case(
-            "qwen3",
-            "Qwen3Config",
-            "Qwen3ForCausalLM",
-            "qwen3",
-            151936,
-            {"head_dim": 32, "tie_word_embeddings": True},
-        ),
-        Case(
-            "llama3", "LlamaConfig", "LlamaForCausalLM", "llama3", 128256, {"rope_parameters": _LLAMA3_ROPE}
-        ),
-        Case("llama-bias", "LlamaConfig", "LlamaForCausalLM", None, 320, {"attention_bias": True}),
-        Case(
-            "mistral",
-            "MistralConfig",
-            "MistralForCausalLM",
-            None,
-            320,
-            {"head_dim": 32, "sliding_window": None},
-        ),
+        ArchCase("qwen2", "qwen2", "Qwen2Config", "Qwen2ForCausalLM",
+                 {"vocab_size": 151936, "tie_word_embeddings": True}, "qwen2_5"),
+        ArchCase("qwen2-untied", "qwen2", "Qwen2Config", "Qwen2ForCausalLM", {}, BYTES),
+        ArchCase("qwen3", "qwen3", "Qwen3Config", "Qwen3ForCausalLM",
+                 {"vocab_size": 151936, "head_dim": 32, "tie_word_embeddings": True}, "qwen3"),
+        ArchCase("llama3", "llama", "LlamaConfig", "LlamaForCausalLM",
+                 {"vocab_size": 128256, "rope_parameters": _LLAMA3_ROPE}, "llama3"),
+        ArchCase("llama-bias", "llama", "LlamaConfig", "LlamaForCausalLM", {"attention_bias": True}, BYTES),
+        ArchCase("mistral", "mistral", "MistralConfig", "MistralForCausalLM",
+                 {"head_dim": 32, "sliding_window": None}, BYTES),
     )
-}
+}  # fmt: skip
 
 
-def build(
-    case: Case, folder: Path, tokenizers: dict[str, Path] | None, *, seed: int = 0, dtype: str = "float32"
-) -> Any:
+def build(case: ArchCase, folder: Path, tokenizers: dict[str, Path] | None, *, dtype: str = "float32") -> Any:
     """Writes the folder of a tiny random model of `case`; returns the transformers model."""
-    import torch
-    import transformers
-
-    dims = {
-        "vocab_size": case.vocab_size,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-    }
-    config = getattr(transformers, case.config_class)(**{**dims, **case.overrides})
-    torch.manual_seed(seed)
-    model = getattr(transformers, case.model_class)(config).eval()
-    with (
-        torch.no_grad()
-    ):  # larger than the default initialisation, so that every constant shows in the logits
-        for name, weight in model.named_parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0.0, 0.2)
-            elif name.endswith("bias"):
-                weight.normal_(0.0, 0.5)
-            else:
-                weight.uniform_(0.5, 1.5)
-    model = model.to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    if case.tokenizer is not None and tokenizers is not None:
-        for path in tokenizers[case.tokenizer].iterdir():
-            shutil.copy(path, folder / path.name)
-    elif case.tokenizer is None:
-        write_byte_tokenizer(folder)
-    return model
+    known = dict(tokenizers or {})
+    if case.tokenizer == BYTES:
+        known[BYTES] = folder.parent / f"{folder.name}-tokenizer"
+        known[BYTES].mkdir(parents=True)
+        write_byte_tokenizer(known[BYTES])
+    return arch_models.build(replace(case, dtype=dtype), folder, known)
 
 
 def write_byte_tokenizer(folder: Path) -> None:

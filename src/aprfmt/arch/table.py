@@ -35,6 +35,8 @@ __all__ = [
     "TensorRow",
     "find",
     "find_gguf",
+    "lookup",
+    "nearest",
 ]
 
 _FILES = (
@@ -75,6 +77,23 @@ def find(
         if rows:
             return next((row for row in rows if row.hf_when and _told(row.hf_when, config or {})), rows[0])
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
+
+
+def lookup(word: str) -> Architecture | None:
+    """The row that a user means by a row id, a class, a model type or a GGUF architecture."""
+    return ARCHITECTURES.get(word) or find(hf_class=word, model_type=word, gguf=word)
+
+
+def nearest(word: str) -> str | None:
+    """The name that `lookup` knows and that looks most like `word`; None where nothing does."""
+    from difflib import get_close_matches
+
+    known = [
+        name
+        for row in ARCHITECTURES.values()
+        for name in (row.id, row.gguf, *row.hf_classes, *row.model_types)
+    ]
+    return next(iter(get_close_matches(word, known, n=1)), None)
 
 
 def find_gguf(kv: Mapping[str, Any], tensor_names: Collection[str] | None = None) -> Architecture | None:

@@ -49,19 +49,14 @@ def command(
 
 
 def _row(name: str) -> Architecture:
-    from difflib import get_close_matches
+    from aprfmt.arch.table import lookup, nearest
 
-    from aprfmt.arch.table import ARCHITECTURES, find
-
-    row = ARCHITECTURES.get(name) or find(hf_class=name, model_type=name, gguf=name)
+    row = lookup(name)
     if row is None:
-        known = [
-            word for r in ARCHITECTURES.values() for word in (r.id, r.gguf, *r.hf_classes, *r.model_types)
-        ]
-        near = get_close_matches(name, known, n=1)
+        near = nearest(name)
         raise UsageError(
             f"no architecture is called {name!r}",
-            hint=f"did you mean {near[0]!r}?" if near else "apr architectures lists all of them",
+            hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
         )
     return row
 

@@ -114,11 +114,12 @@ def _usage(error: BaseException) -> dict[str, Any] | None:
 
 def _words(error: Any) -> tuple[str, str]:
     """click's message as one plain sentence, and what it suggests as the start of a hint."""
-    message, _, suggestion = error.format_message().strip().rstrip(")").partition("Did you mean ")
+    message, _, suggestion = error.format_message().strip().partition("Did you mean ")
     for clumsy, clear in (("valid integer range", "whole number"), ("valid float range", "number")):
         message = message.replace(clumsy, clear)
-    message = message.rstrip(" (.")
-    return message[:1].lower() + message[1:], f"did you mean {suggestion} " if suggestion else ""
+    # A suggestion may stand in parentheses; others belong to the message.
+    message = message.rstrip(" (." if suggestion else " .")
+    return message[:1].lower() + message[1:], f"did you mean {suggestion.rstrip(')')} " if suggestion else ""
 
 
 def _body(code: str, message: str, *, hint: str | None = None) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class LazyGroup(TyperGroup):
         for section in dict.fromkeys(row.section for row in COMMANDS.values()):
             with formatter.section(section):
                 rows = [(row.name, row.help) for row in COMMANDS.values() if row.section == section]
-                formatter.write_dl(rows, col_max=12)
+                formatter.write_dl(rows, col_max=max(map(len, COMMANDS)))
         options = [record for p in self.get_params(ctx) if (record := p.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
             formatter.write_dl(options)

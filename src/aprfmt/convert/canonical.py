@@ -9,7 +9,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.row import Architecture
-from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
+from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert import envelope, exact, provenance
 from aprfmt.convert.envelope import Envelope
@@ -205,7 +205,7 @@ def _complete_from_shapes(hparams: Hyperparams, model: Model) -> None:
 
 def _find_row(model: Model, arch: str | None) -> Architecture | None:
     if arch is not None and arch != "auto":
-        row = ARCHITECTURES.get(arch) or find(hf_class=arch) or find(model_type=arch) or find(gguf=arch)
+        row = lookup(arch)
         if row is None:
             raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
         return row
@@ -235,11 +235,8 @@ def _unknown_architecture(model: Model) -> UnmappedError:
 
 def _nearest(word: str) -> str:
     """What the user may have meant, and where all names stand."""
-    from difflib import get_close_matches
-
-    known = [name for row in ARCHITECTURES.values() for name in (row.id, *row.hf_classes)]
-    near = get_close_matches(word, known, n=1)
-    return (f"the nearest is {near[0]!r}; " if near else "") + "apr architectures lists all of them"
+    near = nearest(word)
+    return (f"the nearest is {near!r}; " if near else "") + "apr architectures lists all of them"
 
 
 def _drop_tied_head(

@@ -148,19 +148,26 @@ def _is_quantized(piece: Piece) -> bool:
     return DTYPES[piece.dtype].kind != "plain"
 
 
-def links(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> list[Link]:
-    """Every link that the Hugging Face `tensors` go through on their way to a GGUF."""
+def _walk(
+    row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]
+) -> Iterator[tuple[str, Link | None]]:
+    """The tensors with a place in a GGUF, in the network's order: the first name of each link, or a name without."""
     shapes = {name: t.shape for name, t in tensors.items()}
     done: set[str] = set()
-    out: list[Link] = []
     for name in sorted(tensors, key=lambda n: names.order(row, n)):
-        if name in done or names.is_placeless(row, name):
+        if name in done or names.ignorable(row, name) or names.is_placeless(row, name):
             continue
-        link = find_link(row, h, name, shapes, "hf")
-        if link is not None:
+        link = tensors[name].link or find_link(row, h, name, shapes, "hf")
+        if link is not None and name in link.hf:
             done |= set(link.hf)
-            out.append(link)
-    return out
+            yield name, link
+        else:
+            yield name, None
+
+
+def links(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> list[Link]:
+    """Every link that the Hugging Face `tensors` go through on their way to a GGUF."""
+    return [link for _, link in _walk(row, h, tensors) if link is not None]
 
 
 def gguf_side(
@@ -170,19 +177,9 @@ def gguf_side(
 
     Raises RefusedError where a tensor's partners are missing or the hyper-parameters contradict the shapes.
     """
-    shapes = {name: t.shape for name, t in tensors.items()}
-    done: set[str] = set()
     out: list[CanonicalTensor] = []
-    for name in sorted(tensors, key=lambda n: names.order(row, n)):
-        tensor = tensors[name]
-        if name in done or names.ignorable(row, name) or names.is_placeless(row, name):
-            continue
-        link = tensor.link if tensor.link is not None else find_link(row, h, name, shapes, "hf")
-        if link is None or name not in link.hf:
-            out.append(tensor)
-            continue
-        done |= set(link.hf)
-        out += _gguf_of(link, tensors)
+    for name, link in _walk(row, h, tensors):
+        out += [tensors[name]] if link is None else _gguf_of(link, tensors)
     head, embedding = names.head(row), tensors.get(names.embedding(row))
     if row.head_never and head in tensors:
         raise RefusedError(

@@ -16,6 +16,7 @@ from aprfmt.arch.orders import VALUES, indices
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.convert import decode, recode
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES
 from aprfmt.io.source import Buffer
@@ -321,6 +322,39 @@ def values_of(produced: Produced) -> Array:
 # --- packed blocks ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Mxfp4Rows:
+    """MXFP4 rows out of the blocks and scales of a checkpoint, packed as they are read."""
+
+    blocks: Piece
+    scales: Piece
+    shape: Shape
+    dtype: str = "MXFP4"
+
+    @property
+    def name(self) -> str:
+        return self.blocks.name
+
+    @property
+    def n_bytes(self) -> int:
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset`; the blocks that it touches are packed for it."""
+        first, end = offset // mxfp4.ROW_BYTES, -(-(offset + len(buffer)) // mxfp4.ROW_BYTES)
+        blocks, scales = bytearray(mxfp4.PIECE_BYTES * (end - first)), bytearray(end - first)
+        self.blocks.read_into(mxfp4.PIECE_BYTES * first, memoryview(blocks))
+        self.scales.read_into(first, memoryview(scales))
+        start = offset - first * mxfp4.ROW_BYTES
+        buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
+
+    def raw(self) -> memoryview:
+        """All bytes, packed anew."""
+        data = bytearray(self.n_bytes)
+        self.read_into(0, memoryview(data))
+        return memoryview(data)
+
+
 def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from their blocks and scales, or the blocks or the scales from the rows.
 
@@ -328,7 +362,7 @@ def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inve
     """
     blocks, scales = recast.before
     n_rows, per_row = prod(blocks[:-2]), blocks[-2]
-    if scales != blocks[:-1] or blocks[-1] != 16:
+    if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
         raise RefusedError(
             f"{list(blocks)} and {list(scales)} are no MXFP4 blocks and scales", tensor=pieces[0].name
         )
@@ -336,34 +370,12 @@ def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inve
     outer = Recast(((n_rows, per_row * 32),), recast.after, recast.orders)
     outer.check(pieces[0].name)
     if not inverse:
-        packed = Decoded(pieces[0].name, "MXFP4", outer.before[0], lambda: _packed(pieces[0], pieces[1]))
-        return produce([packed], outer, position)
+        return produce([_Mxfp4Rows(pieces[0], pieces[1], outer.before[0])], outer, position)
     rows = produce(pieces, outer, 0, inverse=True)
-    n_bytes = prod(shape)
+    size = mxfp4.ROW_BYTES
 
     def unpacked() -> Iterator[Buffer]:
-        for chunk in _in_blocks(rows.chunks(), 17):
+        for chunk in regroup(rows.chunks(), size, max(size, CHUNK_BYTES // size * size)):
             yield mxfp4.unpack(chunk)[position]
 
-    return Produced("U8", shape, n_bytes, unpacked)
-
-
-def _packed(blocks: Piece, scales: Piece) -> Iterator[Buffer]:
-    step = CHUNK_BYTES // 16
-    for start in range(0, scales.n_bytes, step):
-        n = min(step, scales.n_bytes - start)
-        parts = bytearray(16 * n), bytearray(n)
-        blocks.read_into(16 * start, memoryview(parts[0]))
-        scales.read_into(start, memoryview(parts[1]))
-        yield mxfp4.pack(*parts)
-
-
-def _in_blocks(chunks: Iterable[Buffer], size: int) -> Iterator[Buffer]:
-    """The same bytes in pieces of whole blocks."""
-    pending = b""
-    for chunk in chunks:
-        pending += bytes(chunk)
-        whole = len(pending) // size * size
-        if whole:
-            yield pending[:whole]
-        pending = pending[whole:]
+    return Produced("U8", shape, prod(shape), unpacked)
