@@ -122,14 +122,14 @@ def spellings(gguf_name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*found, gguf_name, *bare)))
 
 
-def embedding(arch: Architecture) -> str:
-    """The Hugging Face name of the token embedding."""
-    return special(arch, "token_embd.weight") or "model.embed_tokens.weight"
+def embedding(arch: Architecture | None) -> str:
+    """The Hugging Face name of the token embedding, the usual one for a network without a row."""
+    return (arch and special(arch, "token_embd.weight")) or "model.embed_tokens.weight"
 
 
-def head(arch: Architecture) -> str:
-    """The Hugging Face name of the output head."""
-    return special(arch, "output.weight") or "lm_head.weight"
+def head(arch: Architecture | None) -> str:
+    """The Hugging Face name of the output head, the usual one for a network without a row."""
+    return (arch and special(arch, "output.weight")) or "lm_head.weight"
 
 
 def gguf_name(arch: Architecture, name: str) -> str | None:

@@ -110,6 +110,7 @@ class Architecture:
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` also where it is the embedding; a GGUF gets a copy then.
         head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
+        packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
     """
 
@@ -131,6 +132,7 @@ class Architecture:
     left_out: tuple[str, ...] = ()
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    packed_config: Mapping[str, Any] = field(default_factory=dict)
     nested_rope: bool = False
     head_always: bool = False
     head_never: bool = False

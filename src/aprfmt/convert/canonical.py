@@ -59,12 +59,12 @@ class Canonical:
     @property
     def embedding(self) -> str:
         """Name of the token embedding."""
-        return names.embedding(self.arch) if self.arch is not None else "model.embed_tokens.weight"
+        return names.embedding(self.arch)
 
     @property
     def head(self) -> str:
         """Name of the output head."""
-        return names.head(self.arch) if self.arch is not None else "lm_head.weight"
+        return names.head(self.arch)
 
     @property
     def n_params(self) -> int:
@@ -75,18 +75,6 @@ class Canonical:
     def weight_bytes(self) -> int:
         """Stored bytes of all tensors."""
         return sum(t.n_bytes for t in self.tensors.values())
-
-
-MXFP4_CONFIG = {
-    "quant_method": "mxfp4",
-    "modules_to_not_convert": [
-        "model.layers.*.self_attn",
-        "model.layers.*.mlp.router",
-        "model.embed_tokens",
-        "lm_head",
-    ],
-}
-"""What config.json has to say of blocks and scales that come out of a GGUF; the values are those of gpt-oss."""
 
 
 def canonical(
@@ -117,8 +105,8 @@ def canonical(
     packs = packing(model, row, hparams, dtype=dtype, gguf=gguf, allow_unmapped=allow_unmapped)
     found = named(model, row, hparams, allow_unmapped, packs)
     tensors = found.tensors
-    if any(t.link is not None and t.link.row.pack == "mxfp4" for t in tensors.values()):
-        hparams.extra.setdefault("quantization_config", MXFP4_CONFIG)
+    if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
+        hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     warnings += _parts_left_out(found)
     dropped = _drop_tied_head(row, tensors, hparams, model.format == "gguf")
     known = provenance.read(model)
@@ -243,8 +231,7 @@ def _drop_tied_head(
     row: Architecture | None, tensors: dict[str, CanonicalTensor], hparams: Hyperparams, from_gguf: bool
 ) -> dict[str, str]:
     """Drops a head that is declared tied and holds the embedding's bytes; a different one is kept and untied."""
-    head_name = names.head(row) if row is not None else "lm_head.weight"
-    embedding_name = names.embedding(row) if row is not None else "model.embed_tokens.weight"
+    head_name, embedding_name = names.head(row), names.embedding(row)
     head, embedding = tensors.get(head_name), tensors.get(embedding_name)
     if head is None:
         if hparams.tied is None and embedding is not None:

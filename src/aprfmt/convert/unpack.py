@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from aprfmt.arch import names
@@ -18,7 +19,7 @@ from aprfmt.model import Model
 HF_QUANT = "hf_quant_config.json"
 
 
-@dataclass(slots=True)
+@dataclass
 class Packing:
     """The packed weights of a model.
 
@@ -38,9 +39,11 @@ class Packing:
 
     def base_of(self, piece: str) -> PackedTensor | None:
         """The packed weight whose first piece is the tensor `piece`."""
-        return self._first.get(piece)
+        return self._by_first.get(piece)
 
-    _first: dict[str, PackedTensor] = field(default_factory=dict)
+    @cached_property
+    def _by_first(self) -> dict[str, PackedTensor]:
+        return {tensor.pieces[0]: tensor for tensor in self.found}
 
 
 def packing(
@@ -74,7 +77,6 @@ def packing(
         decode,
         None if dtype == "keep" else "F32",
         None if decode else packed.keep_warning(model.tensors, config),
-        {tensor.pieces[0]: tensor for tensor in found},
     )
 
 

@@ -95,6 +95,15 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gpt_oss",
+        packed_config={
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
         gguf="gpt-oss",
         **named("GptOss", "gpt_oss"),
         head_always=True,
