@@ -30,12 +30,8 @@ _NO_ATTENTION = (
     "the converter looks for layers called attention, transformers writes full_attention now: it takes a network "
     "of attention layers only for one of state-space layers only"
 )
-_LAST_BIT = (
-    "computed in double precision and rounded once; the converter's float32 steps are off in the last bit"
-)
 
 EXPLAINED: tuple[Explained, ...] = (
-    Explained("*llama3*", "rope_freqs.weight", _LAST_BIT),
     Explained("granite4*", "granite.*", _NO_ATTENTION),
     Explained("granite4*", "granitehybrid.*", _NO_ATTENTION),
     Explained("granite4*", "general.architecture", _NO_ATTENTION),
