@@ -3,7 +3,7 @@
 # make check  format, lint, types
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" only those
-# make bench  ratios against peers, see docs/benchmarks.md
+# make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
 
 PYTHON ?= python3
 VENV := .venv
@@ -30,8 +30,12 @@ conformance: $(VENV)/.test
 	$(BIN)/python tools/conformance.py $(if $(ROWS),$(ROWS:%=--row %),--docs)
 
 bench: $(VENV)/.test
+	@$(BIN)/python tools/fetch_material.py
 	$(BIN)/python tools/bench_open.py
-	$(BIN)/python tools/bench_convert.py
+	$(BIN)/python tools/bench_codec.py $(if $(FULL),--full)
+	$(BIN)/python tools/bench_write.py
+	$(BIN)/python tools/bench_convert.py $(if $(FULL),--full)
+	$(BIN)/python tools/bench_quantize.py $(if $(FULL),--full)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -20,7 +20,7 @@ _LAZY = {
     "canonicalize_aliases": "aprfmt.formats.apr_metadata",
     "dump_metadata": "aprfmt.formats.apr_metadata:dump",
     "stamp_metadata": "aprfmt.formats.apr_metadata:stamp",
-    "encode": "aprfmt.codecs.convert",
+    "encode": "aprfmt.codecs.recode",
     "read_v1": "aprfmt.formats.apr1",
     "write_v1": "aprfmt.formats.apr1",
     "stamp_file": "aprfmt.convert.stamp",
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.convert import encode
+    from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model
     from aprfmt.convert.stamp import stamp_file
     from aprfmt.formats import detect, open

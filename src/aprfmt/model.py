@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -66,13 +66,23 @@ class Tensors(Mapping[str, Tensor]):
 
     def __init__(self, entries: Sequence[Tensor]) -> None:
         self.entries = tuple(entries)
-        self._by_name: dict[str, Tensor] = {t.name: t for t in reversed(self.entries)}
+        self._by_name: dict[str, Tensor] = {t.name: t for t in self.entries}
+        if len(self._by_name) < len(self.entries):
+            self._by_name |= {t.name: t for t in reversed(self.entries)}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(t.name for t in self.entries))
+        return iter(self._by_name)
+
+    def values(self) -> ValuesView[Tensor]:
+        """As of a dict; the inherited one is slow."""
+        return self._by_name.values()
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """As of a dict; the inherited one is slow."""
+        return self._by_name.items()
 
     def __len__(self) -> int:
         return len(self._by_name)

@@ -142,6 +142,27 @@ def test_what_the_reference_accepts(raw: bytes, value: Any) -> None:
     assert type(got) is type(value)
 
 
+@pytest.mark.parametrize(
+    "around", ["{}", "[{}]", '{{"a":{}}}', '["-0 ",{},"x"]', "[" + "7," * 500 + "{}]", '[[[{},"x"]]]']
+)
+@pytest.mark.parametrize(
+    "number", ["-0", "-0.0", "-0e1", "18446744073709551616", "-9223372036854775809", "9" * 30, "1e308"]
+)
+def test_numbers_are_read_alike_wherever_they_stand(around: str, number: str) -> None:
+    """Texts whose numbers are all plain are read without a hook for each."""
+    got = repr(jsonx.loads(around.format(number).encode()))
+    assert got == around.replace('{{"a"', "{{'a'").replace('"', "'").replace(",", ", ").replace(
+        ":", ": "
+    ).format(float(number))
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 400, "1" * 5000])
+def test_numbers_beyond_a_float_are_refused_wherever_they_stand(number: str) -> None:
+    for around in ("{}", '["x",{}]', "[[1.5,{}]]"):
+        with pytest.raises(CorruptError, match="beyond"):
+            jsonx.loads(around.format(number).encode())
+
+
 def test_depth_limit_is_127_levels() -> None:
     assert jsonx.loads(b"[" * 127 + b"]" * 127)
     assert jsonx.loads(b'["' + b"[" * 500 + b'"]') == ["[" * 500]

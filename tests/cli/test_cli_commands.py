@@ -151,6 +151,21 @@ def test_quantize_is_an_alias(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None
     assert body["lossless"] is False
 
 
+def test_the_machine_options(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    small = apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--max-memory", "5MiB", "--json")
+    assert small.code == 5
+    assert "--max-memory" in small.json["error"]["hint"]
+    none = apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--threads", "0")
+    assert none.code == 2
+    assert "--threads takes 1 to" in none.stderr
+    assert apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--max-memory", "much").code == 2
+    assert list(tmp_path.iterdir()) == []
+    wish = ("--threads", "3", "--max-memory", "2GiB", "--no-fsync")
+    assert apr("import", tiny_gguf, "-o", tmp_path / "a.apr", *wish).code == 0
+    assert apr("import", tiny_gguf, "-o", tmp_path / "b.apr").code == 0
+    assert (tmp_path / "a.apr").read_bytes() == (tmp_path / "b.apr").read_bytes()
+
+
 @pytest.mark.parametrize("output", ["-", "missing/x.apr"])
 def test_refusals(
     apr: Apr, tiny_gguf: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,26 @@ def _q6_k() -> Case:
     return Case("Q6_K", ql + qh + raw + _half(0.5), values, None, False)
 
 
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def _fp4(code: int) -> float:
+    """No -0: the code 8 is 0."""
+    return _FP4[code & 7] * (-1 if code > 8 else 1)
+
+
+def _nvfp4() -> Case:
+    """36 bytes: 4 unsigned 8-bit float scales, 4 times 8 bytes of codes, values 0 .. 7 in the low halves."""
+    scales = {0x38: 1.0, 0x03: 3 * 2.0**-9, 0x7E: 448.0, 0x7F: 0.0}
+    values = []
+    for i, scale in enumerate(scales.values()):
+        codes = _nibbles_split(_N32[8 * i : 8 * i + 8])
+        values += [scale * _fp4(code) + 0.0 for code in codes]
+    # The scale 0x7F gives zeros of both signs.
+    values[48:] = [math.copysign(0.0, _fp4(code)) for code in _nibbles_split(_N32[24:])]
+    return Case("NVFP4", bytes(scales) + _N32, values, None, False)
+
+
 CASES: tuple[Case, ...] = (
     Case("F32", _pack("f", 1.5, -0.0, INF, -1e-40), [1.5, -0.0, INF, float(np.float32(-1e-40))], 0.0),
     Case("F64", _pack("d", 1.5, -0.0, -INF, 1e-320), [1.5, -0.0, -INF, 1e-320], 0.0, True, "float64"),
@@ -129,6 +149,10 @@ CASES: tuple[Case, ...] = (
     Case("Q5_0", _half(0.5) + _BITS + _N16, [0.5 * (q - 16) for q in _Q5], 0.064, False),
     Case("Q5_1", _half(0.5) + _half(-3.0) + _BITS + _N16, [0.5 * q - 3.0 for q in _Q5], 0.034, False),
     Case("Q8_0", _half(0.5) + _N32, [0.5 * q for q in _S32], 0.0045, False),
+    Case("Q1_0", _half(0.5) + _N16, [(0.5, -0.5)[b >> i & 1 == 0] for b in _N16 for i in range(8)], None, False),
+    Case("Q2_0", _half(0.5) + _N16, [0.5 * ((b >> i & 3) - 1) for b in _N16 for i in (0, 2, 4, 6)], None, False),
+    Case("MXFP4", bytes([129]) + _N16, [4 * _fp4(code) for code in _nibbles_split(_N16)], 0.25, False),
+    _nvfp4(),
     _q4_k(),
     _q6_k(),
 )  # fmt: skip
@@ -136,7 +160,10 @@ CASES: tuple[Case, ...] = (
 # Held against gguf.quants alone: their decoding is that package's.
 GGML_ONLY = (
     "Q2_K", "Q3_K", "Q5_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL",
-    "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+    "IQ4_XS", "TQ1_0", "TQ2_0",
 )  # fmt: skip
 
-NOT_DECODED = ("Q8_1", "Q8_K", "Q1_0")
+NOT_DECODED = ("Q8_1", "Q8_K")
+
+# gguf-py neither reads nor writes them.
+NOT_IN_GGUF_PY = ("Q1_0", "Q2_0")

@@ -11,12 +11,15 @@ import pytest
 
 import aprfmt
 from aprfmt.convert.api import convert_model
+from aprfmt.convert.mixes import MIXES
+from aprfmt.errors import RefusedError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 import arch_models  # noqa: E402
+from quantize_peer import quantize  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 MODULES = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -162,6 +165,30 @@ def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(
     assert _same(_hf(tmp_path / "back"), tensors)
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["qk_nope_head_dim"], config["v_head_dim"]) == (16, 12)
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("mix", ["mxfp4_moe", "q8_0", "q5_0"])
+def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantise_them_again(
+    mix: str, tmp_path: Path, tokenizers: dict[str, Path]
+) -> None:
+    pytest.importorskip("llama_cpp")
+    small = arch_models.write_tokenizers(tmp_path / "small", list(tokenizers), limit=512)
+    _packed_gpt_oss(tmp_path / "hf", small)
+    convert_model(tmp_path / "hf", tmp_path / "a.gguf")
+    quantize(tmp_path / "a.gguf", tmp_path / "theirs.gguf", MIXES[mix].file_type, allow_requantize=True)
+    told = {"allow_requantize": mix != "mxfp4_moe"}
+    for source in ("hf", "a.gguf"):
+        if told["allow_requantize"]:
+            with pytest.raises(RefusedError, match="MXFP4 is quantised already"):
+                convert_model(tmp_path / source, tmp_path / "no.gguf", dtype=mix)
+        convert_model(tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, **told)
+        assert _gguf(tmp_path / "ours.gguf") == _gguf(tmp_path / "theirs.gguf")
+        convert_model(tmp_path / source, tmp_path / "m.apr", dtype=mix, force=True, **told)
+        convert_model(tmp_path / "m.apr", tmp_path / "ours.gguf", force=True)
+        assert _gguf(tmp_path / "ours.gguf") == _gguf(tmp_path / "theirs.gguf")
+        with aprfmt.open(tmp_path / "m.apr") as model:
+            assert ("quantization_config" in model.hparams.extra) is (mix == "mxfp4_moe")
 
 
 def _write(path: Path, arch: str, like: Any, tensors: dict[str, Any], **changed: int | None) -> None:

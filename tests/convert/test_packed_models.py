@@ -16,6 +16,7 @@ from tiny_models import write_byte_tokenizer
 
 import aprfmt
 from aprfmt.arch.orders import indices
+from aprfmt.codecs.recode import encode
 from aprfmt.model import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -151,3 +152,17 @@ def test_wrong_shapes_of_packed_weights_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "f", {UP: fp8("block", FFN - 1, HIDDEN)})
     with pytest.raises(aprfmt.AprError, match="hyper-parameters ask for"):
         aprfmt.import_model(folder, tmp_path / "m.apr")
+
+
+@pytest.mark.parametrize("target", ["m.apr", "m.gguf"])
+def test_packed_weights_are_quantised_again_only_when_told(target: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", FP8)
+    with pytest.raises(aprfmt.AprError, match="FP8 is quantised already") as info:
+        aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0")
+    assert info.value.exit_code == 5
+    aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0", allow_requantize=True)
+    aprfmt.convert_model(tmp_path / target, tmp_path / "end.gguf", force=True)
+    with aprfmt.open(tmp_path / "end.gguf") as model:
+        up = model.tensors["blk.0.ffn_up.weight"]
+        assert (up.dtype, bytes(up.raw())) == ("Q8_0", encode("Q8_0", FP8[UP].values))
+        assert "quantization_config" not in model.hparams.extra

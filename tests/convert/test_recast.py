@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch.links import Recast, recast_from_json, recast_to_json
-from aprfmt.codecs.convert import encode
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import encode
 from aprfmt.convert import recast as engine
-from aprfmt.convert.recast import Piece, Stored, keeps_dtype, produce, values_of
+from aprfmt.convert.pieces import Piece, Stored, values_of
+from aprfmt.convert.recast import keeps_dtype, produce
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor

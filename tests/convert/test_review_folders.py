@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.convert import envelope
-from aprfmt.convert.run import write_file
+from aprfmt.convert.run import Way, write_file
 from aprfmt.formats import gguf_write
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
@@ -106,7 +106,7 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]
         layout = FileLayout("e.gguf", gguf_write.layout(keys, tensors))
-        write_file(str(tmp_path / "e.gguf"), layout, force=False, progress=None)
+        write_file(str(tmp_path / "e.gguf"), layout, Way())
     report = aprfmt.import_model(tmp_path / "e.gguf", tmp_path / "e.apr")
     assert any(envelope.KEY in warning for warning in report.warnings)
     aprfmt.export_model(tmp_path / "e.apr", tmp_path / "again.gguf")

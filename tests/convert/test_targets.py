@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.convert.api import target_format
+from aprfmt.convert.options import target_format
 from aprfmt.errors import RefusedError, UnknownFormatError, UsageError
 
 

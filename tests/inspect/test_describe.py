@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import aprfmt
-from aprfmt.inspect.describe import describe
+from aprfmt.cli.demo_model import build
+from aprfmt.inspect.describe import _tokenizer_fields, describe
 
 
 def body_of(path: Path, **options: Any) -> dict[str, Any]:
@@ -70,6 +73,32 @@ def test_quality_looks_at_the_checksum(write: Callable[..., Path], arrays: Any) 
 def test_no_tokenizer(write: Callable[..., Path], arrays: Any) -> None:
     keys = dict.fromkeys(("tokenizer.vocabulary", "tokenizer.model", "tokenizer.merges"))
     assert body_of(write(arrays, **keys, **{"tokenizer.bos_token_id": None}))["tokenizer"] is None
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    build(path)
+    return path
+
+
+def test_counts_are_those_of_the_whole_tokenizer(tiny_gguf: Path, tmp_path: Path) -> None:
+    """Lists are counted, not decoded; the rest comes from the same reader."""
+    aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
+    for path in (tiny_gguf, tmp_path / "m.apr"):
+        with aprfmt.open(path) as model:
+            tokenizer = model.tokenizer
+            assert tokenizer is not None
+            whole = _tokenizer_fields(tokenizer)
+        assert body_of(path)["tokenizer"] == whole
+        assert whole["vocab_size"] > 9
+
+
+def test_a_gguf_is_described_without_its_vocabulary(tiny_gguf: Path) -> None:
+    with aprfmt.open(tiny_gguf) as model:
+        body = describe(model)
+        assert body["metadata"]["vocab_size"] == body["tokenizer"]["vocab_size"]
+        assert not [key for key in model.metadata._values if model.metadata.entries[key].count is not None]  # type: ignore[attr-defined]
 
 
 def test_real_model(smollm2_gguf: Path) -> None:

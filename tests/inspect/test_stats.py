@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.codecs.convert import decode, encode
+from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import find_dtype
+from aprfmt.codecs.recode import encode
 from aprfmt.inspect.stats import (
     BLOCK_VALUES,
     Stats,

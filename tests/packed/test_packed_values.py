@@ -79,7 +79,7 @@ def test_every_scheme_and_method_has_a_case() -> None:
 @pytest.mark.parametrize("name", ["fp8-block", "gptq-4", "bnb-nf4"])
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "AprQ8"])
 def test_other_dtypes_are_rounded_from_the_exact_values(name: str, dtype: str) -> None:
-    from aprfmt.codecs.convert import encode
+    from aprfmt.codecs.recode import encode
 
     case = pm.CASES[name]()
     assert b"".join(bytes(chunk) for chunk in only(case).chunks(dtype)) == encode(dtype, case.values)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aprfmt.cli.options import (
+    MACHINE,
+    QUANTISING,
     ArchOption,
     DataLicenseOption,
     DataSourceOption,
@@ -22,10 +26,12 @@ from aprfmt.cli.options import (
     TokenizerOption,
     UnmappedOption,
     VerifyOption,
+    takes,
 )
 from aprfmt.cli.transfer import parse_shard_size, transfer
 
 
+@takes(QUANTISING, MACHINE)
 def command(
     file: ModelArgument,
     output: OutputOption,
@@ -47,12 +53,13 @@ def command(
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    more: dict[str, Any],
 ) -> None:
     """Convert between any two forms in one step.
 
     \b
     apr convert model.gguf -o folder --format hf --dtype bf16
-    apr convert ./Qwen2.5-0.5B -o qwen.gguf --dtype q8_0
+    apr convert ./Qwen2.5-0.5B -o qwen.gguf --dtype q4_k_m --imatrix qwen.dat
     """
     from aprfmt.convert.api import convert_model
 
@@ -76,4 +83,5 @@ def command(
         allow_unmapped=allow_unmapped,
         verify=verify,
         force=force,
+        **more,
     )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aprfmt.cli.options import (
+    MACHINE,
+    QUANTISING,
     ArchOption,
     DtypeOption,
     ForceOption,
@@ -17,10 +21,12 @@ from aprfmt.cli.options import (
     ShardSizeOption,
     UnmappedOption,
     VerifyOption,
+    takes,
 )
 from aprfmt.cli.transfer import parse_shard_size, transfer
 
 
+@takes(QUANTISING, MACHINE)
 def command(
     file: ModelArgument,
     output: OutputOption,
@@ -37,12 +43,13 @@ def command(
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    more: dict[str, Any],
 ) -> None:
     """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
 
     \b
     apr export model.apr -o model.gguf --verify
-    apr export model.apr -o model.gguf --quantize q8_0
+    apr export model.apr -o model.gguf --quantize q4_k_m
     apr export model.apr -o folder --format hf --shard-size 2GB
     apr export model.apr -o model.gguf --shard-size 2GB
     """
@@ -63,4 +70,5 @@ def command(
         allow_unmapped=allow_unmapped,
         verify=verify,
         force=force,
+        **more,
     )

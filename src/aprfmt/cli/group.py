@@ -36,6 +36,12 @@ COMMANDS = {
         Row("import", "import_", "safetensors, Hugging Face folder, GGUF, hf://… to .apr.", "Convert"),
         Row("export", "export", "A model to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         Row("convert", "convert", "Any readable form to any writable form in one step.", "Convert"),
+        Row(
+            "quantize",
+            "quantize",
+            "A model in fewer bits, by llama.cpp's mixes; --list shows them.",
+            "Convert",
+        ),
         Row("shard", "shard", "A model as .apr files of a chosen size, with a manifest.", "Convert"),
         Row("stamp", "stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),

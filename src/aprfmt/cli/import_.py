@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from aprfmt.cli.options import (
+    MACHINE,
+    QUANTISING,
     ArchOption,
     DataLicenseOption,
     DataSourceOption,
@@ -21,11 +23,13 @@ from aprfmt.cli.options import (
     QuietOption,
     TokenizerOption,
     UnmappedOption,
+    takes,
 )
 from aprfmt.cli.transfer import transfer
 from aprfmt.errors import UsageError
 
 
+@takes(QUANTISING, MACHINE)
 def command(
     source: Annotated[
         str, typer.Argument(metavar="SRC", help="safetensors, index, folder, .gguf or hf://org/repo.")
@@ -44,6 +48,7 @@ def command(
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
+    more: dict[str, Any],
 ) -> None:
     """Pack a model into one .apr file with everything that is needed to give the source back byte for byte.
 
@@ -70,6 +75,7 @@ def command(
         allow_no_config=allow_no_config,
         allow_unmapped=allow_unmapped,
         force=force,
+        **more,
     )
 
 

@@ -31,6 +31,7 @@ def transfer(
 ) -> None:
     """Calls `function(source, output, ...)`, shows a bar while it works and its report afterwards."""
     refuse_terminal(output)
+    options["max_memory"] = parse_size(options.get("max_memory"))
     with Bar(verb) as bar:
         report = function(
             source, output, plan=plan, progress=None if plan else bar.factory, **options
@@ -91,7 +92,8 @@ def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "format", _LABELS.get(report["format"], str(report["format"]))
     yield "architecture", str(report["architecture"] or "(unknown)")
     yield "tensors", f"{report['tensor_count']:,} ({dtypes})" if dtypes else f"{report['tensor_count']:,}"
-    yield "size", f"{human_bytes(report['output_bytes'])} from {human_bytes(report['input_bytes'])}"
+    bits = f", {report['bits_per_weight']:.2f} bits a weight" if report["bits_per_weight"] else ""
+    yield "size", f"{human_bytes(report['output_bytes'])} from {human_bytes(report['input_bytes'])}{bits}"
     yield "parameters", human_count(sum(row["params"] for row in report["dtypes"].values()))
     if report["lossless"]:
         yield "lossless", "yes: the source can be had back byte for byte"

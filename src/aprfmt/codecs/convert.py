@@ -1,17 +1,14 @@
-"""Decoding, encoding and re-encoding of tensors: whole in memory, or streamed with constant memory."""
+"""What a tensor's stored bytes must be, and decoding of whole tensors in memory."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs import aprq, ggml, plain
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
-from aprfmt.codecs.stream import STEP, rebatch, regroup
-from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, UnsupportedError, UsageError
+from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, UnsupportedError
 from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_NDIM
 
@@ -20,13 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     Array = np.ndarray[Any, Any]
-
-OverflowCount = Callable[[int], None]
-"""Called with a number of finite values that became infinite in a narrower dtype."""
-
-Read = Callable[[], Iterable[Buffer]]
-"""Gives the stored bytes of a tensor in order, in pieces of any size, anew at every call."""
-
 
 _MAX_ARRAY_ELEMENTS = 1 << 59
 """Product of the dims that are not zero: numpy and torch count an array's bytes in 63 bits."""
@@ -50,13 +40,16 @@ def is_padded(row: Dtype, shape: tuple[int, ...]) -> bool:
 
 def can_decode(dtype: str) -> bool:
     """Whether `decode` knows the dtype."""
-    return find_dtype(dtype).name not in ggml.UNREADABLE
+    row = find_dtype(dtype)
+    return row.kind != "ggml" or ggml.decodable(row.name)
 
 
 def can_encode(dtype: str) -> bool:
-    """Whether `encode` and `recode` can write the dtype: floats, AprQ4, AprQ8 and the simpler GGML types."""
+    """Whether the dtype can be written here: floats, AprQ4, AprQ8, GGML's types (most of them by its library)."""
     row = find_dtype(dtype)
-    return row.kind == "aprq" or row.name in plain.ENCODABLE or row.name in ggml.ENCODABLE
+    if row.kind == "ggml":
+        return ggml.encodable(row.name)
+    return row.kind == "aprq" or row.name in plain.ENCODABLE
 
 
 def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> Array:
@@ -142,128 +135,3 @@ def decode_torch(
     if dtype == "BOOL":
         return (torch.frombuffer(bytearray(data), dtype=torch.uint8) != 0).reshape(shape)
     return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
-
-
-def encode(dtype: str, array: Array) -> bytes:
-    """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
-    import numpy as np
-
-    dtype = find_dtype(dtype).name
-    values = np.ascontiguousarray(array)
-    shape = tuple(int(dim) for dim in array.shape)
-    if values.dtype.kind not in "f":
-        values = values.astype("<f4")
-    source = "F64" if values.dtype.itemsize == 8 else "F32"
-    data = _bytes(values.astype(DTYPES[source].numpy, copy=False).reshape(-1))
-    return b"".join(recode(source, dtype, shape, lambda: [data]))
-
-
-def recode(
-    src_dtype: str, dst_dtype: str, shape: tuple[int, ...], read: Read, overflow: OverflowCount | None = None
-) -> Iterator[Buffer]:
-    """The bytes of a tensor in another dtype, in pieces of about 1 MiB; memory does not grow with the tensor.
-
-    Blocks go through float32, F64 directly to the target. AprQ8 as target calls `read` twice.
-
-    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that
-    only llama.cpp writes, both at once; while iterating CorruptError where `read` gives too few or too many
-    bytes.
-    """
-    src, dst = DTYPES[src_dtype], DTYPES[dst_dtype]
-    if src is dst:
-        return iter(read())
-    if not can_encode(dst.name):
-        _refuse_target(dst)
-    if src.name == "C64":
-        raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them: --dtype keep")
-    dst.n_bytes(shape)
-    return _to_q8(src, shape, read) if dst.name == "AprQ8" else _recode(src, dst, shape, read, overflow)
-
-
-def _recode(
-    src: Dtype, dst: Dtype, shape: tuple[int, ...], read: Read, overflow: OverflowCount | None
-) -> Iterator[Buffer]:
-    for values in rebatch(_values(src, shape, read), dst.block):
-        yield _bytes(_encode_part(dst, values, overflow))
-
-
-def _refuse_target(dst: Dtype) -> None:
-    if dst.kind == "ggml":
-        ggml.encode(dst.name, _empty())
-    raise UsageError(
-        f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantised dtype"
-    )
-
-
-def _empty() -> Array:
-    import numpy as np
-
-    return np.empty(0, dtype="<f4")
-
-
-def _encode_part(dst: Dtype, values: Array, overflow: OverflowCount | None) -> Array:
-    if dst.kind == "plain":
-        return plain.encode(dst.name, values, overflow)
-    values = plain.encode("F32", values, overflow)
-    return aprq.encode_q4(values) if dst.name == "AprQ4" else ggml.encode(dst.name, values)
-
-
-def _to_q8(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Buffer]:
-    if not n_elements(shape):
-        return
-    scale = aprq.q8_scale(plain.encode("F32", values) for values in _values(src, shape, read))
-    yield struct.pack("<f", scale)
-    for values in _values(src, shape, read):
-        yield _bytes(aprq.encode_q8(plain.encode("F32", values), scale))
-
-
-def _values(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Array]:
-    """The decoded values of a tensor in flat order, 1-d float arrays of at most about STEP values.
-
-    Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
-    """
-    counted = _counted(read(), stored_bytes(src.name, shape), src)
-    if src.name == "AprQ8":
-        yield from _q8_values(counted)
-        return
-    padded = is_padded(src, shape)
-    unit = -(-shape[-1] // src.block) * src.block_bytes if padded else src.block_bytes
-    piece = max(1, STEP // src.block * src.block_bytes // unit) * unit
-    left = n_elements(shape)
-    for chunk in regroup(counted, unit, piece):
-        if padded:
-            values = ggml.decode_padded(src.name, chunk, shape[-1])
-        elif src.name == "AprQ4":
-            values = aprq.decode_q4(chunk, left)
-        else:
-            values = plain.decode(src.name, chunk) if src.kind == "plain" else ggml.decode(src.name, chunk)
-        left -= values.size
-        yield values if values.dtype.kind == "f" else values.astype("<f4")
-
-
-def _q8_values(chunks: Iterator[Buffer]) -> Iterator[Array]:
-    head = b""
-    for chunk in chunks:
-        take = 4 - len(head)
-        head += bytes(memoryview(chunk)[:take])
-        if len(head) == 4:
-            scale = struct.unpack("<f", head)[0]
-            for part in regroup(chain([memoryview(chunk)[take:]], chunks), 1, STEP):
-                yield aprq.decode_q8(part, scale)
-
-
-def _counted(chunks: Iterable[Buffer], expected: int, src: Dtype) -> Iterator[Buffer]:
-    """`chunks`, held against the number of bytes that should come."""
-    n_bytes = 0
-    for chunk in chunks:
-        n_bytes += memoryview(chunk).nbytes
-        if n_bytes > expected:
-            break
-        yield chunk
-    if n_bytes != expected:
-        few = "too many" if n_bytes > expected else f"only {n_bytes}"
-        raise CorruptError(f"{few} of {expected} bytes of a {src.name} tensor came from its source")
-
-
-def _bytes(array: Array) -> Buffer:
-    return array.view("u1").data if array.size else b""

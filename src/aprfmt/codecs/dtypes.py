@@ -19,7 +19,7 @@ class Dtype:
         block: values in a block (1 for plain dtypes).
         block_bytes: bytes of a block.
         numpy: numpy dtype string of a plain dtype's stored elements, None for block types.
-        kind: "plain", "aprq" (codecs.aprq) or "ggml" (gguf.quants).
+        kind: "plain" (codecs.plain), "aprq" (codecs.aprq) or "ggml" (codecs.ggml).
     """
 
     name: str
@@ -113,6 +113,7 @@ DTYPES: dict[str, Dtype] = {
         Dtype("MXFP4", None, 39, None, 32, 17),
         Dtype("NVFP4", None, 40, None, 64, 36),
         Dtype("Q1_0", None, 41, None, 128, 18),
+        Dtype("Q2_0", None, 42, None, 64, 18),
     )
 }
 

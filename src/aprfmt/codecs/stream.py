@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.io.segments import Item, Job
 from aprfmt.io.source import Buffer
 
 if TYPE_CHECKING:
@@ -43,6 +44,22 @@ def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]
             yield view[start : min(start + piece, whole)]
         pending = bytes(view[whole:])
     if pending:
+        yield pending
+
+
+def whole_units(items: Iterable[Item], unit: int, piece: int) -> Iterator[Item]:
+    """The same for items: a job of whole units stays a job, everything else is made at once and regrouped."""
+    pending: Buffer = b""
+    for item in items:
+        if isinstance(item, Job):
+            if not pending and item.n_bytes % unit == 0:
+                yield item
+                continue
+            item = item.run()
+        parts = list(regroup([pending, item], unit, piece))
+        pending = parts.pop() if parts and len(parts[-1]) % unit else b""
+        yield from parts
+    if len(pending):
         yield pending
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from aprfmt.convert import packed, provenance
 from aprfmt.convert.canonical import Canonical, canonical
 from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
 from aprfmt.convert.dtype_choice import Losses
+from aprfmt.convert.memory import flow_for, planned
+from aprfmt.convert.options import FOLDERS, TARGETS, Options, PathLike, options_of, target_format
+from aprfmt.convert.quantization import Quantization, asked
 from aprfmt.convert.recipe import KEY, Recipe, read_recipe
 from aprfmt.convert.report import Report
-from aprfmt.convert.run import StartProgress, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.convert.run import Way, check_inputs_stay, write_file, write_folder, write_parts
 from aprfmt.convert.shard import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
 from aprfmt.convert.to_apr import apr_layout, source_recipe
 from aprfmt.convert.to_gguf import GgufOptions, embedding_rows, gguf_layouts
@@ -27,50 +30,12 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import apr2_write
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import source_chunks
+from aprfmt.io.pipe import source_jobs
 from aprfmt.io.segments import FileLayout, Stream
 from aprfmt.io.sink import check_target
 from aprfmt.model import Model
 
 __all__ = ["Report", "convert_model", "export_model", "import_model"]
-
-PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Every option of a conversion; `apr convert --help` explains them."""
-
-    arch: str | None = None
-    dtype: str = "keep"
-    tokenizer: PathLike | None = None
-    license: str | None = None
-    data_source: str | None = None
-    data_license: str | None = None
-    allow_no_config: bool = False
-    allow_unmapped: bool = False
-    format: str | None = None
-    pre: str | None = None
-    pad_style: str = "llama.cpp"
-    shard_size: int | None = None
-    verify: bool = False
-    plan: bool = False
-    force: bool = False
-    progress: StartProgress | None = None
-
-    def changes_nothing(self) -> bool:
-        """Whether the options leave the model itself alone."""
-        quiet = {
-            "format",
-            "shard_size",
-            "verify",
-            "plan",
-            "force",
-            "progress",
-            "allow_no_config",
-            "allow_unmapped",
-        }
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in quiet)
 
 
 @dataclass(slots=True)
@@ -92,33 +57,26 @@ class Output:
 def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
     """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to an `.apr` file `dst`.
 
-    Options: arch, dtype, tokenizer, license, data_source, data_license, allow_no_config, allow_unmapped, plan,
-    force, progress. Raises AprError; nothing is left behind then.
+    Options: arch, dtype (a float, AprQ4, AprQ8 or a mix), and beside a mix imatrix, tensor_type ("REGEX=TYPE" texts),
+    output_type, embedding_type, pure, leave_output, allow_requantize; tokenizer, license, data_source, data_license,
+    allow_no_config, allow_unmapped, plan, force, progress. Raises AprError; nothing is left behind then.
     """
-    return _convert(src, dst, _options(options | {"format": "apr"}))
+    return _convert(src, dst, options_of(options | {"format": "apr"}))
 
 
 def export_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
     """Converts any readable model to `format`: "gguf", "safetensors", "hf", "mlx" or "apr-shards" (else by the
     suffix of `dst`).
 
-    Options: dtype, pre, pad_style, shard_size (bytes of a file; 0: one file), verify, arch, allow_unmapped, plan,
-    force, progress.
+    Options: dtype and what goes with a mix, pre, pad_style, shard_size (bytes of a file; 0: one file), verify, arch,
+    allow_unmapped, plan, force, progress.
     """
-    return _convert(src, dst, _options(options))
+    return _convert(src, dst, options_of(options))
 
 
 def convert_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
     """Converts any readable model to any writable form; options of import_model and export_model together."""
-    return _convert(src, dst, _options(options))
-
-
-def _options(given: dict[str, Any]) -> Options:
-    known = {f.name for f in fields(Options)}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
-    return Options(**given)
+    return _convert(src, dst, options_of(options))
 
 
 def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
@@ -135,10 +93,11 @@ def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
         )
     if options.verify and not options.plan:
         require_llama()
+    quantization = asked(options, target)
     with formats.open(src) as model:
         if not options.plan:
-            check_target(dst, _paths(model), options.force, folder=target in _FOLDERS)
-        c, output, losses = _plan(model, target, Path(dst), options)
+            check_target(dst, _paths(model), options.force, folder=target in FOLDERS)
+        c, output, losses = _plan(model, target, Path(dst), options, quantization)
         report = _report(c, output, losses, src, dst, target, options)
         if output.folder:
             check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
@@ -159,37 +118,9 @@ def _paths(model: Model) -> list[str]:
     return [str(model.path), *own, *(source.path for source in model.sources)]
 
 
-# What --format takes -> id of the container in the report.
-TARGETS = {
-    "apr": "apr-v2",
-    "apr-shards": "apr-v2",
-    "gguf": "gguf",
-    "safetensors": "safetensors",
-    "hf": "hf",
-    "mlx": "mlx",
-}
-_FOLDERS = ("hf", "mlx", "apr-shards")
-_SUFFIXES = {".apr": "apr", ".gguf": "gguf", ".safetensors": "safetensors"}
-
-
-def target_format(dst: PathLike, name: str | None = None) -> str:
-    """The target's key in TARGETS: `name`, else by the suffix of `dst` (a folder is "hf"). Raises UsageError."""
-    if name is not None:
-        if name not in TARGETS:
-            raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(TARGETS))
-        return name
-    suffix = Path(dst).suffix.lower()
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if suffix[1:].isalpha() and not os.path.isdir(dst):  # "model.ggfu" is a slip, "smollm2-v1.5" a folder
-        raise UsageError(
-            f"{suffix} is no suffix of a writable format",
-            hint="name the format with --format: " + ", ".join(TARGETS),
-        )
-    return "hf"
-
-
-def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canonical, Output, Losses]:
+def _plan(
+    model: Model, target: str, dst: Path, options: Options, quantization: Quantization | None
+) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
     if target == "apr" and model.format.startswith("apr") and options.changes_nothing():
         return _copy(model, dst), _copied(model, dst), losses
@@ -210,10 +141,11 @@ def _plan(model: Model, target: str, dst: Path, options: Options) -> tuple[Canon
     )
     if c.packs.decoded:
         losses.others += packed.losses(c.packs.found)
+    c.quantization = quantization
     complete_hparams(c)
     _override(c, options)
     check_before_writing(c, options.allow_unmapped)
-    recipe = _recipe(c, target)
+    recipe = _recipe(c, target, options)
     return c, _WRITERS[target](c, dst.name, options, recipe, losses), losses
 
 
@@ -228,7 +160,7 @@ def _copied(model: Model, dst: Path) -> Output:
         joined = FileLayout(dst.name, apr2_write.layout_from_model(model), crc_footer=True)
         return Output([joined], _listed(model), True, ready=native.verify)
     source = model.sources[0]
-    segment = Stream(source.size, lambda: source_chunks(source, 0, source.size), dst.name)
+    segment = Stream(source.size, lambda: source_jobs(source, 0, source.size), dst.name)
     return Output([FileLayout(dst.name, [segment])], _listed(model), True)
 
 
@@ -251,21 +183,18 @@ def _override(c: Canonical, options: Options) -> None:
         c.tokenizer = read_tokenizer(Path(options.tokenizer))
 
 
-def _recipe(c: Canonical, target: str) -> Recipe | None:
+def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
     value = None
     if c.model.format == "apr-v2":
         value = c.model.metadata.get(KEY)
-    elif c.model.format == target:
-        value = source_recipe(c)
+    elif c.model.format == target and (target != "gguf" or options.dtype == "keep"):
+        value = source_recipe(c)  # the keys of a GGUF are at hand without it
     return read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path)) if value is not None else None
 
 
 def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
     own_tokenizer = options.tokenizer is None
-    layout, tensors, recorded = apr_layout(c, name, options.dtype, losses.overflow, with_source=own_tokenizer)
-    if not recorded:
-        for tensor in tensors:
-            losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
+    layout, tensors, recorded = apr_layout(c, name, options.dtype, losses, with_source=own_tokenizer)
     whole = c.model.format in ("gguf", "hf", "safetensors") and not (c.left_out or c.parts_left_out)
     return Output([layout], tensors, recorded and whole)
 
@@ -339,7 +268,8 @@ def _report(
         report.files = [str(Path(dst).with_name(layout.name)) for layout in output.layouts]
         report.output = report.files[0]
     if options.plan:
-        report.memory_bytes = _memory(c)
+        flow = flow_for(options.threads, options.max_memory, output.tensors)
+        report.memory_bytes = planned(flow, output.tensors)
         report.tensors = [
             {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
             for t in output.tensors
@@ -347,18 +277,14 @@ def _report(
     return report
 
 
-def _memory(c: Canonical) -> int:
-    """Estimate of peak memory: interpreter and numpy, the pipeline's buffers, the tokenizer's strings."""
-    n_strings = len(c.tokenizer.tokens) + len(c.tokenizer.merges) if c.tokenizer is not None else 0
-    return (64 << 20) + (24 << 20) + 400 * n_strings
-
-
 def _write(dst: str, c: Canonical, output: Output, options: Options, report: Report) -> None:
+    flow = flow_for(options.threads, options.max_memory, output.tensors)
+    way = Way(options.force, options.progress, flow, options.fsync)
     if output.shards is not None:
-        write_shards(dst, output.shards, force=options.force, progress=options.progress)
+        write_shards(dst, output.shards, way)
         return
     if output.folder:
-        write_folder(dst, output.layouts, force=options.force, progress=options.progress)
+        write_folder(dst, output.layouts, way)
         return
 
     def check(temporary: str) -> None:
@@ -367,6 +293,6 @@ def _write(dst: str, c: Canonical, output: Output, options: Options, report: Rep
     checked = check if options.verify else None
     if len(output.layouts) > 1:
         folder = os.path.dirname(os.path.abspath(dst))
-        write_parts(folder, output.layouts, force=options.force, progress=options.progress, check=checked)
+        write_parts(folder, output.layouts, way, checked)
         return
-    write_file(dst, output.layouts[0], force=options.force, progress=options.progress, check=checked)
+    write_file(dst, output.layouts[0], way, checked)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aprfmt.codecs.convert import can_encode
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.convert.transfer import CanonicalTensor
 from aprfmt.errors import UsageError
-
-# Blocks of 256 values that do not divide a row fall back to blocks of 32, and those to F16, as llama.cpp does.
-_FALLBACK = {
-    "Q2_K": "Q4_0",
-    "Q3_K": "Q4_0",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-    "TQ1_0": "Q4_0",
-    "TQ2_0": "Q4_0",
-}
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -49,7 +38,9 @@ class Losses:
         """One sentence a kind of loss."""
         out = [f"{n} tensors rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
-            out.append(f"{self.overflows} values were beyond the target's range and became infinite")
+            out.append(
+                f"{self.overflows} values were beyond the target's range and became infinite or its largest"
+            )
         return out + self.others
 
 
@@ -64,19 +55,19 @@ def is_exact(source: str, target: str) -> bool:
     return DTYPES[source].kind != "plain" and target == "F32"
 
 
-def requested(dtype: str) -> str | None:
-    """The dtype row that `--dtype` names, None for "keep". Raises UsageError when it cannot be written."""
+def requested(dtype: str, also: Sequence[str] = ()) -> str | None:
+    """The dtype row that `--dtype` names where it names no mix, None for "keep".
+
+    Floats, AprQ4, AprQ8 and `also`, what the container has beside them. Raises UsageError for any other.
+    """
     if dtype == "keep":
         return None
     name = find_dtype(dtype).name
-    if name not in ("F32", "F16", "BF16") and not (DTYPES[name].is_quantized and can_encode(name)):
-        writable = [
-            row
-            for row in DTYPES
-            if row in ("F32", "F16", "BF16") or (DTYPES[row].is_quantized and can_encode(row))
-        ]
+    writable = ["F32", "F16", "BF16", "AprQ4", "AprQ8", *also]
+    if name not in writable:
         raise UsageError(
-            f"weights cannot be written as {name}", hint="one of: keep, " + ", ".join(writable).lower()
+            f"weights cannot be written as {name}",
+            hint="one of: keep, " + ", ".join(writable).lower() + "; or a mix: apr quantize --list",
         )
     return name
 
@@ -94,7 +85,7 @@ def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
 
 
 def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
-    """The dtype of `tensor` in an `.apr` when `dtype` is asked for: quantised types apply to matrices only.
+    """The dtype of `tensor` in an `.apr` when `dtype`, no mix, is asked for: AprQ4 and AprQ8 apply to matrices only.
 
     Vectors stay F32 (or become it), integers stay as they are.
     """
@@ -103,17 +94,7 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
         return tensor.dtype
     if target in _FLOATS:
         return target
-    return fitting(target, tensor.shape) if is_matrix(gguf_name, tensor.shape) else "F32"
-
-
-def fitting(target: str, shape: tuple[int, ...]) -> str:
-    """`target`, or the nearest dtype whose blocks divide a row of `shape`."""
-    row = DTYPES[target]
-    if row.kind != "ggml" or shape[-1] % row.block == 0:
-        return target
-    if target in _FALLBACK:
-        return fitting(_FALLBACK[target], shape)
-    return "F16"
+    return target if is_matrix(gguf_name, tensor.shape) else "F32"
 
 
 def _is_float(dtype: str) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.links import Link
-from aprfmt.codecs.convert import encode
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.recast import Decoded, Piece, produce, values_of
+from aprfmt.codecs.recode import encode
+from aprfmt.convert.pieces import Decoded, Piece, values_of
+from aprfmt.convert.recast import produce
 from aprfmt.convert.transfer import CanonicalTensor
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.recast import Piece, Stored, keeps_dtype
+from aprfmt.convert.pieces import Piece, Stored
+from aprfmt.convert.recast import keeps_dtype
 from aprfmt.convert.transfer import CanonicalTensor, of_pieces, stored
 from aprfmt.convert.unpack import Packing
 from aprfmt.errors import RefusedError, UnmappedError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.codecs import plain
-from aprfmt.codecs.convert import OverflowCount, recode
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.packed import SCHEMES, Scheme
 from aprfmt.codecs.packed_pieces import Decoded, Piece
+from aprfmt.codecs.recode import OverflowCount, recode
 from aprfmt.codecs.stream import STEP
 from aprfmt.convert.packed_config import (
     UNPACK_HINT,

@@ -6,127 +6,28 @@ columns, mapped values) works on single elements: quantised tensors are decoded 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from math import lcm, prod
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.links import Recast, Shape
 from aprfmt.arch.orders import VALUES, indices
 from aprfmt.codecs import mxfp4
-from aprfmt.codecs.convert import decode, recode
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import recode
 from aprfmt.codecs.stream import regroup
+from aprfmt.convert.pieces import Decoded, Piece, Produced, Stored
 from aprfmt.errors import RefusedError
-from aprfmt.io.pipe import CHUNK_BYTES
+from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
+from aprfmt.io.segments import Item, Job, resolved
 from aprfmt.io.source import Buffer
-from aprfmt.model import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-
-
-class Piece(Protocol):
-    """Stored bytes that can be read at any place: a tensor of a file, or one that was decoded."""
-
-    @property
-    def name(self) -> str:
-        """Name of the tensor."""
-
-    @property
-    def dtype(self) -> str:
-        """Stored dtype."""
-
-    @property
-    def shape(self) -> Shape:
-        """Row-major shape."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Stored bytes."""
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the tensor."""
-
-    def raw(self) -> memoryview:
-        """All bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor of a file as a Piece."""
-
-    tensor: Tensor
-
-    @property
-    def name(self) -> str:
-        """Name in the file."""
-        return self.tensor.name
-
-    @property
-    def dtype(self) -> str:
-        """Stored dtype."""
-        return self.tensor.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Row-major shape."""
-        return self.tensor.shape
-
-    @property
-    def n_bytes(self) -> int:
-        """Stored bytes."""
-        return self.tensor.n_bytes
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the tensor."""
-        self.tensor.source.read_into(self.tensor.offset + offset, buffer)
-
-    def raw(self) -> memoryview:
-        """All bytes, mapped."""
-        return self.tensor.raw()
-
-
-@dataclass(slots=True)
-class Decoded:
-    """Values that have to be made first (packed weights, blocks that cannot move): held while they are read."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    make: Callable[[], Iterable[Buffer]]
-    _data: bytes | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes once decoded."""
-        return DTYPES[self.dtype].n_bytes(self.shape)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the decoded tensor."""
-        buffer[:] = self.raw()[offset : offset + len(buffer)]
-
-    def raw(self) -> memoryview:
-        """All bytes; made on first use."""
-        if self._data is None:
-            self._data = b"".join(bytes(chunk) for chunk in self.make())
-        return memoryview(self._data)
-
-    def drop(self) -> None:
-        """Frees the memory; the next use makes the bytes again."""
-        self._data = None
-
-
-@dataclass(frozen=True, slots=True)
-class Produced:
-    """One output tensor of a Recast: what it will be, and its bytes."""
-
-    dtype: str
-    shape: Shape
-    n_bytes: int
-    chunks: Callable[[], Iterator[Buffer]]
 
 
 def keeps_dtype(pieces: Sequence[Piece], recast: Recast) -> bool:
@@ -161,10 +62,10 @@ def produce(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: 
         return mxfp4_tensor(pieces, recast, position, inverse=inverse)
     if not keeps_dtype(pieces, recast) and (recast.value == "" or any(p.dtype != "F32" for p in pieces)):
         pieces = [_floats(piece) for piece in pieces]
-    dtype = pieces[0].dtype
+    dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, Decoded))
     if recast.is_plain or prod(shape) == 0:
         n_bytes = pieces[0].n_bytes if recast.is_plain else 0
-        return Produced(dtype, shape, n_bytes, lambda: _whole(pieces[0], n_bytes))
+        return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
     first = sum(map(prod, shapes[:position])) // recast.row_elements
     rows = range(first, first + prod(shape) // recast.row_elements)
     if recast.moves_rows_only:
@@ -172,9 +73,13 @@ def produce(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: 
             recast.n_rows + (0 if inverse else recast.skip)
         )
         n_bytes = len(rows) * row_bytes
-        return Produced(dtype, shape, n_bytes, lambda: _gather(pieces, recast, rows, row_bytes, inverse))
-    n_bytes = DTYPES[dtype].n_bytes(shape)
-    return Produced(dtype, shape, n_bytes, lambda: _elements(pieces, recast, rows, position, inverse))
+        return Produced(
+            dtype, shape, n_bytes, lambda unit: _gather(pieces, recast, rows, row_bytes, inverse, unit), held
+        )
+    n_bytes, held = DTYPES[dtype].n_bytes(shape), sum(piece.n_bytes for piece in pieces)
+    return Produced(
+        dtype, shape, n_bytes, lambda unit: _elements(pieces, recast, rows, position, inverse), held
+    )
 
 
 def _floats(piece: Piece) -> Piece:
@@ -182,45 +87,64 @@ def _floats(piece: Piece) -> Piece:
         return piece
 
     def read() -> Iterator[Buffer]:
-        return _whole(piece, piece.n_bytes)
+        return resolved(_whole(piece, piece.n_bytes, 1))
 
     return Decoded(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
 
 
-def _whole(piece: Piece, n_bytes: int) -> Iterator[Buffer]:
-    for start in range(0, n_bytes, CHUNK_BYTES):
-        buffer = bytearray(min(CHUNK_BYTES, n_bytes - start))
-        piece.read_into(start, memoryview(buffer))
-        yield buffer
-    _drop([piece])
+def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
+    if isinstance(piece, Decoded):
+        return iter(piece.make())
+    if isinstance(piece, Stored) and n_bytes <= piece.n_bytes:
+        return source_jobs(piece.tensor.source, piece.tensor.offset, n_bytes, unit)
+    step = max(1, CHUNK_BYTES // unit) * unit
+    starts = range(0, n_bytes, step)
+    return (Job(min(step, n_bytes - s), partial(_read, piece, s, min(step, n_bytes - s))) for s in starts)
 
 
-def _drop(pieces: Iterable[Piece]) -> None:
-    for piece in pieces:
-        if isinstance(piece, Decoded):
-            piece.drop()
+def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
+    buffer = bytearray(n_bytes)
+    piece.read_into(start, memoryview(buffer))
+    return buffer
+
+
+def _side_by_side(pieces: Sequence[Piece], jobs: Iterator[Job]) -> Iterator[Item]:
+    """`jobs`, run at once where they read decoded pieces: those are held only as long as this lasts."""
+    held = [piece for piece in pieces if isinstance(piece, Decoded)]
+    for job in jobs:
+        yield job.run() if held else job
+    for piece in held:
+        piece.drop()
 
 
 # --- whole rows ---
 
 
 def _gather(
-    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool
-) -> Iterator[Buffer]:
+    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+) -> Iterator[Item]:
+    if recast.skip and inverse:
+        yield bytes(recast.skip * row_bytes)
+    yield from _side_by_side(pieces, _gather_jobs(pieces, recast, rows, row_bytes, inverse, unit))
+
+
+def _gather_jobs(
+    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+) -> Iterator[Job]:
     import numpy as np
 
     ends = np.cumsum([piece.n_bytes // row_bytes for piece in pieces])
-    step = max(1, CHUNK_BYTES // row_bytes)
+    whole = lcm(row_bytes, unit)
+    step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
     index = indices(recast.orders, recast.n_rows, inverse=inverse) if recast.orders else None
     if recast.skip and inverse:
-        yield bytes(recast.skip * row_bytes)
         rows = range(rows.stop - recast.skip)
     elif recast.skip:
         rows = range(rows.start + recast.skip, rows.stop + recast.skip)
     for start in range(rows.start, rows.stop, step):
         part = np.arange(start, min(start + step, rows.stop))
-        yield _rows(pieces, ends, part if index is None else index[part], row_bytes)
-    _drop(pieces)
+        wanted = part if index is None else index[part]
+        yield Job(len(part) * row_bytes, partial(_rows, pieces, ends, wanted, row_bytes))
 
 
 def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:
@@ -251,7 +175,13 @@ def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> 
 
 def _elements(
     pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
-) -> Iterator[Buffer]:
+) -> Iterator[Item]:
+    return _side_by_side(pieces, _element_jobs(pieces, recast, rows, position, inverse))
+
+
+def _element_jobs(
+    pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
+) -> Iterator[Job]:
     import numpy as np
 
     flags = recast.after_transposed or (False,) * len(recast.after)
@@ -271,12 +201,16 @@ def _elements(
     step = max(1, CHUNK_BYTES // (row_elements * arrays[0].itemsize))
     if out_flag:
         step = shape[-1]
-    for start in range(0, len(index), step):
-        block = _take(arrays, index[start : start + step], row_elements)
+
+    def made(part: Array) -> Buffer:
+        block = _take(arrays, part, row_elements)
         block = block if columns is None else block[:, columns]
         block = block.T if out_flag else block
-        yield _bytes(block if change is None else change(block).astype(np.float32, copy=False))
-    _drop(pieces)
+        return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
+
+    for start in range(0, len(index), step):
+        part = index[start : start + step]
+        yield Job(len(part) * row_elements * arrays[0].itemsize, partial(made, part))
 
 
 def _array(piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> Array:
@@ -311,12 +245,6 @@ def _bytes(array: Array) -> Buffer:
 
     flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-def values_of(produced: Produced) -> Array:
-    """The tensor in memory, decoded."""
-    data = b"".join(bytes(chunk) for chunk in produced.chunks())
-    return decode(produced.dtype, data, produced.shape)
 
 
 # --- packed blocks ---
@@ -374,7 +302,7 @@ def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inve
     rows = produce(pieces, outer, 0, inverse=True)
     size = mxfp4.ROW_BYTES
 
-    def unpacked() -> Iterator[Buffer]:
+    def unpacked(unit: int) -> Iterator[Buffer]:
         for chunk in regroup(rows.chunks(), size, max(size, CHUNK_BYTES // size * size)):
             yield mxfp4.unpack(chunk)[position]
 

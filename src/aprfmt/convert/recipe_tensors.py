@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from aprfmt.arch.links import Link
 from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.recipe import RecipeWriter
 from aprfmt.convert.transfer import Decoded, of_pieces
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import resolved
+from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 
 MAX_MAPPED_BYTES = 64 << 20
@@ -46,9 +50,11 @@ class SourceTensors:
         """Whether the mapped values of the `.apr` give the source's again, bit by bit."""
         if original.n_bytes > MAX_MAPPED_BYTES:
             return False
-        pieces = []
-        for name in link.hf:
-            out = self.c.tensors[name].out(name, self.stored.get(name))
-            pieces.append(Decoded(name, out.dtype, out.shape, out.chunks))
+        outs = [self.c.tensors[name].out(name, self.stored.get(name)) for name in link.hf]
+        pieces = [Decoded(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
         made = of_pieces(original.name, pieces, link.recast, link.gguf.index(original.name))
         return made.dtype == original.dtype and b"".join(map(bytes, made.chunks())) == original.raw()
+
+
+def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
+    return resolved(tensor.chunks())

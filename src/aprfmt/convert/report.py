@@ -43,6 +43,12 @@ class Report:
     tensors: list[dict[str, Any]] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
 
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Stored bits for each value of the output's tensors; None without any."""
+        n_values = sum(row["params"] for row in self.dtypes.values())
+        return 8 * sum(row["bytes"] for row in self.dtypes.values()) / n_values if n_values else None
+
     def to_json(self) -> dict[str, Any]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
         body: dict[str, Any] = {
@@ -54,6 +60,7 @@ class Report:
             "input_bytes": self.input_bytes,
             "output_bytes": self.output_bytes,
             "dtypes": self.dtypes,
+            "bits_per_weight": round(bits, 3) if (bits := self.bits_per_weight) is not None else None,
             "seconds": round(self.seconds, 3),
             "warnings": self.warnings,
             "lossless": self.lossless,

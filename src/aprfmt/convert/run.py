@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aprfmt.errors import RefusedError
-from aprfmt.io.pipe import Progress, write_layout
+from aprfmt.io.pipe import DEFAULT_FLOW, Flow, Progress, write_layout
 from aprfmt.io.segments import FileLayout
 from aprfmt.io.sink import AtomicFile, AtomicFiles, AtomicFolder
 
 StartProgress = Callable[[int], Progress]
 """Called with the total bytes before writing; gives the function to call with each piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How outputs are written: `force` replaces what is there, without `fsync` a power cut may lose them."""
+
+    force: bool = False
+    progress: StartProgress | None = None
+    flow: Flow = DEFAULT_FLOW
+    fsync: bool = True
+
 
 # Weight files of an older export that must not stay beside new ones.
 _STALE = ("model*.safetensors", "model.safetensors.index.json")
@@ -33,21 +45,14 @@ _STALE_TOKENIZER = (
 )
 
 
-def write_file(
-    target: str,
-    layout: FileLayout,
-    *,
-    force: bool,
-    progress: StartProgress | None,
-    check: Callable[[str], None] | None = None,
-) -> None:
+def write_file(target: str, layout: FileLayout, way: Way, check: Callable[[str], None] | None = None) -> None:
     """Writes `layout` as the file `target`. Raises ExistsError, StorageError.
 
     `check` gets the path of the complete temporary file; when it raises, the target never appears.
     """
-    advance = progress(layout.n_bytes) if progress else None
-    with AtomicFile(target, force=force, n_bytes=layout.n_bytes) as sink:
-        write_layout(layout, sink, advance)
+    advance = way.progress(layout.n_bytes) if way.progress else None
+    with AtomicFile(target, force=way.force, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+        write_layout(layout, sink, advance, way.flow)
         if check is not None:
             check(sink.temporary)
 
@@ -55,9 +60,7 @@ def write_file(
 def write_parts(
     folder: str,
     layouts: Sequence[FileLayout],
-    *,
-    force: bool,
-    progress: StartProgress | None,
+    way: Way,
     check: Callable[[str], None] | None = None,
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
@@ -65,11 +68,11 @@ def write_parts(
     `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
     """
     n_bytes = sum(layout.n_bytes for layout in layouts)
-    advance = progress(n_bytes) if progress else None
-    with AtomicFiles(folder, force=force, n_bytes=n_bytes) as temporary:
+    advance = way.progress(n_bytes) if way.progress else None
+    with AtomicFiles(folder, force=way.force, n_bytes=n_bytes) as temporary:
         for layout in layouts:
-            with AtomicFile(temporary / layout.name, n_bytes=layout.n_bytes) as sink:
-                write_layout(layout, sink, advance)
+            with AtomicFile(temporary / layout.name, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+                write_layout(layout, sink, advance, way.flow)
         if check is not None:
             check(str(temporary / layouts[0].name))
 
@@ -87,17 +90,15 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
             )
 
 
-def write_folder(
-    target: str, layouts: Sequence[FileLayout], *, force: bool, progress: StartProgress | None
-) -> None:
+def write_folder(target: str, layouts: Sequence[FileLayout], way: Way) -> None:
     """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
     n_bytes = sum(layout.n_bytes for layout in layouts)
-    advance = progress(n_bytes) if progress else None
+    advance = way.progress(n_bytes) if way.progress else None
     brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
-    with AtomicFolder(target, force=force, n_bytes=n_bytes, stale=stale) as folder:
+    with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=stale) as folder:
         for layout in layouts:
             path = folder / layout.name
             os.makedirs(path.parent, exist_ok=True)
-            with AtomicFile(path, n_bytes=layout.n_bytes) as sink:
-                write_layout(layout, sink, advance)
+            with AtomicFile(path, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+                write_layout(layout, sink, advance, way.flow)

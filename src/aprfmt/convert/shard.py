@@ -6,16 +6,17 @@ import hashlib
 from collections.abc import Sequence
 
 from aprfmt.convert.canonical import Canonical
-from aprfmt.convert.run import StartProgress
+from aprfmt.convert.run import Way
 from aprfmt.convert.to_apr import apr_contents
 from aprfmt.errors import RefusedError
 from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats.apr2 import HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_manifest import ShardInfo, manifest_text
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
-from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, shard_layouts
+from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative
+from aprfmt.formats.apr_shards_write import shard_layouts
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import source_chunks, write_layout
+from aprfmt.io.pipe import source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer
@@ -54,7 +55,7 @@ def cut(model: Model, max_bytes: int) -> tuple[list[Shard], bool]:
 def _stored(tensor: Tensor) -> OutTensor:
     source, offset, n_bytes = tensor.source, tensor.offset, tensor.n_bytes
     return OutTensor(
-        tensor.name, tensor.dtype, tensor.shape, n_bytes, lambda: source_chunks(source, offset, n_bytes)
+        tensor.name, tensor.dtype, tensor.shape, n_bytes, lambda: source_jobs(source, offset, n_bytes)
     )
 
 
@@ -92,17 +93,15 @@ class _HashedFile(AtomicFile):
         super().write(data)
 
 
-def write_shards(
-    target: str, shards: Sequence[Shard], *, force: bool, progress: StartProgress | None
-) -> None:
+def write_shards(target: str, shards: Sequence[Shard], way: Way) -> None:
     """Writes the shards and then their manifest as the folder `target`. Raises ExistsError, StorageError."""
     n_bytes = sum(layout.n_bytes for layout, _ in shards)
-    advance = progress(n_bytes) if progress else None
+    advance = way.progress(n_bytes) if way.progress else None
     infos = []
-    with AtomicFolder(target, force=force, n_bytes=n_bytes, stale=_STALE) as folder:
+    with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE) as folder:
         for i, (layout, tensors) in enumerate(shards):
-            with _HashedFile(folder / layout.name, n_bytes=layout.n_bytes) as sink:
-                crc = write_layout(layout, sink, advance)
+            with _HashedFile(folder / layout.name, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+                crc = write_layout(layout, sink, advance, way.flow)
             names = tuple(sorted(tensor.name for tensor in tensors))
             infos.append(ShardInfo(layout.name, i, layout.n_bytes, names, sink.digest.hexdigest(), crc))
         text = manifest_text(infos, sum(tensor.n_bytes for _, group in shards for tensor in group))

@@ -13,7 +13,7 @@ from aprfmt.convert import provenance
 from aprfmt.convert.canonical import canonical
 from aprfmt.convert.checks import check_vocabulary, read_tokenizer
 from aprfmt.convert.recipe import KEY
-from aprfmt.convert.run import write_file
+from aprfmt.convert.run import Way, write_file
 from aprfmt.convert.to_apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2_write, apr_metadata
@@ -89,7 +89,7 @@ def stamp_file(
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
         layout = FileLayout(os.path.basename(target), _segments(model, patch, tokenizer), crc_footer=True)
-        write_file(target, layout, force=force or in_place, progress=None)
+        write_file(target, layout, Way(force or in_place))
         return {
             "source": os.fspath(src),
             "output": target,

@@ -7,12 +7,15 @@ from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
-from aprfmt.codecs.convert import decode, encode
+from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import encode
 from aprfmt.convert import provenance
 from aprfmt.convert.canonical import Canonical
-from aprfmt.convert.dtype_choice import is_exact, matrix_dtype
+from aprfmt.convert.dtype_choice import Losses, is_exact, matrix_dtype
 from aprfmt.convert.envelope import LEFT_ASIDE
+from aprfmt.convert.named import gguf_side
+from aprfmt.convert.quantization import Target, with_apr_names
 from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
 from aprfmt.convert.recipe_tensors import SourceTensors
 from aprfmt.convert.transfer import CanonicalTensor, values_of
@@ -43,29 +46,43 @@ _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 
 
 def apr_layout(
-    c: Canonical, name: str, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
+    c: Canonical, name: str, dtype: str, losses: Losses, *, with_source: bool = True
 ) -> tuple[FileLayout, list[OutTensor], bool]:
     """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), its tensors; see apr_contents.
 
     The third value tells whether the source files can be had back from it.
     """
-    metadata, tensors, flags = apr_contents(c, dtype, overflow, with_source=with_source)
+    targets: dict[str, Target] = {}
+    if c.quantization is not None:
+        side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
+        c, targets = with_apr_names(c, side, c.quantization.targets(c, side))
+        dtype = "keep"
+    metadata, tensors, flags = apr_contents(c, dtype, losses.overflow, targets, with_source=with_source)
+    if KEY not in metadata:
+        for tensor in tensors:
+            losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
     return FileLayout(name, segments, crc_footer=True), tensors, KEY in metadata
 
 
 def apr_contents(
-    c: Canonical, dtype: str, overflow: Callable[[int], None], *, with_source: bool = True
+    c: Canonical,
+    dtype: str,
+    overflow: Callable[[int], None],
+    targets: Mapping[str, Target] | None = None,
+    *,
+    with_source: bool = True,
 ) -> tuple[dict[str, Any], list[OutTensor], int]:
-    """Metadata, tensors and header flags of the `.apr` for `c`.
+    """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
 
     The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
     """
     narrow = _narrowed(c) if dtype == "keep" else {}
-    tensors = [
-        t.out(t.name, narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name)), overflow=overflow)
-        for t in c.tensors.values()
-    ]
+    tensors = []
+    for t in c.tensors.values():
+        name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
+        target = (targets or {}).get(t.name, Target(name))
+        tensors.append(t.out(t.name, target.dtype, overflow, target.weights, padded=True))
     kept = not c.packs.decoded and all(
         out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors
     )

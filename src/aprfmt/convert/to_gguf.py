@@ -13,10 +13,12 @@ from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import envelope, provenance
 from aprfmt.convert.canonical import Canonical
-from aprfmt.convert.dtype_choice import Losses, fitting, is_exact, is_matrix, requested
+from aprfmt.convert.dtype_choice import Losses, is_exact, is_matrix, requested
 from aprfmt.convert.envelope import Envelope
 from aprfmt.convert.exact import residues
+from aprfmt.convert.mix_rules import fitting
 from aprfmt.convert.named import gguf_side, links
+from aprfmt.convert.quantization import mix_of
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.split import renamed_parts, split_gguf
@@ -26,6 +28,7 @@ from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.imatrix import Imatrix
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
 from aprfmt.tokenizer import ggml
@@ -131,7 +134,11 @@ def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 
 
 def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
-    wanted = requested(options.dtype)
+    wanted = requested(options.dtype) if c.quantization is None else None
+    if wanted is not None and DTYPES[wanted].ggml_id is None:
+        raise RefusedError(
+            f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
+        )
     row = c.arch
     if row is None and not options.allow_unmapped:
         raise UnmappedError(
@@ -147,9 +154,16 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
     if placeless:
         more = f" and {len(placeless) - 3} more" if len(placeless) > 3 else ""
         losses.dropped(f"a GGUF has no place for {', '.join(placeless[:3])}{more}")
-    for tensor in gguf_side(row, c.hparams, c.tensors) if row is not None else c.tensors.values():
+    side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
+    targets = c.quantization.targets(c, side) if c.quantization is not None else {}
+    for tensor in side:
         _check_name(tensor.name, c)
-        yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
+        target = targets.get(tensor.name)
+        if target is None:
+            yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
+        else:
+            losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target.dtype)
+            yield tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
 
 
 def _check_name(name: str, c: Canonical) -> None:
@@ -170,8 +184,10 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
     row = DTYPES[tensor.dtype]
     if wanted is not None and is_matrix(tensor.name, tensor.shape):
         target = fitting(wanted, tensor.shape)
+    elif is_padded(row, tensor.shape) and is_matrix(tensor.name, tensor.shape):
+        target = fitting("Q8_0", tensor.shape)  # APR's row-padded K-quants do not exist in GGUF
     elif row.kind == "aprq" or is_padded(row, tensor.shape) or tensor.is_decoded:
-        # APR's own blocks and its row-padded K-quants do not exist in GGUF
+        # nor do APR's own blocks
         target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
     elif row.ggml_id is None:
         raise RefusedError(
@@ -240,13 +256,38 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
         keys += [_typed(kv) for kv in found]
-    keys.append(("general.file_type", GgufType.UINT32, FILE_TYPES.get(dominant_dtype(tensors), 0)))
+    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, tensors)))
     if c.tokenizer is not None:
         own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
         found = ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
         keys += [_typed(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
+    return keys + _imatrix_keys(c.quantization.imatrix if c.quantization is not None else None)
+
+
+def _file_type(c: Canonical, tensors: list[OutTensor]) -> int:
+    """llama.cpp's number of the mix, asked for or found; else of the dtype with most bytes."""
+    if c.quantization is not None:
+        return c.quantization.mix.file_type
+    mix = mix_of(c, tensors)
+    return mix.file_type if mix is not None else FILE_TYPES.get(dominant_dtype(tensors), 0)
+
+
+def _imatrix_keys(imatrix: Imatrix | None) -> list[Kv]:
+    """What llama.cpp's quantize program says of the importance matrix; it cuts texts at 127 bytes."""
+    if imatrix is None:
+        return []
+    keys: list[Kv] = [("quantize.imatrix.file", GgufType.STRING, _cut(imatrix.path))]
+    if imatrix.datasets:
+        keys.append(("quantize.imatrix.dataset", GgufType.STRING, _cut(imatrix.datasets[0])))
+    keys.append(("quantize.imatrix.entries_count", GgufType.UINT32, len(imatrix.entries)))
+    if imatrix.chunks > 0:
+        keys.append(("quantize.imatrix.chunks_count", GgufType.UINT32, imatrix.chunks))
     return keys
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="surrogateescape")[:127].decode(errors="surrogateescape")
 
 
 def gguf_names(c: Canonical) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
+from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import envelope, origin, packed, provenance
 from aprfmt.convert.canonical import Canonical
@@ -39,9 +40,10 @@ _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
     """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantised blocks become F16.
 
-    Raises RefusedError for dtypes that safetensors has not.
+    8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
+    dtypes that safetensors has not.
     """
-    wanted = requested(dtype)
+    wanted = requested(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:
         raise RefusedError(
             f"safetensors has no dtype {wanted}",
@@ -59,7 +61,7 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
 def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
     row = DTYPES[tensor.dtype]
     is_float = row.name in _TORCH_NAMES or row.kind != "plain"
-    if wanted is not None and is_float:
+    if wanted is not None and is_float and (wanted not in EIGHT_BITS or len(tensor.shape) > 1):
         return wanted
     return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
 
@@ -220,7 +222,9 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
     totals: dict[str, int] = {}
     for tensor in tensors:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
-    return _TORCH_NAMES.get(max(totals, key=lambda d: totals[d], default="F32"), "float32")
+    most = max(totals, key=lambda d: totals[d], default="F32")
+    # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
+    return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
 
 
 def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:

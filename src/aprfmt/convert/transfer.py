@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.links import Link, Recast, Shape
-from aprfmt.codecs.convert import OverflowCount, recode
+from aprfmt.codecs.convert import stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.recast import Decoded, Piece, Produced, Stored, keeps_dtype, produce, values_of
+from aprfmt.codecs.recode import OverflowCount, recoded
+from aprfmt.convert.pieces import Decoded, Piece, Produced, Stored, values_of
+from aprfmt.convert.recast import keeps_dtype, produce
 from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 __all__ = ["CanonicalTensor", "Decoded", "Stored", "keeps_dtype", "of_pieces", "values_of"]
 
@@ -87,9 +96,17 @@ class CanonicalTensor:
         made = self.produced
         return Decoded(self.name, made.dtype, made.shape, made.chunks)
 
-    def out(self, name: str, dtype: str | None = None, overflow: OverflowCount | None = None) -> OutTensor:
-        """This tensor as the output tensor `name` of `dtype`."""
-        return converted(name, self.produced, dtype, overflow)
+    def out(
+        self,
+        name: str,
+        dtype: str | None = None,
+        overflow: OverflowCount | None = None,
+        weights: Array | None = None,
+        *,
+        padded: bool = False,
+    ) -> OutTensor:
+        """This tensor as the output tensor `name` of `dtype`; see `converted`."""
+        return converted(name, self.produced, dtype, overflow, weights, padded=padded)
 
 
 def stored(name: str, tensor: Tensor) -> CanonicalTensor:
@@ -103,15 +120,25 @@ def of_pieces(name: str, pieces: Sequence[Piece], recast: Recast, position: int)
 
 
 def converted(
-    name: str, made: Produced, dtype: str | None = None, overflow: OverflowCount | None = None
+    name: str,
+    made: Produced,
+    dtype: str | None = None,
+    overflow: OverflowCount | None = None,
+    weights: Array | None = None,
+    *,
+    padded: bool = False,
 ) -> OutTensor:
-    """`made` as the output tensor `name` of `dtype`."""
+    """`made` as the output tensor `name` of `dtype`.
+
+    `weights` [matrices * cols] tells a quantised dtype how much each column matters. With `padded`, rows that
+    blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
+    """
     target = find_dtype(dtype or made.dtype).name
     if target == made.dtype:
-        return OutTensor(name, target, made.shape, made.n_bytes, made.chunks)
-    n_bytes = DTYPES[target].n_bytes(made.shape)
+        return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
+    n_bytes = stored_bytes(target, made.shape, padded=padded)
 
-    def chunks() -> Iterator[Buffer]:
-        return recode(made.dtype, target, made.shape, made.chunks, overflow)
+    def chunks() -> Iterator[Item]:
+        return recoded(made.dtype, target, made.shape, made.items, overflow, weights)
 
-    return OutTensor(name, target, made.shape, n_bytes, chunks)
+    return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)

@@ -10,6 +10,7 @@ from aprfmt.arch import names
 from aprfmt.arch.hparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.convert import packed
+from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.packed import PackedTensor
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
@@ -64,7 +65,8 @@ def packing(
         if decode or not (allow_unmapped or model.format.startswith("apr")):
             raise
         return Packing(warning=packed.keep_warning(model.tensors, config))
-    if gguf and dtype == "keep" and row is not None:
+    # Those that a GGUF holds as they are stay so unless they are asked for in floats.
+    if row is not None and (find_mix(dtype) is not None or (gguf and dtype == "keep")):
         found = [tensor for tensor in found if not _has_row(row, tensor)]
     if not found:
         return Packing()

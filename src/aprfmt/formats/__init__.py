@@ -40,7 +40,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         from aprfmt.formats.hub import snapshot
 
         return snapshot(text)
-    return Path(text)
+    return path if isinstance(path, Path) else Path(text)
 
 
 def detect(path: str | os.PathLike[str]) -> str:

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import (
     AprError,
     ChecksumError,
@@ -30,7 +31,8 @@ from aprfmt.errors import (
 from aprfmt.formats import apr_metadata
 from aprfmt.formats.apr_index import Index, apply_true_dtypes, read_index
 from aprfmt.io import jsonx
-from aprfmt.io.crc import crc32, crc32_of
+from aprfmt.io.checksum import crc32_of_range
+from aprfmt.io.crc import combine, crc32_of
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_METADATA_BYTES
 from aprfmt.model import Model
@@ -62,7 +64,9 @@ FLAGS: dict[str, int] = {
 # Up to this size a metadata section is parsed on opening, so that a broken one is refused at once.
 _EAGER_METADATA_BYTES = 64 << 10
 HEADER = struct.Struct("<4sBBHIQIQQI20s")
-_CHUNK_BYTES = 1 << 20
+# Where the true dtypes of a thousand tensors fit.
+_TAIL_BYTES = 128 << 10
+_U8 = DTYPES["U8"].apr_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,10 @@ class Apr2Native:
         """The metadata section as stored, without padding."""
         return self.source.read(self.header.metadata_offset, self.header.metadata_size)
 
+    def metadata_tail(self, n_bytes: int) -> bytes:
+        """Its last bytes."""
+        return self.source.read(self.header.metadata_offset + self.header.metadata_size - n_bytes, n_bytes)
+
     @cached_property
     def metadata(self) -> apr_metadata.AprMetadata:
         """The metadata, parsed on first use. Raises CorruptError."""
@@ -132,10 +140,8 @@ class Apr2Native:
             return "absent"
         crc = done = 0
         for position in sorted({self.index.data_end, last}):
-            while done < position:
-                chunk = self.source.read(done, min(_CHUNK_BYTES, position - done))
-                crc = crc32(chunk, crc)
-                done += len(chunk)
+            crc = combine(crc, crc32_of_range(self.source, done, position), position - done)
+            done = position
             if crc == int.from_bytes(self.source.read(position, 4), "little"):
                 return "ok"
         return "bad"
@@ -176,7 +182,7 @@ def _open(source: Source, path: Path, format: str, label: str) -> Model:
     warnings = _geometry_warnings(source.size, index)
     if header.metadata_size <= _EAGER_METADATA_BYTES:
         _ = native.metadata
-    if any(tensor.dtype == "U8" for tensor in index.tensors):
+    if _U8 in index.dtype_ids:
         warnings += apply_true_dtypes(index, _true_dtypes(native))
     return Model(
         path=path,
@@ -259,10 +265,14 @@ def _true_dtypes(native: Apr2Native) -> dict[str, Any]:
     if native.header.metadata_size <= _EAGER_METADATA_BYTES:
         value = native.metadata.get(key)
     else:
-        raw = native.metadata_bytes()
-        # A quote inside a JSON string is escaped, so this is a key, though perhaps one of a nested object:
-        # then the tail does not end where the section ends and is no JSON text.
-        start = raw.rfind(f',"{key}":'.encode())
+        start, raw = -1, b""
+        for n_bytes in (min(_TAIL_BYTES, native.header.metadata_size), native.header.metadata_size):
+            raw = native.metadata_tail(n_bytes)
+            # A quote inside a JSON string is escaped, so this is a key, though perhaps one of a nested object:
+            # then the tail does not end where the section ends and is no JSON text.
+            start = raw.rfind(f',"{key}":'.encode())
+            if start >= 0:
+                break
         if start >= 0:
             try:
                 value = jsonx.loads(b"{" + raw[start + 1 :])[key]

@@ -21,7 +21,7 @@ from aprfmt.formats.apr2 import FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
 from aprfmt.formats.apr_index import ALIGNMENT
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.crc import crc32_of
-from aprfmt.io.pipe import source_chunks, write_layout
+from aprfmt.io.pipe import source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros, padding
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Buffer
@@ -142,7 +142,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
     if is_same and model.format == "apr-v2" and type(native) is Apr2Native:  # no joined shards
         end = min(native.index.data_end, source.size)
         tail: list[Segment] = [Zeros(native.index.data_end - end)] if end < native.index.data_end else []
-        return [Stream(end, lambda: source_chunks(source, 0, end)), *tail]
+        return [Stream(end, lambda: source_jobs(source, 0, end)), *tail]
     flags = header.flags if flags is None else flags
     if model.format != "apr-v2":
         flags &= ~_COMPRESSED
@@ -178,7 +178,7 @@ def _stored_entry(native: Apr2Native, position: int, tensor: Tensor) -> _Entry:
     dtype_id = native.index.dtype_ids[position]
     if native.header.magic != MAGIC and DTYPES[tensor.dtype].apr_id is not None:
         dtype_id = DTYPES[tensor.dtype].apr_id or 0
-    stream = Stream(n_bytes, lambda: source_chunks(source, offset, n_bytes), tensor.name)
+    stream = Stream(n_bytes, lambda: source_jobs(source, offset, n_bytes), tensor.name)
     return _Entry(_name_bytes(tensor.name), dtype_id, shape, stream)
 
 

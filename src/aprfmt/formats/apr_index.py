@@ -6,10 +6,10 @@ offset from the data section, u64 size in bytes. Entries are sorted by name.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NoReturn
 
 from aprfmt.codecs.dtypes import DTYPES, Dtype, dtype_by_apr_id
@@ -24,11 +24,14 @@ _MAX_ENTRY_BYTES = 2 + 0xFFFF + 2 + 8 * MAX_NDIM + 16
 
 # dims, offset and size of an entry, by ndim.
 _TAILS = tuple(struct.Struct(f"<{ndim + 2}Q") for ndim in range(MAX_NDIM + 1))
-_ROWS: dict[int, Dtype] = {key: row for key in range(256) if (row := dtype_by_apr_id(key)) is not None}
-# Bytes of a value, or -1 for dtypes whose size is no multiple of the number of values.
-_VALUE_BYTES = {name: row.block_bytes if row.kind == "plain" else -1 for name, row in DTYPES.items()}
+# Dtype id -> name, and bytes of a value, or -1 for dtypes whose size is no multiple of the number of values.
+_KINDS: dict[int, tuple[str, int]] = {
+    key: (row.name, row.block_bytes if row.kind == "plain" else -1)
+    for key in range(256)
+    if (row := dtype_by_apr_id(key)) is not None
+}
 # The first edition of the container gave BF16 another id.
-_FIRST_EDITION_ROWS = {**_ROWS, 2: DTYPES["BF16"]}
+_FIRST_EDITION_KINDS = {**_KINDS, 2: ("BF16", 2)}
 
 
 @dataclass
@@ -75,13 +78,14 @@ def read_index(
             offset=8,
         )
     data = source.read(index_offset, min(room, count * _MAX_ENTRY_BYTES))
-    rows = _FIRST_EDITION_ROWS if first_edition else _ROWS
+    kinds = _FIRST_EDITION_KINDS if first_edition else _KINDS
     file_size = source.size
     tensors: list[Tensor] = []
     dtype_ids: list[int] = []
     pos = blobs_end = starts = 0
     previous = b""
     in_order = True
+    # The hot loop of opening a file: plain arithmetic here, whatever needs a closer look in functions.
     for _ in range(count):
         start = pos
         try:
@@ -91,30 +95,32 @@ def read_index(
             ndim = data[pos + 1]
             if ndim > MAX_NDIM:
                 _fail_ndim(raw_name, ndim, index_offset + pos + 1)
-            *dims, offset, size = _TAILS[ndim].unpack_from(data, pos + 2)
+            fields = _TAILS[ndim].unpack_from(data, pos + 2)
         except (IndexError, struct.error):
             _fail_bounds(data, start, index_offset)
         pos += 18 + 8 * ndim
         name = raw_name.decode("utf-8", "surrogateescape")
-        row = rows.get(dtype_id)
-        if row is None:
+        if dtype_id not in kinds:
             raise CorruptError(f"unknown dtype id {dtype_id}", tensor=name, offset=index_offset + start)
+        dtype, value_bytes = kinds[dtype_id]
         if raw_name < previous and _lossy(raw_name) < _lossy(previous):
             raise CorruptError(
                 "the tensor index is not sorted by name", tensor=name, offset=index_offset + start
             )
         previous = raw_name
-        if _VALUE_BYTES[row.name] * math.prod(dims) != size:
-            _check_size(row, tuple(dims), size, name, index_offset + start)
-        offset += data_offset
+        dims, size = fields[:ndim], fields[-1]
+        if value_bytes * prod(dims) != size:
+            _check_size(DTYPES[dtype], dims, size, name, index_offset + start)
+        offset = fields[ndim] + data_offset
         starts |= offset
         end = offset + size
         if end > file_size:
             _fail_extent(name, offset, end, file_size)
-        in_order = in_order and offset >= blobs_end
-        blobs_end = max(blobs_end, end)
+        if offset < blobs_end:
+            in_order = False
+        blobs_end = end if end > blobs_end else blobs_end
         dtype_ids.append(dtype_id)
-        tensors.append(Tensor(name, row.name, tuple(dims), offset, size, source))
+        tensors.append(Tensor(name, dtype, dims, offset, size, source))
     if not in_order:
         _check_overlaps(tensors)
     data_end = data_offset + max(0, -(-(blobs_end - data_offset) // ALIGNMENT) * ALIGNMENT)
@@ -162,7 +168,7 @@ def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     With 8 dims the writer may have dropped further ones: then any multiple will do, nothing too. K-quants
     may pad each row to whole blocks.
     """
-    n = math.prod(dims)
+    n = prod(dims)
     dropped = len(dims) == MAX_NDIM
     if n == 0 or size == 0:
         return size == 0 and (n == 0 or dropped)
@@ -172,7 +178,7 @@ def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     if size == flat:
         return True
     if row.block > 1 and row.kind == "ggml" and dims:
-        padded = math.prod(dims[:-1]) * -(-dims[-1] // row.block) * row.block_bytes
+        padded = prod(dims[:-1]) * -(-dims[-1] // row.block) * row.block_bytes
         if size == padded:
             return True
     return dropped and size > flat and size % row.block_bytes == 0 and (row.block > 1 or size % flat == 0)
@@ -195,7 +201,7 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, Any]) -> list[str]:
     U8 are stale and only warned about. Raises CorruptError where the stored size contradicts an entry,
     UnsupportedError for an unknown dtype.
     """
-    left = dict(overrides)
+    applied: set[str] = set()
     for position, tensor in enumerate(index.tensors):
         if tensor.dtype != "U8" or tensor.name not in overrides:
             continue
@@ -210,19 +216,15 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, Any]) -> list[str]:
             )
         index.stored_shapes[position] = tensor.shape
         tensor.dtype, tensor.shape = row.name, shape
-        left.pop(tensor.name, None)
-    return [f"the true dtype of {name!r} is stale: no U8 tensor of that name" for name in sorted(left)[:8]]
+        applied.add(tensor.name)
+    stale = sorted(overrides.keys() - applied)[:8]
+    return [f"the true dtype of {name!r} is stale: no U8 tensor of that name" for name in stale]
 
 
 def _parse_override(name: str, entry: Any) -> tuple[Dtype, tuple[int, ...]]:
-    shape = entry.get("shape") if isinstance(entry, Mapping) else None
-    dtype = entry.get("dtype") if isinstance(entry, Mapping) else None
-    if (
-        not isinstance(dtype, str)
-        or not isinstance(shape, list)
-        or len(shape) > MAX_NDIM
-        or not all(type(dim) is int and dim >= 0 for dim in shape)
-    ):
+    known: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    shape, dtype = known.get("shape", ()), known.get("dtype")
+    if not isinstance(dtype, str) or not _is_shape(shape):
         raise CorruptError('a true dtype is not of the form {"dtype": NAME, "shape": [...]}', tensor=name)
     row = DTYPES.get(dtype)
     if row is None:
@@ -230,3 +232,12 @@ def _parse_override(name: str, entry: Any) -> tuple[Dtype, tuple[int, ...]]:
             f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version may read this file"
         )
     return row, tuple(shape)
+
+
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) > MAX_NDIM:
+        return False
+    for dim in value:  # noqa: SIM110  (every tensor comes by here: a generator takes three times as long)
+        if type(dim) is not int or dim < 0:
+            return False
+    return True

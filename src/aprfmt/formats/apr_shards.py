@@ -1,49 +1,25 @@
-"""APR v2 in several files: `.apr` shards beside a manifest, opened as one model; the module that opens any `.apr` v2.
-
-Each shard is an `.apr` of its own with the flag SHARDED and the typed object `sharding`. Shard 0 carries the whole
-metadata, the others only what identifies the model; each names the true dtypes of its own tensors.
-"""
+"""APR v2 in several files, opened as one model; the module that opens any `.apr` v2. See apr_shards_write."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import NotFoundError, RefusedError, storage_error
-from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr2_write, apr_metadata
-from aprfmt.formats.apr2 import FLAGS, HEADER_BYTES, Apr2Native
-from aprfmt.formats.apr_index import ALIGNMENT, Index
+from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
+from aprfmt.formats.apr2 import FLAGS, Apr2Native
+from aprfmt.formats.apr_index import Index
 from aprfmt.formats.apr_manifest import ShardInfo, read_manifest
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
 from aprfmt.formats.hf_files import list_names
-from aprfmt.formats.out import OutTensor, grouped
-from aprfmt.io.pipe import source_chunks
-from aprfmt.io.segments import FileLayout, padding
-from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
 
 MANIFEST_NAME = f"model{APR_MANIFEST_SUFFIX}"
-SHARD_PATTERN = "model-{:05d}-of-{:05d}.apr"
-"""Names of shards, counted from 0."""
-
-_SHARDED = FLAGS["sharded"]
-_ONLY_FIRST = FLAGS["has_vocab"] | FLAGS["has_model_card"]
-# What every shard says of the model; the rest stands in shard 0.
-_IDENTITY = (
-    *("model_type", "name", "license", "data_source", "data_license", "version", "total_size", "param_count"),
-    *("architecture", "hf_architecture", "hf_model_type"),
-)
 _FETCH_AGAIN = "fetch the manifest and its shards again, all of one revision"
-
-
-# --- reading ---
 
 
 def open_model(path: Path) -> Model:
@@ -204,6 +180,10 @@ def _verify(info: ShardInfo, shard: Apr2Native) -> str | None:
     if info.sha256 is None:
         state = shard.checksum()["footer"]
         return None if state == "ok" else f"shard {info.filename}: the checksum at its end is {state}"
+    import hashlib
+
+    from aprfmt.io.pipe import source_chunks
+
     digest = hashlib.sha256()
     for chunk in source_chunks(shard.source, 0, shard.source.size):
         digest.update(chunk)
@@ -218,7 +198,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
     native = JoinedNative(
         source=natives[0].source,
         header=replace(
-            header, flags=header.flags & ~_SHARDED, tensor_count=sum(len(m.tensors) for m in models)
+            header, flags=header.flags & ~FLAGS["sharded"], tensor_count=sum(len(m.tensors) for m in models)
         ),
         index=_join_index([native.index for native in natives]),
         manifest=manifest,
@@ -247,7 +227,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
 
 def _join_index(parts: Sequence[Index]) -> JoinedIndex:
     entries = [(shard, i) for shard, part in enumerate(parts) for i in range(len(part.tensors))]
-    entries.sort(key=lambda entry: _sort_key(parts[entry[0]].tensors[entry[1]].name))
+    entries.sort(key=lambda entry: sort_key(parts[entry[0]].tensors[entry[1]].name))
     position = {entry: place for place, entry in enumerate(entries)}
     return JoinedIndex(
         tensors=[parts[shard].tensors[i] for shard, i in entries],
@@ -265,86 +245,6 @@ def _join_index(parts: Sequence[Index]) -> JoinedIndex:
     )
 
 
-def _sort_key(name: str) -> bytes:
+def sort_key(name: str) -> bytes:
+    """What the index of the one file sorts by."""
     return name.encode("utf-8", "surrogateescape")
-
-
-# --- writing ---
-
-
-def shard_layouts(
-    metadata: Mapping[str, Any],
-    tensors: Sequence[OutTensor],
-    *,
-    flags: int,
-    max_bytes: int,
-    generation: str = "Current",
-) -> list[tuple[FileLayout, list[OutTensor]]]:
-    """The shards of a model with the tensors of each, its blobs in the order of `tensors`.
-
-    No file exceeds `max_bytes` but for a single larger tensor, or the metadata and one tensor. Raises RefusedError
-    for tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
-    """
-    _check_names(tensors)
-    whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}
-    identity = {key: whole[key] for key in _IDENTITY if key in whole}
-    total = sum(tensor.n_bytes for tensor in tensors)
-    room = 3 * ALIGNMENT + HEADER_BYTES + len(json.dumps(_sharding(MAX_SPLITS, MAX_SPLITS, total)))
-    first, other = (len(apr_metadata.dump(values, generation)) + room for values in (whole, identity))
-    groups = grouped(tensors, max_bytes, _cost, first, other)
-    if len(groups) > MAX_SPLITS:
-        raise RefusedError(
-            f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
-        )
-    return list(_lay_out(groups, whole, identity, total, flags, generation))
-
-
-def _lay_out(
-    groups: Sequence[list[OutTensor]],
-    whole: Mapping[str, Any],
-    identity: Mapping[str, Any],
-    total: int,
-    flags: int,
-    generation: str,
-) -> Iterator[tuple[FileLayout, list[OutTensor]]]:
-    for i, group in enumerate(groups):
-        values = {**(identity if i else whole), "sharding": _sharding(len(groups), i, total)}
-        if found := apr2_write.true_dtypes(group):
-            values[TRUE_DTYPES_KEY] = found
-        bits = (flags & ~_ONLY_FIRST if i else flags) | _SHARDED
-        text = apr_metadata.dump(values, generation)
-        segments = apr2_write.layout(text, group, flags=bits, streaming=True)
-        yield FileLayout(SHARD_PATTERN.format(i, len(groups)), segments, crc_footer=True), group
-
-
-def _sharding(count: int, index: int, total_size: int) -> dict[str, Any]:
-    return {"shard_count": count, "shard_index": index, "total_size": total_size, "pattern": SHARD_PATTERN}
-
-
-def _cost(tensor: OutTensor) -> int:
-    """Most bytes that a tensor adds to a shard: index entry, padded blob, its true dtype in the metadata."""
-    entry = 20 + len(_sort_key(tensor.name)) + 8 * max(2, len(tensor.shape))
-    if DTYPES[tensor.dtype].apr_id is None:
-        entry += len(json.dumps([tensor.name, tensor.dtype, tensor.shape])) + 32
-    return entry + tensor.n_bytes + padding(tensor.n_bytes, ALIGNMENT)
-
-
-def _check_names(tensors: Sequence[OutTensor]) -> None:
-    seen: set[str] = set()
-    for tensor in tensors:
-        name = tensor.name
-        if name in seen:
-            raise RefusedError("two tensors have one name, which a manifest cannot tell apart", tensor=name)
-        seen.add(name)
-        if len(_sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not _is_text(name):
-            raise RefusedError(
-                "a manifest cannot name this tensor: too long, or no UTF-8", tensor=ascii(name)
-            )
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -50,6 +50,23 @@ def _encode_string(value: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
+_LENGTHS = tuple(struct.pack("<Q", n) for n in range(256))
+
+
+def _encode_strings(values: Sequence[str | bytes]) -> bytes:
+    """Vocabularies have hundreds of thousands of short strings: their lengths come from a table."""
+    raw = [
+        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else bytes(memoryview(v)) for v in values
+    ]
+    parts = [b""] * (2 * len(raw))
+    try:
+        parts[0::2] = [_LENGTHS[n] for n in map(len, raw)]
+    except IndexError:
+        parts[0::2] = [struct.pack("<Q", len(text)) for text in raw]
+    parts[1::2] = raw
+    return b"".join(parts)
+
+
 def _encode_array(kind: tuple[GgufType, ValueType], values: Sequence[Any], depth: int) -> bytes:
     if depth > MAX_ARRAY_DEPTH:
         raise UsageError(f"arrays are nested deeper than {MAX_ARRAY_DEPTH}")
@@ -58,7 +75,7 @@ def _encode_array(kind: tuple[GgufType, ValueType], values: Sequence[Any], depth
     if isinstance(elem, GgufType) and elem in FORMATS:
         return head + struct.pack(f"<{len(values)}{FORMATS[elem]}", *values)
     if elem is GgufType.STRING:
-        return head + b"".join(map(_encode_string, values))
+        return head + _encode_strings(values)
     return head + b"".join(_encode(elem, value, depth) for value in values)
 
 
@@ -98,8 +115,8 @@ def layout(
     """
     if version not in (2, 3):
         raise UsageError(f"GGUF version {version}; versions 2 and 3 can be written")
+    _check_keys(kv, alignment)
     entries = [item if isinstance(item, bytes) else encode_kv(*item) for item in kv]
-    _check_keys(entries, alignment)
     infos, offset = [], 0
     for tensor in tensors:
         infos.append(_encode_info(tensor, offset))
@@ -118,25 +135,30 @@ def _pad(n_bytes: int, alignment: int) -> list[Segment]:
     return [Zeros(missing)] if missing else []
 
 
-def _check_keys(entries: Sequence[bytes], alignment: int) -> None:
+def _check_keys(kv: Sequence[KV | bytes], alignment: int) -> None:
     keys: set[str] = set()
     stated = DEFAULT_ALIGNMENT
-    for raw in entries:
-        view = memoryview(raw)
-        cursor = Cursor(view, "")
-        try:
-            entry = cursor.entry()
-        except AprError as error:
-            raise UsageError(f"an encoded entry is damaged: {error.message}") from error
-        if entry.end != len(raw):
-            raise UsageError(f"bytes follow the encoded entry {entry.key!r}")
-        if entry.key in keys:
-            raise UsageError(f"the key {entry.key!r} is given twice")
-        keys.add(entry.key)
-        if entry.key == "general.alignment":
-            stated = decode(view, entry)
+    for item in kv:
+        key, value = _checked_entry(item) if isinstance(item, bytes) else (item[0], item[2])
+        if key in keys:
+            raise UsageError(f"the key {key!r} is given twice")
+        keys.add(key)
+        if key == "general.alignment":
+            stated = value
     if stated != alignment or alignment < 1 or alignment & (alignment - 1):
         raise UsageError(f"the alignment is {alignment}, but 'general.alignment' says {stated}")
+
+
+def _checked_entry(raw: bytes) -> tuple[str, Any]:
+    """Key of an encoded entry, and the value if it is the alignment; the entry must be whole."""
+    view = memoryview(raw)
+    try:
+        entry = Cursor(view, "").entry()
+    except AprError as error:
+        raise UsageError(f"an encoded entry is damaged: {error.message}") from error
+    if entry.end != len(raw):
+        raise UsageError(f"bytes follow the encoded entry {entry.key!r}")
+    return entry.key, decode(view, entry) if entry.key == "general.alignment" else None
 
 
 def _encode_info(tensor: OutTensor, offset: int) -> bytes:

@@ -83,11 +83,11 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> di
     """The JSON object in `raw`. Raises CorruptError: no JSON, no object, a doubled key (with `unique`)."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in items:
-            if key in result:
-                raise CorruptError(f"{what} has the key {key!r} twice", path=path)
-            result[key] = value
+        result = dict(items)
+        if len(result) < len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise CorruptError(f"{what} has the key {twice!r} twice", path=path)
         return result
 
     try:

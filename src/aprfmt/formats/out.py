@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aprfmt.io.segments import Stream
-from aprfmt.io.source import Buffer
+from aprfmt.io.segments import Item, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class OutTensor:
     """Name, dtype, shape (row-major) and the bytes, produced when they are written.
 
-    `chunks()` gives the stored bytes of `dtype` in order, `n_bytes` in all; it may be called more than once.
+    `chunks()` gives the stored bytes of `dtype` in order, `n_bytes` in all, as buffers or as the jobs that make
+    them; it may be called more than once. `held_bytes` of memory are taken while they are made, beside the pieces.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     n_bytes: int
-    chunks: Callable[[], Iterable[Buffer]]
+    chunks: Callable[[], Iterable[Item]]
+    held_bytes: int = 0
 
     def stream(self) -> Stream:
         """The bytes as a segment of a file."""

@@ -31,6 +31,7 @@ MAX_LIBRARY_HEADER_BYTES = 100_000_000
 """Longest header that the safetensors library reads; ours is MAX_HEADER_BYTES, whichever is less."""
 
 METADATA_KEY = "__metadata__"
+_U64_MAX = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -159,14 +160,13 @@ def _tensor(name: str, info: Any, data_start: int, source: Source) -> Tensor:
 
 def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int, int]:
     try:
-        n_name = len(name.encode("utf-8"))
+        n_name = len(name) if name.isascii() else len(name.encode())
     except UnicodeEncodeError as error:
         raise CorruptError("a tensor name holds a lone surrogate", path=path, tensor=name) from error
     if n_name > MAX_NAME_BYTES:
         raise LimitError(f"a tensor name has {n_name} bytes, the cap is {MAX_NAME_BYTES}", path=path)
-    keys = ("dtype", "shape", "data_offsets")
-    dtype, shape, offsets = map(info.get, keys) if isinstance(info, dict) else (None, None, None)
-    dims, span = _sizes(shape), _sizes(offsets)
+    known = info if isinstance(info, dict) else {}
+    dtype, dims, span = known.get("dtype"), _sizes(known.get("shape")), _sizes(known.get("data_offsets"))
     if not isinstance(dtype, str) or dims is None or span is None or len(span) != 2:
         raise CorruptError(
             "its header entry is not {dtype, shape, data_offsets: [begin, end]}", path=path, tensor=name
@@ -178,9 +178,12 @@ def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int,
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
     """A list of u64 as a tuple, None for anything else; true and false are no numbers here."""
-    if isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 64 for item in value):
-        return tuple(value)
-    return None
+    if type(value) is not list:
+        return None
+    for item in value:
+        if type(item) is not int or not 0 <= item <= _U64_MAX:
+            return None
+    return tuple(value)
 
 
 def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) -> None:

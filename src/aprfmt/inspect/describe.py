@@ -7,8 +7,6 @@ from typing import Any
 
 from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert import provenance
-from aprfmt.inspect.quality import quality_score
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -54,12 +52,18 @@ def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
         "warnings": [*model.warnings, *_unread_card(model)],
     }
     if quality:
+        from aprfmt.inspect.quality import quality_score
+
         body["quality"] = quality_score(model, metadata, checksum, tokenizer)
     return body
 
 
 def _unread_card(model: Model) -> list[str]:
-    return provenance.read(model).warnings if model.format in ("hf", "safetensors") else []
+    if model.format not in ("hf", "safetensors"):
+        return []
+    from aprfmt.convert import provenance
+
+    return provenance.read(model).warnings
 
 
 def checksums(model: Model, *, always: bool = True) -> dict[str, str]:
@@ -98,6 +102,8 @@ def _from_other(model: Model) -> dict[str, Any]:
         card = metadata.get("model_card")
         found["license"] = card.get("license") if isinstance(card, Mapping) else None
     else:
+        from aprfmt.convert import provenance
+
         found = dict(provenance.read(model).info)
         if model.format == "gguf":
             found["chat_template"] = metadata.get("tokenizer.chat_template")
@@ -119,6 +125,8 @@ def tokenizer_info(model: Model) -> dict[str, Any] | None:
     """Counts and special ids of the embedded tokenizer; None when there is none."""
     if model.format == "gguf":
         return _gguf_tokenizer_info(model)
+    if model.format == "apr-v2":
+        return _apr_tokenizer_info(model)
     tokenizer = model.tokenizer
     return None if tokenizer is None else _tokenizer_fields(tokenizer)
 
@@ -138,6 +146,24 @@ def _gguf_tokenizer_info(model: Model) -> dict[str, Any] | None:
         if key in entries
     }
     return _tokenizer_fields(tokenizer) | counts
+
+
+def _apr_tokenizer_info(model: Model) -> dict[str, Any] | None:
+    """The same from the first entry of each list: what 150,000 of them hold is not looked at here."""
+    from aprfmt.tokenizer.apr import OWN_KEY, from_metadata
+
+    metadata = dict(model.metadata)
+    counts = {}
+    for name, key in (("vocab_size", "vocabulary"), ("merges", "merges"), ("", "token_type"), ("", "scores")):
+        items = metadata.get(f"tokenizer.{key}")
+        if isinstance(items, list):
+            counts[name] = len(items)
+            metadata[f"tokenizer.{key}"] = items[:1]
+    if isinstance(own := metadata.get(OWN_KEY), Mapping):
+        metadata[OWN_KEY] = {key: value for key, value in own.items() if key != "patches"}
+    tokenizer = from_metadata(metadata)
+    counts.pop("", None)
+    return None if tokenizer is None else _tokenizer_fields(tokenizer) | counts
 
 
 def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
@@ -23,6 +23,10 @@ INT_MAX = (1 << 64) - 1
 _LARGE_LIST = 4096
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
+_MINUS_ZERO = re.compile(r"-0(?:[\s,\]}]|$)")
+_CONTAINERS = {dict, list}
+_NUMBERS = {int, float}
+_SMALL_GROUP = 64
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -41,16 +45,27 @@ def loads(raw: bytes | bytearray | memoryview) -> Any:
         raise CorruptError("the JSON text begins with a byte-order mark", offset=0)
     if _MAYBE_SURROGATE.search(text):
         _check_surrogates(text)
+    # Hooks for numbers double the time of a vocabulary, and hardly a text has numbers that need them.
+    if not _MINUS_ZERO.search(text):
+        try:
+            value = _decode(_PLAIN_DECODER, text)
+            if _check(value):
+                return value
+        except ValueError:  # an integer of thousands of digits
+            pass
+    value = _decode(_DECODER, text)
+    _check(value)
+    return value
+
+
+def _decode(decoder: json.JSONDecoder, text: str) -> Any:
     try:
-        value = _DECODER.decode(text)
+        return decoder.decode(text)
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
         raise CorruptError(f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}", offset=offset) from None
     except RecursionError:
         raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels") from None
-    if text.count("[") + text.count("{") > MAX_JSON_DEPTH:
-        _check_depth(value)
-    return value
 
 
 def _parse_int(text: str) -> int | float:
@@ -73,6 +88,7 @@ def _parse_constant(text: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant)
+_PLAIN_DECODER = json.JSONDecoder(parse_constant=_parse_constant)
 
 
 def _check_surrogates(text: str) -> None:
@@ -92,19 +108,32 @@ def _check_surrogates(text: str) -> None:
         raise CorruptError("a lone surrogate escape in the JSON text", offset=len(text[:expected].encode()))
 
 
-def _check_depth(value: Any) -> None:
-    depth = 0
-    level = [value] if isinstance(value, dict | list) else []
+def _check(value: Any) -> bool:
+    """Whether every number lies within 64-bit integers. Raises LimitError for deep nesting."""
+    in_range = True
+    depth = -1
+    level: list[Any] = [[value]]
     while level:
         depth += 1
         if depth > MAX_JSON_DEPTH:
             raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
-        level = [
-            child
-            for node in level
-            for child in (node.values() if type(node) is dict else node)
-            if type(child) is dict or type(child) is list
-        ]
+        small: list[Any] = []
+        groups: list[Collection[Any]] = [small]
+        for node in level:
+            children = node.values() if type(node) is dict else node
+            if len(children) < _SMALL_GROUP:
+                small += children
+            else:
+                groups.append(children)
+        level = []
+        for group in groups:
+            kinds = set(map(type, group))
+            if kinds & _CONTAINERS:
+                level += [child for child in group if type(child) in _CONTAINERS]
+            if kinds & _NUMBERS:
+                numbers = group if kinds <= _NUMBERS else [c for c in group if type(c) in _NUMBERS]
+                in_range = in_range and min(numbers) >= INT_MIN and max(numbers) <= INT_MAX
+    return in_range
 
 
 def dumps(value: Any, _depth: int = 1) -> str:

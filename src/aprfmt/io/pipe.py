@@ -1,35 +1,70 @@
-"""The one pipeline that moves bytes: a second thread produces chunks, the caller's checks and writes them."""
+"""The one pipeline that moves bytes: workers make pieces, side by side, and the caller's thread writes them in order.
+
+A worker takes the next pieces (about 1 MiB), makes their bytes and takes their CRC while they are in the cache.
+Pieces that were made but not yet written are held back by a window, so memory does not grow with the model.
+"""
 
 from __future__ import annotations
 
-import queue
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from aprfmt.errors import CorruptError
-from aprfmt.io.crc import crc32
-from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
+from aprfmt.errors import AprError, CorruptError
+from aprfmt.io.crc import combine, crc32
+from aprfmt.io.segments import FileLayout, Item, Job, Literal, Segment, Stream, Zeros, item_bytes
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
+from aprfmt.io.system import keep_freed_memory, n_processors
 
 CHUNK_BYTES = 1 << 20
-_QUEUE_CHUNKS = 8
 _ZEROS = bytes(1 << 16)
 
 Progress = Callable[[int, str], None]
 """Called with (bytes just written, label of the tensor)."""
 
+MOST_THREADS = 32
+WINDOW_BYTES = 32 << 20
+THREAD_BYTES = 16 << 20
+"""What a worker holds beside the pieces in the window: one as read, as float32 and as encoded, and temporaries."""
 
-def write_layout(layout: FileLayout, sink: AtomicFile, progress: Progress | None = None) -> int:
-    """Writes every segment of `layout` to `sink`; returns the CRC-32 of the bytes before the footer."""
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How much of the machine a write may take: worker threads, and bytes made but not yet written."""
+
+    threads: int = 0  # 0: one a processor
+    window_bytes: int = WINDOW_BYTES
+
+    @property
+    def n_workers(self) -> int:
+        """Worker threads."""
+        return self.threads or min(MOST_THREADS, n_processors())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the pipeline may hold at a time."""
+        return self.window_bytes + self.n_workers * (THREAD_BYTES + CHUNK_BYTES)
+
+
+DEFAULT_FLOW = Flow()
+
+
+def write_layout(
+    layout: FileLayout, sink: AtomicFile, progress: Progress | None = None, flow: Flow = DEFAULT_FLOW
+) -> int:
+    """Writes every segment of `layout` to `sink`; returns the CRC-32 of what stands before a footer, else 0."""
+    keep_freed_memory()
     crc = 0
-    for chunk, label in _prefetch(layout.segments):
-        if layout.crc_footer:
-            crc = crc32(chunk, crc)
-        sink.write(chunk)
-        if progress is not None:
-            progress(len(chunk), label)
+    line = _Line(_pieces(layout.segments), flow, with_crc=layout.crc_footer)
+    for batch in line.batches():
+        crc = combine(crc, batch.crc, batch.n_bytes) if layout.crc_footer else 0
+        for data, label in batch.parts:
+            sink.write(data)
+            if progress is not None:
+                progress(len(data), label)
     if layout.crc_footer:
         sink.write(struct.pack("<I", crc))
         if progress is not None:
@@ -37,7 +72,7 @@ def write_layout(layout: FileLayout, sink: AtomicFile, progress: Progress | None
     return crc
 
 
-def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Buffer, str]]:
+def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Item, str]]:
     for segment in segments:
         if isinstance(segment, Literal):
             view = memoryview(segment.data)
@@ -50,58 +85,149 @@ def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Buffer, str]]:
             yield from _stream_pieces(segment)
 
 
-def _stream_pieces(segment: Stream) -> Iterator[tuple[Buffer, str]]:
+def _stream_pieces(segment: Stream) -> Iterator[tuple[Item, str]]:
     n_bytes = 0
-    for chunk in segment.chunks():
-        n_bytes += len(chunk)
+    for item in segment.chunks():
+        n_bytes += item_bytes(item)
         if n_bytes > segment.n_bytes:
             break
-        yield chunk, segment.label
+        yield item, segment.label
     if n_bytes != segment.n_bytes:
-        raise CorruptError(
-            f"the conversion gave {n_bytes} bytes where the plan has {segment.n_bytes}", tensor=segment.label
-        )
+        raise _wrong_length(n_bytes, segment.n_bytes, segment.label)
 
 
-def _prefetch(segments: Sequence[Segment]) -> Iterator[tuple[Buffer, str]]:
-    """The pieces of `segments`, produced by a second thread at most a few chunks ahead."""
-    items: queue.Queue[tuple[Buffer, str] | BaseException | None] = queue.Queue(_QUEUE_CHUNKS)
-    stop = threading.Event()
+def _wrong_length(n_bytes: int, expected: int, label: str) -> CorruptError:
+    return CorruptError(f"the conversion gave {n_bytes} bytes where the plan has {expected}", tensor=label)
 
-    def put(item: tuple[Buffer, str] | BaseException | None) -> bool:
-        while not stop.is_set():
-            try:
-                items.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
 
-    def produce() -> None:
+@dataclass(slots=True)
+class _Batch:
+    """Neighbouring pieces that one worker makes."""
+
+    items: list[tuple[Item, str]]
+    n_bytes: int
+    parts: list[tuple[Buffer, str]]
+    crc: int = 0
+    error: BaseException | None = None
+    is_done: bool = False
+
+    def make(self, with_crc: bool) -> None:
+        """Fills `parts` and `crc`, or `error`."""
+        label = ""
         try:
-            for piece in _pieces(segments):
-                if not put(piece):
-                    return
-            put(None)
+            for item, label in self.items:
+                data = item.run() if isinstance(item, Job) else item
+                if len(data) != item_bytes(item):
+                    raise _wrong_length(len(data), item_bytes(item), label)
+                if with_crc:
+                    self.crc = crc32(data, self.crc)
+                self.parts.append((data, label))
         except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=produce, name="apr-read", daemon=True)
-    thread.start()
-    try:
-        while (item := items.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        thread.join()
+            if isinstance(error, AprError) and error.tensor is None:
+                error.tensor = label or None
+            self.error = error
+        self.items = []
 
 
-def source_chunks(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[bytearray]:
+class _Line:
+    """Batches on their way from the workers to the writer, in order."""
+
+    def __init__(self, pieces: Iterator[tuple[Item, str]], flow: Flow, *, with_crc: bool) -> None:
+        self._pieces = pieces
+        self._flow = flow
+        self._with_crc = with_crc
+        self._pulling = threading.Lock()
+        self._changed = threading.Condition()
+        self._batches: list[_Batch] = []  # pulled and not yet written, oldest first
+        self._held_bytes = 0
+        self._is_over = False  # nothing more to pull
+
+    def batches(self) -> Iterator[_Batch]:
+        """Every batch, made, in order. Raises what a piece raised; no thread is left when it ends."""
+        n = self._flow.n_workers
+        threads = [threading.Thread(target=self._work, name=f"apr-{i}", daemon=True) for i in range(n)]
+        for thread in threads:
+            thread.start()
+        try:
+            while (batch := self._next()) is not None:
+                if batch.error is not None:
+                    raise batch.error
+                yield batch
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            for thread in threads:
+                thread.join()
+
+    def _next(self) -> _Batch | None:
+        """The oldest batch once it is made; the one given before leaves the window."""
+        with self._changed:
+            while True:
+                if self._batches and self._batches[0].is_done:
+                    batch = self._batches.pop(0)
+                    self._held_bytes -= batch.n_bytes
+                    self._changed.notify_all()
+                    return batch
+                if self._is_over and not self._batches:
+                    return None
+                self._changed.wait()
+
+    def _work(self) -> None:
+        while (batch := self._pull()) is not None:
+            batch.make(self._with_crc)
+            with self._changed:
+                batch.is_done = True
+                self._is_over = self._is_over or batch.error is not None
+                self._changed.notify_all()
+
+    def _pull(self) -> _Batch | None:
+        """The next pieces, when the window has room; None at the end."""
+        with self._pulling:
+            with self._changed:
+                while self._held_bytes >= self._flow.window_bytes and not self._is_over:
+                    self._changed.wait()
+                if self._is_over:
+                    return None
+            batch = self._collect()
+            with self._changed:
+                if not batch.items:
+                    self._is_over = True
+                    self._changed.notify_all()
+                    return None
+                self._batches.append(batch)
+                self._held_bytes += batch.n_bytes
+            return batch
+
+    def _collect(self) -> _Batch:
+        batch = _Batch([], 0, [])
+        try:
+            for piece in self._pieces:
+                batch.items.append(piece)
+                batch.n_bytes += item_bytes(piece[0])
+                if batch.n_bytes >= CHUNK_BYTES // 2:
+                    break
+        except BaseException as error:
+            batch.items.append((Job(0, _raiser(error)), ""))
+        return batch
+
+
+def _raiser(error: BaseException) -> Callable[[], Buffer]:
+    def run() -> Buffer:
+        raise error
+
+    return run
+
+
+def source_chunks(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[Buffer]:
     """Reads [offset, offset + n_bytes) in fresh buffers of about 1 MiB, each a multiple of `multiple` bytes long."""
+    for job in source_jobs(source, offset, n_bytes, multiple):
+        yield job.run()
+
+
+def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[Job]:
+    """The same as jobs."""
     step = max(multiple, CHUNK_BYTES // multiple * multiple)
     for start in range(0, n_bytes, step):
-        buffer = bytearray(min(step, n_bytes - start))
-        source.read_into(offset + start, memoryview(buffer))
-        yield buffer
+        length = min(step, n_bytes - start)
+        yield Job(length, partial(source.read, offset + start, length))

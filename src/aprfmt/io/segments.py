@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from aprfmt.io.source import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`n_bytes` bytes that `run()` makes, in any thread and any order with other jobs."""
+
+    n_bytes: int
+    run: Callable[[], Buffer]
+
+
+Item: TypeAlias = Buffer | Job
+"""A piece of a stream: bytes, or the job that makes them."""
+
+
+def item_bytes(item: Item) -> int:
+    """Length of a piece in bytes."""
+    return item.n_bytes if isinstance(item, Job) else memoryview(item).nbytes
+
+
+def resolved(items: Iterable[Item]) -> Iterator[Buffer]:
+    """The bytes of `items`, their jobs run one after the other where they are needed."""
+    for item in items:
+        yield item.run() if isinstance(item, Job) else item
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +53,13 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """`n_bytes` bytes that `chunks()` produces piece by piece when they are written; `label` names the tensor.
+    """`n_bytes` bytes that `chunks()` gives piece by piece when they are written; `label` names the tensor.
 
-    Each chunk must stay untouched after it was yielded: a second thread writes it.
+    A buffer must stay untouched after it was given: another thread writes it.
     """
 
     n_bytes: int
-    chunks: Callable[[], Iterable[Buffer]]
+    chunks: Callable[[], Iterable[Item]]
     label: str = ""
 
 

@@ -11,6 +11,9 @@ from typing import Self
 
 from aprfmt.errors import ExistsError, RefusedError, StorageError, storage_error
 from aprfmt.io.source import Buffer
+from aprfmt.io.system import start_writeback
+
+_WRITEBACK_BYTES = 16 << 20
 
 
 def check_target(
@@ -52,14 +55,27 @@ def check_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
 
 
 class AtomicFile:
-    """A file that appears under its name only when the `with` block ends without an exception."""
+    """A file that appears under its name only when the `with` block ends without an exception.
 
-    def __init__(self, target: str | os.PathLike[str], *, force: bool = False, n_bytes: int = 0) -> None:
+    Without `fsync` it may be empty after a power cut; for scratch files.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        n_bytes: int = 0,
+        fsync: bool = True,
+    ) -> None:
         self.target = os.path.abspath(target)
         self._force = force
         self._n_bytes = n_bytes
+        self._fsync = fsync
         self._fd = -1
         self._temporary = ""
+        self._written = 0
+        self._begun = 0  # bytes that the kernel was told to write
 
     @property
     def temporary(self) -> str:
@@ -84,16 +100,22 @@ class AtomicFile:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                n = os.write(self._fd, view)
+                self._written += n
+                view = view[n:]
         except OSError as error:
             raise storage_error(error, self.target) from error
+        if self._fsync and self._written - self._begun >= _WRITEBACK_BYTES:
+            start_writeback(self._fd, self._begun, self._written - self._begun)
+            self._begun = self._written
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if kind is None:
-                os.fsync(self._fd)
+                if self._fsync:
+                    os.fsync(self._fd)
                 _appear(self._temporary, self.target, self._force)
                 _sync_folder(os.path.dirname(self.target))
         except OSError as os_error:

@@ -82,11 +82,19 @@ class Source:
         return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
 
     def read(self, offset: int, n_bytes: int) -> bytes:
-        """A copy of `n_bytes` bytes at `offset`."""
+        """A copy of `n_bytes` bytes at `offset`; safe to call from several threads."""
         self.check(offset, n_bytes)
-        buffer = bytearray(n_bytes)
-        self.read_into(offset, memoryview(buffer))
-        return bytes(buffer)
+        if self._fd is None:
+            return bytes(self.view(offset, n_bytes))
+        try:
+            data = os.pread(self._fd, n_bytes, offset)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        if len(data) < n_bytes:  # interrupted, or at the end of a file that shrank
+            rest = bytearray(n_bytes - len(data))
+            self.read_into(offset + len(data), memoryview(rest))
+            return data + rest
+        return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from `offset`; safe to call from several threads."""

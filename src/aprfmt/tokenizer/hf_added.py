@@ -96,8 +96,9 @@ def place(
         raise LimitError(f"ids reach {size - 1}, but there are only {len(ids)} tokens", path=source)
     tokens = [f"[PAD{i}]" for i in range(size)] if len(ids) < size else [""] * size
     types = [int(TokenType.UNUSED)] * size
+    normal = int(TokenType.NORMAL)
     for text, i in vocab:
-        tokens[i], types[i] = text, int(TokenType.NORMAL)
+        tokens[i], types[i] = text, normal
     for token in added:
         control = token.special or token.content in named or looks_special(token.content)
         types[token.id] = int(TokenType.CONTROL if control else TokenType.USER_DEFINED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from operator import add, methodcaller
 from typing import Any
 
 from aprfmt.errors import CorruptError, UnsupportedError
@@ -75,6 +76,8 @@ def _merges(merges: object, texts: set[str], source: str) -> list[str]:
     """Merges as "left right" whichever way the file spells them; each half and the whole must be a token."""
     if not isinstance(merges, list):
         raise CorruptError("model.merges is no array", path=source)
+    if (whole := _plain_merges(merges, texts)) is not None:
+        return whole
     result = []
     for n, merge in enumerate(merges):
         halves = merge.split(" ") if isinstance(merge, str) else merge
@@ -96,6 +99,25 @@ def _merges(merges: object, texts: set[str], source: str) -> list[str]:
             else f"{left} {right}"
         )
     return result
+
+
+def _plain_merges(merges: list[Any], texts: set[str]) -> list[str] | None:
+    """The same for lists where all is well and no token has a space: hundreds of thousands at a time."""
+    kinds = set(map(type, merges))
+    if kinds == {list} and set(map(len, merges)) == {2} and not any(" " in text for text in texts):
+        try:
+            merges = list(map(" ".join, merges))
+        except TypeError:
+            return None
+    elif kinds != {str}:
+        return None
+    if set(map(methodcaller("count", " "), merges)) != {1}:
+        return None
+    halves = " ".join(merges).split(" ")
+    lefts, rights = halves[0::2], halves[1::2]
+    if not texts.issuperset(lefts) or not texts.issuperset(rights):
+        return None
+    return merges if texts.issuperset(map(add, lefts, rights)) else None
 
 
 def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
 from aprfmt.tokenizer.pre_nearest import nearest
+from aprfmt.tokenizer.pre_probe import probe_ids
 
 __all__ = ["RULES", "PreChoice", "Rule", "detect", "hash_name", "rule"]
 
@@ -160,7 +161,8 @@ def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: boo
     if alike in _EXACT and _merges_give_every_token(parsed):
         detail = f"its splitting rules are those of {_EXACT[alike]}, and its merges give every token"
         return PreChoice(_EXACT[alike], "structure", detail)
-    hashed = hash_name(tokenizer_json) if _growth(parsed.get("normalizer")) <= _MAX_GROWTH else None
+    is_small = _growth(parsed.get("normalizer")) <= _MAX_GROWTH
+    hashed = hash_name(tokenizer_json, parsed) if is_small else None
     if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES) and not _contradicts(hashed, alike):
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
     if alike is not None:
@@ -234,18 +236,23 @@ def _growth(normalizer: object) -> int:
     return growth
 
 
-def hash_name(tokenizer_json: bytes) -> str | None:
-    """llama.cpp's own choice, by the ids of the probe text; None when unknown or without `tokenizers`."""
+def hash_name(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> str | None:
+    """llama.cpp's own choice, by the ids of the probe text; None when unknown or without `tokenizers`.
+
+    With `parsed`, the same as an object whose tokens and merges were checked, only what matters of it is built.
+    """
     try:
         from tokenizers import Tokenizer
     except ImportError:
         return None
     try:
-        tokenizer = Tokenizer.from_buffer(tokenizer_json)
-        # The digests are those of the whole probe; a crafted padding would also take any amount of memory.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        ids = tokenizer.encode(PROBE).ids
+        ids = probe_ids(parsed) if parsed is not None else None
+        if ids is None:
+            tokenizer = Tokenizer.from_buffer(tokenizer_json)
+            # The digests are those of the whole probe; a crafted padding would also take any amount of memory.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            ids = tokenizer.encode(PROBE).ids
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a bare Exception for a file that it cannot use, its own kind for a Rust panic

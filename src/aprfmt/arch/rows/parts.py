@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Key, TensorRow
+
+# What follows `hf` and `gguf`. A thousand rows are made whenever a model is looked at: `replace` is too slow.
+_rest = attrgetter(*(field.name for field in fields(TensorRow)[2:]))
 
 PAIRS = {"q": ("swap:heads,2,head_dim/2",), "kv": ("swap:kv_heads,2,head_dim/2",)}
 """Row orders of llama's Q and K: Hugging Face rotates halves of a head against each other, GGUF neighbours."""
@@ -13,7 +17,7 @@ PAIRS = {"q": ("swap:heads,2,head_dim/2",), "kv": ("swap:kv_heads,2,head_dim/2",
 
 def tensor(hf: str, gguf: str, dims: str, need: str = REQUIRED, **more: Any) -> TensorRow:
     """One tensor that is the same on both sides, but for what `more` fields of TensorRow say."""
-    return replace(TensorRow((hf,), (gguf,), (dims,), need), **more)
+    return TensorRow((hf,), (gguf,), (dims,), need, **more)
 
 
 def linear(
@@ -124,7 +128,7 @@ def fused_experts(gate_up: str, down: str, **more: Any) -> tuple[TensorRow, ...]
 def block(*rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.") -> tuple[TensorRow, ...]:
     """Rows of a layer: their names get the prefixes."""
     return tuple(
-        replace(row, hf=tuple(hf + name for name in row.hf), gguf=tuple(gguf + name for name in row.gguf))
+        TensorRow(tuple(hf + name for name in row.hf), tuple(gguf + name for name in row.gguf), *_rest(row))
         for row in rows
     )
 

@@ -1,0 +1,315 @@
+"""Tensors in another dtype: jobs that work on whole blocks side by side, with constant memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.codecs import aprq, ggml, plain
+from aprfmt.codecs.convert import can_encode, is_padded, stored_bytes
+from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
+from aprfmt.codecs.stream import STEP, rebatch, regroup, whole_units
+from aprfmt.errors import CorruptError, UsageError
+from aprfmt.io.segments import Item, Job, item_bytes, resolved
+from aprfmt.io.source import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+OverflowCount = Callable[[int], None]
+"""Called with a number of finite values that became infinite in a narrower dtype."""
+
+Read = Callable[[], Iterable[Buffer]]
+"""Gives the stored bytes of a tensor in order, in pieces of any size, anew at every call."""
+
+Items = Callable[[int], Iterable[Item]]
+"""The same with jobs; pieces had better be multiples of the given number of bytes."""
+
+
+def encode(dtype: str, array: Array) -> bytes:
+    """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
+    import numpy as np
+
+    dtype = find_dtype(dtype).name
+    values = np.ascontiguousarray(array)
+    shape = tuple(int(dim) for dim in array.shape)
+    if values.dtype.kind not in "f":
+        values = values.astype("<f4")
+    source = "F64" if values.dtype.itemsize == 8 else "F32"
+    data = _bytes(values.astype(DTYPES[source].numpy, copy=False).reshape(-1))
+    return b"".join(recode(source, dtype, shape, lambda: [data]))
+
+
+def recode(
+    src_dtype: str, dst_dtype: str, shape: tuple[int, ...], read: Read, overflow: OverflowCount | None = None
+) -> Iterator[Buffer]:
+    """The bytes of a tensor in another dtype, in pieces of about 1 MiB; memory does not grow with the tensor.
+
+    `recoded` with its jobs run one after the other. Raises as it does.
+    """
+    return resolved(recoded(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
+
+
+def recoded(
+    src_dtype: str,
+    dst_dtype: str,
+    shape: tuple[int, ...],
+    items: Items,
+    overflow: OverflowCount | None = None,
+    weights: Array | None = None,
+) -> Iterator[Item]:
+    """The bytes of a tensor in another dtype, as jobs of about 1 MiB that may run side by side.
+
+    Blocks go through float32, F64 directly to the target. Rows that the target's blocks do not divide are filled
+    up with zeros for the K-quants that an APR has. `weights` [matrices * cols], float32, tells how much each column
+    matters, for targets of GGML blocks. AprQ8 as target calls `items` twice.
+
+    Raises UsageError for a shape or dtype that cannot be written, MissingDependencyError for block types that
+    only llama.cpp writes, both at once; while iterating CorruptError where `items` gives too few or too many
+    bytes; in the jobs RefusedError for values that blocks cannot hold.
+    """
+    src, dst = DTYPES[src_dtype], DTYPES[dst_dtype]
+    if src is dst:
+        return iter(items(1))
+    if not can_encode(dst.name):
+        _refuse_target(dst)
+    if src.name == "C64":
+        raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them: --dtype keep")
+    if not (is_padded(dst, shape) and dst.apr_id is not None):
+        dst.n_bytes(shape)
+    change = _Change(src, dst, shape, overflow, weights)
+    if dst.name == "AprQ8":
+        return _to_q8(src, shape, lambda: resolved(items(1)))
+    return _jobs(change, items) if change.units is not None else _in_order(change, items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Values that are whole blocks on both sides, and their bytes on each."""
+
+    values: int
+    src_bytes: int
+    dst_bytes: int
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What happens to a tensor."""
+
+    src: Dtype
+    dst: Dtype
+    shape: tuple[int, ...]
+    overflow: OverflowCount | None
+    weights: Array | None
+
+    @property
+    def cols(self) -> int:
+        """Values of a row."""
+        return self.shape[-1] if self.shape else 1
+
+    @cached_property
+    def units(self) -> _Units | None:
+        """The smallest piece that can be changed by itself; None where blocks and rows do not fit each other."""
+        src, dst, cols = self.src, self.dst, self.cols
+        if src.name == "AprQ8" or not cols:
+            return None
+        row = (cols,)
+        if is_padded(src, self.shape) or dst.kind == "ggml":
+            if dst.kind == "aprq" or (src.kind == "aprq" and cols % src.block):
+                return None
+            return _Units(cols, stored_bytes(src.name, row), stored_bytes(dst.name, row))
+        n = max(src.block, dst.block)
+        return _Units(n, n // src.block * src.block_bytes, n // dst.block * dst.block_bytes)
+
+    def made(self, data: Buffer, count: int, first: int) -> Array:
+        """Stored bytes of whole units, of which `count` values are the tensor's, as stored elements of the target."""
+        if self.src.kind == self.dst.kind == "plain":
+            return plain.cast(self.src.name, self.dst.name, data, self._on_overflow)
+        return self.encode(self.decode(data)[:count], first)
+
+    def decode(self, data: Buffer) -> Array:
+        """Stored bytes of whole units as 1-d floats; padding at the end of rows left out."""
+        src = self.src
+        if is_padded(src, self.shape):
+            return ggml.decode_padded(src.name, data, self.cols)
+        if src.name == "AprQ4":
+            return aprq.decode_q4(data, len(data) // src.block_bytes * src.block)
+        values = plain.decode(src.name, data) if src.kind == "plain" else ggml.decode(src.name, data)
+        return values if values.dtype.kind == "f" else values.astype("<f4")
+
+    def encode(self, values: Array, first: int) -> Array:
+        """1-d floats as stored; `first` counts the values of the tensor before them."""
+        dst = self.dst
+        if dst.kind == "plain":
+            return plain.encode(dst.name, values, self._on_overflow)
+        values = plain.encode("F32", values, self._on_overflow)
+        if dst.name == "AprQ4":
+            return aprq.encode_q4(values)
+        if self.weights is None:
+            return self._rows(values, None, first)
+        return self._weighted(values, first // self.cols)
+
+    @property
+    def _on_overflow(self) -> OverflowCount | None:
+        return self._overflowed if self.overflow is not None else None
+
+    def _overflowed(self, n: int) -> None:
+        assert self.overflow is not None
+        with _COUNTING:
+            self.overflow(n)
+
+    def _weighted(self, values: Array, first_row: int) -> Array:
+        """Rows under the weights of the matrix that each is of."""
+        import numpy as np
+
+        assert self.weights is not None
+        cols, per_matrix = self.cols, self.shape[-2] if len(self.shape) > 1 else 1
+        weights = self.weights.reshape(-1, cols)
+        parts, row, end = [], first_row, first_row + values.size // cols
+        while row < end:
+            stop = min(end, (row // per_matrix + 1) * per_matrix)
+            part = values[(row - first_row) * cols : (stop - first_row) * cols]
+            parts.append(self._rows(part, weights[row // per_matrix], row * cols))
+            row = stop
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _rows(self, values: Array, weights: Array | None, first: int) -> Array:
+        """Whole rows as blocks, each filled up to whole blocks."""
+        import numpy as np
+
+        cols, wide = self.cols, -(-self.cols // self.dst.block) * self.dst.block
+        if wide == cols:
+            return ggml.encode(self.dst.name, values, cols, weights, start=first)
+        rows = np.zeros((values.size // cols, wide), dtype="<f4")
+        rows[:, :cols] = values.reshape(-1, cols)
+        if weights is not None:
+            weights = np.pad(weights, (0, wide - cols))
+        return ggml.encode(self.dst.name, rows.reshape(-1), wide, weights)
+
+
+_COUNTING = Lock()
+
+
+def _jobs(change: _Change, items: Items) -> Iterator[Job]:
+    """One job a piece of whole units."""
+    units, n = change.units, n_elements(change.shape)
+    assert units is not None
+    piece = max(1, STEP // units.values) * units.src_bytes
+    first = 0
+    counted = _counted(items(units.src_bytes), stored_bytes(change.src.name, change.shape), change.src)
+    for item in whole_units(counted, units.src_bytes, piece):
+        count = min(-(-item_bytes(item) // units.src_bytes) * units.values, n - first)
+        n_bytes = -(-count // units.values) * units.dst_bytes
+        if change.dst.kind == "plain":
+            n_bytes = count * change.dst.block_bytes
+        elif change.dst.name == "AprQ4":
+            n_bytes = change.dst.n_bytes((count,))
+        yield Job(n_bytes, partial(_run, change, item, first, count, n_bytes))
+        first += count
+
+
+def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> Buffer:
+    """The bytes of one piece of `count` values, worked on in parts that stay in the cache."""
+    import numpy as np
+
+    units = change.units
+    assert units is not None
+    data = memoryview(item.run() if isinstance(item, Job) else item)
+    step = max(1, STEP // units.values)
+    if count <= step * units.values:
+        return _bytes(change.made(data, count, first))
+    out, done = np.empty(n_bytes, dtype="u1"), 0
+    for start in range(0, len(data), step * units.src_bytes):
+        left = count - start // units.src_bytes * units.values
+        end = start + step * units.src_bytes
+        part = change.made(data[start:end], left, first + count - left).view("u1")
+        out[done : done + part.size] = part
+        done += part.size
+    return _bytes(out)
+
+
+def _in_order(change: _Change, items: Items) -> Iterator[Buffer]:
+    for values in rebatch(_values(change.src, change.shape, lambda: resolved(items(1))), change.dst.block):
+        yield _bytes(change.encode(values, 0))
+
+
+def _refuse_target(dst: Dtype) -> None:
+    if dst.kind == "ggml":
+        ggml.encode(dst.name, _empty())
+    raise UsageError(
+        f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantised dtype"
+    )
+
+
+def _empty() -> Array:
+    import numpy as np
+
+    return np.empty(0, dtype="<f4")
+
+
+def _to_q8(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Buffer]:
+    if not n_elements(shape):
+        return
+    scale = aprq.q8_scale(plain.encode("F32", values) for values in _values(src, shape, read))
+    yield struct.pack("<f", scale)
+    for values in _values(src, shape, read):
+        yield _bytes(aprq.encode_q8(plain.encode("F32", values), scale))
+
+
+def _values(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Array]:
+    """The decoded values of a tensor in flat order, 1-d float arrays of at most about STEP values.
+
+    Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
+    """
+    counted = resolved(_counted(read(), stored_bytes(src.name, shape), src))
+    if src.name == "AprQ8":
+        yield from _q8_values(counted)
+        return
+    padded = is_padded(src, shape)
+    unit = -(-shape[-1] // src.block) * src.block_bytes if padded else src.block_bytes
+    piece = max(1, STEP // src.block * src.block_bytes // unit) * unit
+    left = n_elements(shape)
+    for chunk in regroup(counted, unit, piece):
+        if padded:
+            values = ggml.decode_padded(src.name, chunk, shape[-1])
+        elif src.name == "AprQ4":
+            values = aprq.decode_q4(chunk, left)
+        else:
+            values = plain.decode(src.name, chunk) if src.kind == "plain" else ggml.decode(src.name, chunk)
+        left -= values.size
+        yield values if values.dtype.kind == "f" else values.astype("<f4")
+
+
+def _q8_values(chunks: Iterator[Buffer]) -> Iterator[Array]:
+    head = b""
+    for chunk in chunks:
+        take = 4 - len(head)
+        head += bytes(memoryview(chunk)[:take])
+        if len(head) == 4:
+            scale = struct.unpack("<f", head)[0]
+            for part in regroup(chain([memoryview(chunk)[take:]], chunks), 1, STEP):
+                yield aprq.decode_q8(part, scale)
+
+
+def _counted(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[Item]:
+    """`items`, held against the number of bytes that should come."""
+    n_bytes = 0
+    for item in items:
+        n_bytes += item_bytes(item)
+        if n_bytes > expected:
+            break
+        yield item
+    if n_bytes != expected:
+        few = "too many" if n_bytes > expected else f"only {n_bytes}"
+        raise CorruptError(f"{few} of {expected} bytes of a {src.name} tensor came from its source")
+
+
+def _bytes(array: Array) -> Buffer:
+    return array.view("u1").data if array.size else b""

@@ -1,0 +1,179 @@
+"""`apr quantize`, and the same options on export, convert and import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from quantize_peer import old_imatrix
+
+import aprfmt
+from aprfmt.codecs import libggml
+from aprfmt.convert.mixes import MIXES
+
+Apr = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An importance matrix for the tiny model."""
+    with aprfmt.open(tiny_gguf) as model:
+        entries = {
+            t.name: [1.0 + i % 3 for i in range(t.shape[-1])]
+            for t in model.tensors.values()
+            if t.name.startswith("blk.") and len(t.shape) > 1
+        }
+    path = tmp_path_factory.mktemp("imatrix") / "m.dat"
+    path.write_bytes(old_imatrix(entries))
+    return path
+
+
+def test_the_list_has_every_mix_with_its_size_and_advice(apr: Apr) -> None:
+    text = apr("quantize", "--list").stdout
+    body = apr("quantize", "--list", "--json").json
+    assert [row["name"] for row in body["mixes"]] == list(MIXES)
+    assert body["count"] == len(MIXES)
+    row = next(row for row in body["mixes"] if row["name"] == "q4_k_m")
+    assert (row["bits_per_weight"], row["file_type"], row["aliases"]) == (4.89, 15, ["q4_k"])
+    for row in body["mixes"]:
+        assert row["advice"] in text
+        assert f"{row['bits_per_weight']:.2f}" in text
+
+
+def test_quantize_writes_the_mix(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    body = apr("quantize", tiny_gguf, "Q8_0", "-o", tmp_path / "q.gguf", "--json").json
+    assert body["ok"]
+    assert body["dtypes"].keys() == {"Q8_0", "F32"}
+    assert 8 < body["bits_per_weight"] < 9
+    with aprfmt.open(tmp_path / "q.gguf") as model:
+        assert model.metadata["general.file_type"] == MIXES["q8_0"].file_type
+    again = apr("export", tiny_gguf, "-o", tmp_path / "e.gguf", "--quantize", "q8_0", "--json").json
+    assert again["dtypes"] == body["dtypes"]
+    assert (tmp_path / "e.gguf").read_bytes() == (tmp_path / "q.gguf").read_bytes()
+    assert apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf").code == 5
+    assert apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--force").code == 0
+
+
+def test_a_plan_shows_types_sizes_and_bits(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    words = (
+        "quantize",
+        tiny_gguf,
+        "q5_1",
+        "-o",
+        tmp_path / "q.apr",
+        "--tensor-type",
+        "attn_v=q8_0",
+        "--plan",
+    )
+    body = apr(*words, "--json").json
+    types = {row["name"]: row["dtype"] for row in body["tensors"]}
+    assert types["model.layers.0.self_attn.v_proj.weight"] == "Q8_0"
+    assert types["model.layers.0.self_attn.q_proj.weight"] == "Q5_1"
+    done = apr(*words)
+    assert f"{body['bits_per_weight']:.2f} bits a weight" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_importance_matrix_is_named_in_the_gguf(
+    apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path
+) -> None:
+    words = ("convert", tiny_gguf, "-o", tmp_path / "q.gguf", "--dtype", "q4_0", "--imatrix", weights)
+    assert apr(*words, "--json").json["warnings"] == []
+    with aprfmt.open(tmp_path / "q.gguf") as model:
+        assert model.metadata["quantize.imatrix.file"] == str(weights)
+        assert model.metadata["quantize.imatrix.chunks_count"] == 7
+    weights_free = apr("convert", tiny_gguf, "-o", tmp_path / "p.gguf", "--dtype", "q4_0", "--json").json
+    assert weights_free["ok"]
+    assert (tmp_path / "p.gguf").read_bytes() != (tmp_path / "q.gguf").read_bytes()
+
+
+def test_entries_that_are_missing_are_named(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    with aprfmt.open(tiny_gguf) as model:
+        cols = model.tensors["blk.0.attn_q.weight"].shape[-1]
+    (tmp_path / "m.dat").write_bytes(old_imatrix({"blk.0.attn_q.weight": [1.0] * cols}))
+    words = ("quantize", tiny_gguf, "q4_0", "-o", tmp_path / "q.gguf", "--imatrix", tmp_path / "m.dat")
+    body = apr(*words, "--json").json
+    assert "no entry for blk.0.attn_k.weight" in body["warnings"][0]
+
+
+USAGE = {
+    "no mix": ((), "MIX is missing"),
+    "unknown": (("q4_k_x",), "unknown dtype or mix"),
+    "floats": (("f16",), "no quantisation"),
+    "single": (("mxfp4",), "no mix"),
+    "intermediate": (("q8_k", "--pure"), "unknown dtype or mix"),
+    "broken pattern": (("q8_0", "--tensor-type", "attn(=q8_0"), "attn("),
+    "no pattern": (("q8_0", "--tensor-type", "=q8_0"), "REGEX=TYPE"),
+    "no type": (("q8_0", "--tensor-type", "attn_v"), "REGEX=TYPE"),
+    "unknown type": (("q8_0", "--tensor-type", "attn_v=q9"), "q9"),
+    "apr type": (("q8_0", "--output-type", "aprq8"), "aprq8"),
+    "integers": (("q8_0", "--embedding-type", "i32"), "i32"),
+    "pure floats": (("aprq8", "--pure"), "--pure"),
+}
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_what_makes_no_sense_is_a_usage_error(name: str, apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    words, said = USAGE[name]
+    done = apr("quantize", tiny_gguf, *words, "-o", tmp_path / "x.apr", "--json")
+    assert done.code == 2
+    assert said in done.json["error"]["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_mix_names_the_nearest(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    for words in (("quantize", tiny_gguf, "q4km_"), ("convert", tiny_gguf, "--dtype", "iq3xx")):
+        error = apr(*words, "-o", tmp_path / "x.gguf", "--json").json.get("error")
+        if words[0] == "quantize":
+            assert error is None  # case and underscores do not matter
+        else:
+            assert error["hint"].startswith("did you mean iq3_xx")
+            assert "q4_k_m" in error["hint"]
+
+
+def test_options_of_a_mix_need_one(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
+    for words in (("--imatrix", weights), ("--pure",), ("--dtype", "f16", "--tensor-type", "attn=q8_0")):
+        done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", *words, "--json")
+        assert (done.code, "goes with a mix" in done.json["error"]["message"]) == (2, True)
+
+
+def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    assert apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q8.gguf").code == 0
+    other, cut = tmp_path / "other.dat", tmp_path / "cut.dat"
+    other.write_bytes(old_imatrix({"blk.0.attn_q.weight": [1.0] * 7}))
+    (tmp_path / "none.dat").write_bytes(old_imatrix({"blk.0.attn_z.weight": [1.0] * 7}))
+    cut.write_bytes(weights.read_bytes()[:100])
+    cases = [
+        (5, "quantised already", (tmp_path / "q8.gguf", "q4_0")),
+        (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", other)),
+        (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "none.dat")),
+        (4, "bytes", (tiny_gguf, "q4_0", "--imatrix", cut)),
+        (3, "no such file", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "absent.dat")),
+    ]
+    for code, said, words in cases:
+        done = apr("quantize", *words, "-o", out / "x.gguf", "--json")
+        assert (done.code, said in done.json["error"]["message"]) == (code, True), words
+        assert list(out.iterdir()) == []
+    # told to, it requantises
+    words = (tmp_path / "q8.gguf", "q4_0", "--allow-requantize", "-o", out / "x.gguf")
+    assert apr("quantize", *words).code == 0
+
+
+def test_without_the_library_a_mix_that_needs_it_is_refused(
+    apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libggml, "_find", lambda: "llama-cpp-python is not installed")
+    words = (tiny_gguf, "q4_0", "--tensor-type", "attn_v=iq4_nl", "-o", tmp_path / "x.gguf", "--json")
+    done = apr("quantize", *words)
+    assert done.code == 6
+    error = done.json["error"]
+    assert "IQ4_NL" in error["message"]
+    assert "not installed" in error["message"]
+    assert list(tmp_path.iterdir()) == []
+    # the simpler types need no library
+    words = (tiny_gguf, "q4_0", "--output-type", "q8_0", "-o", tmp_path / "x.gguf", "--json")
+    assert apr("quantize", *words).code == 0
