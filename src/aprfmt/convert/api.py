@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,22 @@ def _plan(
     )
     if c.packs.decoded:
         losses.others += packed.losses(c.packs.found)
-    c.quantization = quantization
     complete_hparams(c)
     _override(c, options)
     check_before_writing(c, options.allow_unmapped)
-    recipe = _recipe(c, target, options)
-    return c, _WRITERS[target](c, dst.name, options, recipe, losses), losses
+    work = _Work(dst.name, options, _recipe(c, target, options), losses, quantization)
+    return c, _WRITERS[target](c, work), losses
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a writer needs beside the model; `recipe` is there where the source's own files can be had back."""
+
+    name: str
+    options: Options
+    recipe: Recipe | None
+    losses: Losses
+    quantization: Quantization | None
 
 
 def _copy(model: Model, dst: Path) -> Canonical:
@@ -192,52 +203,57 @@ def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
     return read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path)) if value is not None else None
 
 
-def _to_apr(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
-    own_tokenizer = options.tokenizer is None
-    layout, tensors, recorded = apr_layout(c, name, options.dtype, losses, with_source=own_tokenizer)
+def _to_apr(c: Canonical, work: _Work) -> Output:
+    options, own_tokenizer = work.options, work.options.tokenizer is None
+    layout, tensors, recorded = apr_layout(
+        c, work.name, options.dtype, work.losses, work.quantization, with_source=own_tokenizer
+    )
     whole = c.model.format in ("gguf", "hf", "safetensors") and not (c.left_out or c.parts_left_out)
     return Output([layout], tensors, recorded and whole)
 
 
-def _to_shards(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+def _to_shards(c: Canonical, work: _Work) -> Output:
+    options = work.options
     if options.tokenizer is not None or options.dtype != "keep":
         raise UsageError("sharding changes nothing else", hint="apr import the model first, then shard it")
     shards, tensors = cut_canonical(c, options.dtype, options.shard_size or DEFAULT_SHARD_BYTES)
     return _sharded(shards, tensors, c.model.format in ("gguf", "hf", "safetensors"))
 
 
-def _to_gguf(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
+def _to_gguf(c: Canonical, work: _Work) -> Output:
+    options = work.options
     wanted = GgufOptions(
-        options.dtype, options.pre, options.pad_style, options.allow_unmapped, options.shard_size
+        options.dtype,
+        options.pre,
+        options.pad_style,
+        options.allow_unmapped,
+        options.shard_size,
+        work.quantization,
     )
-    layouts, tensors, same = gguf_layouts(c, name, wanted, recipe, losses)
+    layouts, tensors, same = gguf_layouts(c, work.name, wanted, work.recipe, work.losses)
     return Output(layouts, tensors, same)
 
 
-def _to_safetensors(
-    c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses
-) -> Output:
-    layout, tensors, same = safetensors_layout(c, name, options.dtype, recipe, losses)
+def _to_safetensors(c: Canonical, work: _Work) -> Output:
+    layout, tensors, same = safetensors_layout(c, work.name, work.options.dtype, work.recipe, work.losses)
     return Output([layout], tensors, same)
 
 
-def _to_hf(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
-    layouts, tensors, same = folder_layouts(c, options.dtype, options.shard_size, recipe, losses)
+def _to_hf(c: Canonical, work: _Work, framework: str = "pt") -> Output:
+    options = work.options
+    layouts, tensors, same = folder_layouts(
+        c, options.dtype, options.shard_size, work.recipe, work.losses, framework
+    )
     return Output(layouts, tensors, same, folder=True)
 
 
-def _to_mlx(c: Canonical, name: str, options: Options, recipe: Recipe | None, losses: Losses) -> Output:
-    layouts, tensors, same = folder_layouts(c, options.dtype, options.shard_size, recipe, losses, "mlx")
-    return Output(layouts, tensors, same, folder=True)
-
-
-_WRITERS: dict[str, Callable[[Canonical, str, Options, Recipe | None, Losses], Output]] = {
+_WRITERS: dict[str, Callable[[Canonical, _Work], Output]] = {
     "apr": _to_apr,
     "apr-shards": _to_shards,
     "gguf": _to_gguf,
     "safetensors": _to_safetensors,
     "hf": _to_hf,
-    "mlx": _to_mlx,
+    "mlx": partial(_to_hf, framework="mlx"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
@@ -19,9 +19,6 @@ from aprfmt.convert.unpack import Packing, packing
 from aprfmt.errors import UnmappedError, UsageError
 from aprfmt.model import Model
 from aprfmt.tokenizer.model import Tokenizer
-
-if TYPE_CHECKING:
-    from aprfmt.convert.quantization import Quantization
 
 
 @dataclass(slots=True)
@@ -42,7 +39,6 @@ class Canonical:
         left_out: files of a source folder that are not carried.
         packs: packed weights of the source.
         parts_left_out: tensors of the source that are no part of the language model and are not carried.
-        quantization: what its matrices become where the user named a mix.
     """
 
     model: Model
@@ -59,7 +55,6 @@ class Canonical:
     left_out: list[str] = field(default_factory=list)
     parts_left_out: list[str] = field(default_factory=list)
     packs: Packing = field(default_factory=Packing)
-    quantization: Quantization | None = None
 
     @property
     def embedding(self) -> str:

@@ -15,7 +15,7 @@ from aprfmt.convert.canonical import Canonical
 from aprfmt.convert.dtype_choice import Losses, is_exact, matrix_dtype
 from aprfmt.convert.envelope import LEFT_ASIDE
 from aprfmt.convert.named import gguf_side
-from aprfmt.convert.quantization import Target, with_apr_names
+from aprfmt.convert.quantization import Quantization, Target, with_apr_names
 from aprfmt.convert.recipe import KEY, RecipeWriter, read_recipe
 from aprfmt.convert.recipe_tensors import SourceTensors
 from aprfmt.convert.transfer import CanonicalTensor, values_of
@@ -46,16 +46,22 @@ _ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 
 
 def apr_layout(
-    c: Canonical, name: str, dtype: str, losses: Losses, *, with_source: bool = True
+    c: Canonical,
+    name: str,
+    dtype: str,
+    losses: Losses,
+    quantization: Quantization | None = None,
+    *,
+    with_source: bool = True,
 ) -> tuple[FileLayout, list[OutTensor], bool]:
-    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them), its tensors; see apr_contents.
+    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them) or by a mix, its tensors; see apr_contents.
 
     The third value tells whether the source files can be had back from it.
     """
     targets: dict[str, Target] = {}
-    if c.quantization is not None:
+    if quantization is not None:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
-        c, targets = with_apr_names(c, side, c.quantization.targets(c, side))
+        c, targets = with_apr_names(c, side, quantization.targets(c, side))
         dtype = "keep"
     metadata, tensors, flags = apr_contents(c, dtype, losses.overflow, targets, with_source=with_source)
     if KEY not in metadata:

@@ -18,7 +18,7 @@ from aprfmt.convert.envelope import Envelope
 from aprfmt.convert.exact import residues
 from aprfmt.convert.mix_rules import fitting
 from aprfmt.convert.named import gguf_side, links
-from aprfmt.convert.quantization import mix_of
+from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe
 from aprfmt.convert.report import overlay
 from aprfmt.convert.split import renamed_parts, split_gguf
@@ -28,7 +28,6 @@ from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
-from aprfmt.formats.imatrix import Imatrix
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
 from aprfmt.tokenizer import ggml
@@ -53,6 +52,7 @@ class GgufOptions:
     pad_style: str = "llama.cpp"
     allow_unmapped: bool = False
     shard_bytes: int | None = None  # None: as imported, else one file; 0: one file
+    quantization: Quantization | None = None
     overlaid: bool = False  # on a GGUF's own keys, where a pre-tokenizer or a dimension may be missing
 
 
@@ -134,7 +134,8 @@ def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 
 
 def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
-    wanted = requested(options.dtype) if c.quantization is None else None
+    quantization = options.quantization
+    wanted = requested(options.dtype) if quantization is None else None
     if wanted is not None and DTYPES[wanted].ggml_id is None:
         raise RefusedError(
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
@@ -155,7 +156,7 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
         more = f" and {len(placeless) - 3} more" if len(placeless) > 3 else ""
         losses.dropped(f"a GGUF has no place for {', '.join(placeless[:3])}{more}")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
-    targets = c.quantization.targets(c, side) if c.quantization is not None else {}
+    targets = quantization.targets(c, side) if quantization is not None else {}
     for tensor in side:
         _check_name(tensor.name, c)
         target = targets.get(tensor.name)
@@ -256,25 +257,26 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
         keys += [_typed(kv) for kv in found]
-    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, tensors)))
+    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, options, tensors)))
     if c.tokenizer is not None:
         own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
         found = ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
         keys += [_typed(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
-    return keys + _imatrix_keys(c.quantization.imatrix if c.quantization is not None else None)
+    return keys + _imatrix_keys(options.quantization)
 
 
-def _file_type(c: Canonical, tensors: list[OutTensor]) -> int:
+def _file_type(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> int:
     """llama.cpp's number of the mix, asked for or found; else of the dtype with most bytes."""
-    if c.quantization is not None:
-        return c.quantization.mix.file_type
+    if options.quantization is not None:
+        return options.quantization.mix.file_type
     mix = mix_of(c, tensors)
     return mix.file_type if mix is not None else FILE_TYPES.get(dominant_dtype(tensors), 0)
 
 
-def _imatrix_keys(imatrix: Imatrix | None) -> list[Kv]:
+def _imatrix_keys(quantization: Quantization | None) -> list[Kv]:
     """What llama.cpp's quantize program says of the importance matrix; it cuts texts at 127 bytes."""
+    imatrix = quantization.imatrix if quantization is not None else None
     if imatrix is None:
         return []
     keys: list[Kv] = [("quantize.imatrix.file", GgufType.STRING, _cut(imatrix.path))]
