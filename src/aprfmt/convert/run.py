@@ -54,6 +54,7 @@ def write_file(target: str, layout: FileLayout, way: Way, check: Callable[[str],
     with AtomicFile(target, force=way.force, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
         write_layout(layout, sink, advance, way.flow)
         if check is not None:
+            sink.flush()
             check(sink.temporary)
 
 

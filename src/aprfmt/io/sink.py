@@ -14,6 +14,9 @@ from aprfmt.io.source import Buffer
 from aprfmt.io.system import start_writeback
 
 _WRITEBACK_BYTES = 16 << 20
+_STRIDE = 1 << 20
+"""Writes end at multiples of this: the kernel then takes large pages, and a write costs half of one that straddles."""
+_MOST_PARTS = 512
 
 
 def check_target(
@@ -74,12 +77,14 @@ class AtomicFile:
         self._fsync = fsync
         self._fd = -1
         self._temporary = ""
+        self._held: list[memoryview] = []
+        self._held_bytes = 0
         self._written = 0
         self._begun = 0  # bytes that the kernel was told to write
 
     @property
     def temporary(self) -> str:
-        """Path of the unfinished file, for checks before it is published."""
+        """Path of the unfinished file, for checks before it is published; `flush` first."""
         return self._temporary
 
     def __enter__(self) -> Self:
@@ -96,13 +101,27 @@ class AtomicFile:
         return self
 
     def write(self, data: Buffer) -> None:
-        """Appends all of `data`. Raises StorageError."""
-        view = memoryview(data)
+        """Appends all of `data`, which must stay as it is until the file is complete. Raises StorageError."""
+        view = memoryview(data).cast("B")
+        while len(view):
+            part = view[: _STRIDE - (self._written + self._held_bytes) % _STRIDE]
+            self._held.append(part)
+            self._held_bytes += len(part)
+            view = view[len(part) :]
+            if (self._written + self._held_bytes) % _STRIDE == 0 or len(self._held) == _MOST_PARTS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held, and lets the kernel begin to store it."""
+        parts, self._held, self._held_bytes = self._held, [], 0
         try:
-            while view:
-                n = os.write(self._fd, view)
+            while parts:
+                n = os.writev(self._fd, parts)
                 self._written += n
-                view = view[n:]
+                while parts and n >= len(parts[0]):
+                    n -= len(parts.pop(0))
+                if n:
+                    parts[0] = parts[0][n:]
         except OSError as error:
             raise storage_error(error, self.target) from error
         if self._fsync and self._written - self._begun >= _WRITEBACK_BYTES:
@@ -114,6 +133,7 @@ class AtomicFile:
     ) -> None:
         try:
             if kind is None:
+                self.flush()
                 if self._fsync:
                     os.fsync(self._fd)
                 _appear(self._temporary, self.target, self._force)

@@ -56,10 +56,10 @@ def to_metadata(tok: Tokenizer) -> dict[str, Any]:
             raise RefusedError(f"the tokenizer's name {name!r} is no Unicode text")
     texts = {"vocabulary": tok.tokens, "merges": tok.merges}
     patches: dict[str, dict[str, str]] = {
-        name: _patches(list(enumerate(items))) for name, items in texts.items()
+        name: _patches(range(len(items)), items) for name, items in texts.items()
     }
-    patches["chat_template"] = _patches([("", tok.chat_template or "")])
-    patches["chat_templates"] = _patches(list(tok.chat_templates.items()))
+    patches["chat_template"] = _patches([""], [tok.chat_template or ""])
+    patches["chat_templates"] = _patches(list(tok.chat_templates), list(tok.chat_templates.values()))
     patches["scores"] = {
         str(i): struct.pack("<d", score).hex()
         for i, score in enumerate(tok.scores)
@@ -231,11 +231,11 @@ def _bytes(text: str) -> bytes:
         raise RefusedError(f"the tokenizer text {text!r} is no Unicode and stands for no bytes") from error
 
 
-def _patches(items: Sequence[tuple[int | str, str]]) -> dict[str, str]:
+def _patches(keys: Sequence[int | str], texts: Sequence[str]) -> dict[str, str]:
     # One encoding of everything is far cheaper than one a text, and nearly always all that is needed.
-    if _patch("".join(text for _, text in items)) is None:
+    if _patch("".join(texts)) is None:
         return {}
-    hexed = {str(key): _patch(text) for key, text in items}
+    hexed = {str(key): _patch(text) for key, text in zip(keys, texts, strict=True)}
     return {key: value for key, value in hexed.items() if value is not None}
 
 

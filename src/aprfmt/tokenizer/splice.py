@@ -111,6 +111,10 @@ def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
 
 def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | str:
     ids = list(vocab.values())
+    tokens = _texts(tok)
+    if ids == list(range(len(ids))) and list(vocab) == list(tokens[: len(ids)]):  # nearly always
+        piece: dict[str, Any] = {"list": "vocabulary", "runs": [[0, len(ids)]], "patch": {}}
+        return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
     if len(set(ids)) < len(ids):
         return "it gives one id to two texts"
     if not all(0 <= i < len(tok.tokens) for i in ids):
@@ -118,8 +122,7 @@ def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokeni
     starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
     if len(starts) > _MAX_RUNS:
         return "its ids are in no order"
-    tokens = _texts(tok)
-    piece: dict[str, Any] = {
+    piece = {
         "list": "vocabulary",
         "runs": [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)],
         "patch": {str(i): key for key, i in vocab.items() if tokens[i] != key},
@@ -152,9 +155,10 @@ def _merges_part(text: str, merges: list[Any], tok: Tokenizer) -> _Part | str:
         return "it has other merges than the tokenizer"
     paired = isinstance(merges[0], list)
     patch = {}
-    for n, (merge, known) in enumerate(zip(merges, tok.merges, strict=True)):
-        if merge != (known.split(" ") if paired else known):
-            patch[str(n)] = merge
+    if merges != tok.merges:
+        for n, (merge, known) in enumerate(zip(merges, tok.merges, strict=True)):
+            if merge != (known.split(" ") if paired else known):
+                patch[str(n)] = merge
     piece = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
     entry = _PAIR_ENTRY if paired else _TEXT_ENTRY
     return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok) or "its merges have an unusual layout"
