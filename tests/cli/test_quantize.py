@@ -177,3 +177,46 @@ def test_without_the_library_a_mix_that_needs_it_is_refused(
     # the simpler types need no library
     words = (tiny_gguf, "q4_0", "--output-type", "q8_0", "-o", tmp_path / "x.gguf", "--json")
     assert apr("quantize", *words).code == 0
+
+
+def test_wishes_without_effect_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    words = ("--tensor-type", "nowhere=q6_k", "--tensor-type", r"FFN_\Down=q8_0", "--plan", "--json")
+    warnings = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", *words).json["warnings"]
+    assert "--tensor-type nowhere=q6_k names no tensor that the mix changes" in warnings
+    both = apr(
+        "quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0"
+    )
+    assert both.code == 2
+    assert "contradict" in both.stderr
+
+
+def test_patterns_keep_their_classes(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    """`\\S` is not `\\s`, and case does not matter."""
+    words = ("--tensor-type", r"FFN_\Sown=f16", "--json")
+    assert apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", *words).json["ok"]
+    with aprfmt.open(tmp_path / "q.gguf") as model:
+        assert {t.dtype for t in model.tensors.values() if "ffn_down" in t.name} == {"F16"}
+
+
+def test_rows_that_blocks_do_not_divide_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    body = apr("quantize", tiny_gguf, "q4_k_m", "-o", tmp_path / "q.gguf", "--plan", "--json").json
+    assert any("that 256 does not divide: stored as" in warning for warning in body["warnings"])
+
+
+def test_a_forbidden_library_is_not_called_missing(
+    apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APR_BACKEND", "numpy")
+    done = apr("quantize", tiny_gguf, "iq4_nl", "-o", tmp_path / "q.gguf")
+    assert done.code == 6
+    assert "APR_BACKEND=numpy forbids it" in done.stderr
+
+
+def test_an_importance_that_no_encoder_takes(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    for value in (-5.0, 1e30):
+        path = tmp_path / "m.dat"
+        path.write_bytes(old_imatrix({"blk.0.attn_q.weight": [1.0, value]}))
+        words = ("--imatrix", path, "--plan", "--json")
+        error = apr("quantize", tiny_gguf, "q4_0", "-o", tmp_path / "q.gguf", *words).json["error"]
+        assert (error["path"], error["tensor"]) == (str(path), "blk.0.attn_q.weight")
+        assert "negative, beyond 2^60" in error["message"]

@@ -16,8 +16,9 @@ from ggml_cases import SLOW
 
 from aprfmt.codecs import DTYPES, libggml
 from aprfmt.codecs.convert import can_decode, can_encode, decode, decode_torch, stored_bytes
-from aprfmt.codecs.recode import encode, recode
+from aprfmt.codecs.recode import encode, recode, recoded
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError
+from aprfmt.io.segments import resolved
 
 BY_NAME = {case.dtype: case for case in CASES}
 ENCODABLE = [name for name in DTYPES if can_encode(name) and name not in SLOW]
@@ -235,3 +236,17 @@ def test_imports_stay_cheap() -> None:
     )
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.llama
+@pytest.mark.skipif(libggml.library() is None, reason="no libggml")
+def test_weights_of_outer_dims_repeat() -> None:
+    values = np.random.default_rng(0).standard_normal((2, 3, 4, 256)).astype("<f4")
+    weights = np.random.default_rng(1).random(3 * 256).astype("<f4") + 0.1
+
+    def bytes_of(array: Any) -> bytes:
+        items = recoded("F32", "Q4_0", array.shape, lambda unit: [array.tobytes()], None, weights)
+        return b"".join(map(bytes, resolved(items)))
+
+    assert bytes_of(values) == bytes_of(values[0]) + bytes_of(values[1])
+    assert bytes_of(values[0]) != encode("Q4_0", values[0])

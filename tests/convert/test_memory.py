@@ -62,11 +62,26 @@ def test_too_little_memory_is_refused_with_what_is_needed(tmp_path: Path) -> Non
             allow_unmapped=True,
         )
     assert not (tmp_path / "o.safetensors").exists()
-    least = re.search(r"(\d+)MiB", caught.value.hint or "")
+    assert re.fullmatch(r"--max-memory \d+MiB, or leave it out", caught.value.hint or "")
+
+
+def test_the_memory_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
+    aprfmt.save_file({"w": np.ones((64, 64), np.float32)}, tmp_path / "m.apr")
+    command = [
+        sys.executable,
+        "-m",
+        "aprfmt",
+        "convert",
+        str(tmp_path / "m.apr"),
+        "-o",
+        str(tmp_path / "o.safetensors"),
+    ]
+    command += ["--allow-no-config", "--allow-unmapped", "--max-memory"]
+    refused = subprocess.run([*command, "5MiB"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 5
+    least = re.search(r"--max-memory (\d+MiB)", refused.stderr)
     assert least is not None
-    enough = (int(least[1]) + 40) * MIB
-    aprfmt.convert_model(tmp_path / "m.apr", tmp_path / "o.safetensors", max_memory=enough, **ALLOW)
-    assert (tmp_path / "o.safetensors").exists()
+    assert subprocess.run([*command, least[1]], capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("dtype", ["keep", "f16", "q8_0"])

@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 from quantize_peer import quantize, write_gguf
 
+from aprfmt.codecs import ggml, libggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.mix_rules import CONDITIONS, KINDS, Network, Wishes, choose, usual_bits
-from aprfmt.convert.mixes import ALIASES, MIXES, find_mix
+from aprfmt.convert.mix_rules import (
+    CONDITIONS,
+    KINDS,
+    OUTPUT,
+    Network,
+    Wishes,
+    choose,
+    needs_weights,
+    usual_bits,
+)
+from aprfmt.convert.mixes import ALIASES, MIXES, Mix, find_mix
 from aprfmt.errors import RefusedError
 from aprfmt.formats.gguf_kv import GgufType
 
@@ -206,3 +216,15 @@ def test_a_layer_that_is_none_is_refused() -> None:
     for name in ("ffn_down_exps.weight", "blk.2.ffn_down_exps.weight"):
         with pytest.raises(RefusedError, match="layer"):
             choose({name: (8, 2, 256)}, MIXES["q4_k_m"], net)
+
+
+def test_a_layer_number_of_thousands_of_digits_is_no_layer() -> None:
+    name = f"blk.{'9' * 5000}.ffn_down.weight"
+    assert choose({name: (256, 256)}, MIXES["q4_k_m"], Network("llama", 2, 4, 4, 0)) == {name: "Q4_K"}
+
+
+def test_encoders_agree_on_which_dtypes_need_weights() -> None:
+    for row in DTYPES.values():
+        if row.kind == "ggml" and libggml.library() is not None:
+            mix = Mix("x", 0, row.name, "")
+            assert ggml.needs_weights(row.name) == needs_weights(OUTPUT, row.name, mix), row.name

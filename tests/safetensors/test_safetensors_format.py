@@ -313,3 +313,12 @@ def test_reading_numbers(tmp_path: Path) -> None:
     safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
     with aprfmt.open(tmp_path / "a.safetensors") as model:
         assert np.array_equal(np.frombuffer(model.tensors["a"].raw(), "<f4").reshape(2, 3), array)
+
+
+def test_a_doubled_key_among_very_many_is_found_at_once(tmp_path: Path) -> None:
+    entry = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    names = [f"t{i}" for i in range(300_000)] + ["t299999"]
+    header = ("{" + ",".join(f'"{name}":{entry}' for name in names) + "}").encode()
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(CorruptError, match="t299999"):
+        aprfmt.open(tmp_path / "m.safetensors")

@@ -10,10 +10,13 @@ import typer
 from aprfmt.cli.options import (
     MACHINE,
     QUANTISING,
+    ArchOption,
     ForceOption,
     JsonOption,
     PlanOption,
     QuietOption,
+    TokenizerOption,
+    UnmappedOption,
     VerifyOption,
     takes,
 )
@@ -37,6 +40,9 @@ def command(
     list_mixes: Annotated[
         bool, typer.Option("--list", help="Show the mixes and when to take which.")
     ] = False,
+    arch: ArchOption = None,
+    tokenizer: TokenizerOption = None,
+    allow_unmapped: UnmappedOption = False,
     verify: VerifyOption = False,
     plan: PlanOption = False,
     force: ForceOption = False,
@@ -63,7 +69,18 @@ def command(
 
     require_quantised(mix)
     transfer(
-        "quantising", convert_model, file, output, plan=plan, dtype=mix, verify=verify, force=force, **more
+        "quantising",
+        convert_model,
+        file,
+        output,
+        plan=plan,
+        dtype=mix,
+        arch=arch,
+        tokenizer=tokenizer,
+        allow_unmapped=allow_unmapped,
+        verify=verify,
+        force=force,
+        **more,
     )
 
 
@@ -87,5 +104,8 @@ def _list() -> None:
             }
         )
         cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
-    lines = table(["mix", "bits", "when"], cells, right="bits", indent=0)
+    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0), "", _FOOT]
     out.result({"count": len(body), "mixes": body}, lines)
+
+
+_FOOT = "Bits a weight of Llama-3.1-8B; narrow models take more, where 256 does not divide their rows."

@@ -67,7 +67,8 @@ _MOST = 2.0**30
 _UNBOUNDED = ("MXFP4", "NVFP4")
 """Without an f16 scale: MXFP4 reaches what a float32 does, NVFP4 takes the largest it has."""
 
-_MOST_WEIGHT = 2.0**60
+MOST_WEIGHT = 2.0**60
+"""Largest importance of a column: squares of values times it must stay within a float32, or the encoders give NaN."""
 
 _HINT = "pip install 'aprfmt[llama]'"
 
@@ -112,10 +113,11 @@ def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
         lib = _trusted(dtype, direction)
         if lib is not None:
             return lib
-    raise _missing(dtype, direction)
+    raise missing(dtype, direction)
 
 
-def _missing(dtype: str, direction: str) -> MissingDependencyError:
+def missing(dtype: str, direction: str) -> MissingDependencyError:
+    """The error for a type that cannot be decoded or encoded here, with the reason."""
     lib, forced = libggml.library(), backend.forced()
     if forced not in (None, "ggml"):
         why = f"{backend.VARIABLE}={forced} forbids it"
@@ -254,8 +256,8 @@ def _checked_weights(weights: Array, cols: int) -> Array:
     weights = np.require(weights, "<f4", ["C", "A"]).reshape(-1)
     if weights.size != cols:
         raise RefusedError(f"an importance of {weights.size} columns for rows of {cols}")
-    if not (weights.min() >= 0 and weights.max() <= _MOST_WEIGHT):
-        raise RefusedError("an importance is negative, infinite or not a number")
+    if not (weights.min() >= 0 and weights.max() <= MOST_WEIGHT):
+        raise RefusedError("an importance is negative, beyond 2^60 or no number")
     return weights
 
 
@@ -271,7 +273,7 @@ def _check_values(dtype: str, values: Array, start: int) -> None:
     at = int(np.argmin(np.abs(values) <= most))
     raise RefusedError(
         f"value {start + at} is {values[at]}, which {dtype} cannot hold",
-        hint="keep the tensor as it is, or store it as f32",
+        hint="give it another dtype, such as --tensor-type NAME=f32",
     )
 
 
@@ -284,7 +286,7 @@ def _check_scales(dtype: str, out: Array, start: int) -> None:
         at = start + int(np.argmax(bad)) * DTYPES[dtype].block
         raise RefusedError(
             f"the block of value {at} is beyond the scales of {dtype}",
-            hint="keep the tensor as it is, or store it as f32",
+            hint="give it another dtype, such as --tensor-type NAME=f32",
         )
 
 

@@ -34,7 +34,8 @@ def decode(dtype: str, data: Any) -> Array:
 def encode(dtype: str, values: Array, overflow: casts.Overflow = None) -> Array:
     """1-d float `values` as the stored elements of `dtype`, one of ENCODABLE.
 
-    F64 goes to BF16 and 8-bit floats through float32. `overflow` is told how many finite values became infinite.
+    F64 goes to BF16 and 8-bit floats through float32. `overflow` is told how many finite values
+    became infinite, or the largest that E4M3 has.
     """
     row, source = DTYPES[dtype].numpy, values.dtype.str
     if source == row:

@@ -86,7 +86,7 @@ def recoded(
         dst.n_bytes(shape)
     change = _Change(src, dst, shape, overflow, weights)
     if dst.name == "AprQ8":
-        return _to_q8(src, shape, lambda: resolved(items(1)))
+        return _to_q8(change, lambda: resolved(items(1)))
     return _jobs(change, items) if change.units is not None else _in_order(change, items)
 
 
@@ -166,7 +166,7 @@ class _Change:
             self.overflow(n)
 
     def _weighted(self, values: Array, first_row: int) -> Array:
-        """Rows under the weights of the matrix that each is of."""
+        """Rows under the weights of the matrix that each is of; those of the outermost dims repeat."""
         import numpy as np
 
         assert self.weights is not None
@@ -176,7 +176,7 @@ class _Change:
         while row < end:
             stop = min(end, (row // per_matrix + 1) * per_matrix)
             part = values[(row - first_row) * cols : (stop - first_row) * cols]
-            parts.append(self._rows(part, weights[row // per_matrix], row * cols))
+            parts.append(self._rows(part, weights[row // per_matrix % len(weights)], row * cols))
             row = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -236,7 +236,7 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
 
 
 def _in_order(change: _Change, items: Items) -> Iterator[Buffer]:
-    for values in rebatch(_values(change.src, change.shape, lambda: resolved(items(1))), change.dst.block):
+    for values in rebatch(_values(change, lambda: resolved(items(1))), change.dst.block):
         yield _bytes(change.encode(values, 0))
 
 
@@ -254,37 +254,32 @@ def _empty() -> Array:
     return np.empty(0, dtype="<f4")
 
 
-def _to_q8(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Buffer]:
-    if not n_elements(shape):
+def _to_q8(change: _Change, read: Read) -> Iterator[Buffer]:
+    if not n_elements(change.shape):
         return
-    scale = aprq.q8_scale(plain.encode("F32", values) for values in _values(src, shape, read))
+    scale = aprq.q8_scale(plain.encode("F32", values) for values in _values(change, read))
     yield struct.pack("<f", scale)
-    for values in _values(src, shape, read):
+    for values in _values(change, read):
         yield _bytes(aprq.encode_q8(plain.encode("F32", values), scale))
 
 
-def _values(src: Dtype, shape: tuple[int, ...], read: Read) -> Iterator[Array]:
+def _values(change: _Change, read: Read) -> Iterator[Array]:
     """The decoded values of a tensor in flat order, 1-d float arrays of at most about STEP values.
 
     Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
     """
+    src, shape = change.src, change.shape
     counted = resolved(_counted(read(), stored_bytes(src.name, shape), src))
     if src.name == "AprQ8":
         yield from _q8_values(counted)
         return
-    padded = is_padded(src, shape)
-    unit = -(-shape[-1] // src.block) * src.block_bytes if padded else src.block_bytes
+    unit = stored_bytes(src.name, shape[-1:]) if is_padded(src, shape) else src.block_bytes
     piece = max(1, STEP // src.block * src.block_bytes // unit) * unit
     left = n_elements(shape)
     for chunk in regroup(counted, unit, piece):
-        if padded:
-            values = ggml.decode_padded(src.name, chunk, shape[-1])
-        elif src.name == "AprQ4":
-            values = aprq.decode_q4(chunk, left)
-        else:
-            values = plain.decode(src.name, chunk) if src.kind == "plain" else ggml.decode(src.name, chunk)
+        values = change.decode(chunk)[:left]
         left -= values.size
-        yield values if values.dtype.kind == "f" else values.astype("<f4")
+        yield values
 
 
 def _q8_values(chunks: Iterator[Buffer]) -> Iterator[Array]:

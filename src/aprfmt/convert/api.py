@@ -60,7 +60,8 @@ def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
 
     Options: arch, dtype (a float, AprQ4, AprQ8 or a mix), and beside a mix imatrix, tensor_type ("REGEX=TYPE" texts),
     output_type, embedding_type, pure, leave_output, allow_requantize; tokenizer, license, data_source, data_license,
-    allow_no_config, allow_unmapped, plan, force, progress. Raises AprError; nothing is left behind then.
+    allow_no_config, allow_unmapped, plan, force, progress, threads, max_memory (bytes), fsync. Raises AprError;
+    nothing is left behind then.
     """
     return _convert(src, dst, options_of(options | {"format": "apr"}))
 
@@ -70,7 +71,7 @@ def export_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
     suffix of `dst`).
 
     Options: dtype and what goes with a mix, pre, pad_style, shard_size (bytes of a file; 0: one file), verify, arch,
-    allow_unmapped, plan, force, progress.
+    allow_unmapped, plan, force, progress, threads, max_memory (bytes), fsync.
     """
     return _convert(src, dst, options_of(options))
 

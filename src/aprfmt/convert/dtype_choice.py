@@ -36,12 +36,19 @@ class Losses:
 
     def sentences(self) -> list[str]:
         """One sentence a kind of loss."""
-        out = [f"{n} tensors rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
+        out = [
+            f"{counted(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())
+        ]
         if self.overflows:
             out.append(
                 f"{self.overflows} values were beyond the target's range and became infinite or its largest"
             )
         return out + self.others
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 # Source dtype -> targets that hold each of its values exactly.

@@ -15,6 +15,10 @@ LATER_BYTES = 48 << 20
 """What loads only while writing: numpy, codecs, parts of the allocator that stay unused."""
 
 
+_MARGIN_MIB = 4
+"""A process started anew takes a little more or less."""
+
+
 def resident_bytes() -> int:
     """Memory of this process now, in bytes."""
     try:
@@ -46,9 +50,9 @@ def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutT
     room = max_memory - _fixed(tensors)
     smallest = Flow(1, SMALLEST_WINDOW).memory_bytes
     if room < smallest:
-        least = -(-(max_memory - room + smallest) // (1 << 20))
+        least = -(-(max_memory - room + smallest) // (1 << 20)) + _MARGIN_MIB
         raise RefusedError(
-            f"the conversion takes at least {least} MiB of memory, --max-memory allows {max_memory >> 20}",
+            f"the conversion takes at least {least} MiB of memory, --max-memory allows {max_memory >> 20} MiB",
             hint=f"--max-memory {least}MiB, or leave it out",
         )
     per_thread = THREAD_BYTES + CHUNK_BYTES

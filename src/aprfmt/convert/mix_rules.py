@@ -195,7 +195,7 @@ def choose(
 
 
 def _layer(name: str) -> int:
-    match = re.match(r"blk\.(\d+)", name)
+    match = re.match(r"blk\.(\d{1,6})\.", name)
     return int(match[1]) if match else -1
 
 

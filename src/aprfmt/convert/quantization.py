@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.codecs import ggml, libggml
+from aprfmt.codecs import ggml
 from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.convert.canonical import Canonical
+from aprfmt.convert.dtype_choice import counted
 from aprfmt.convert.mix_rules import EMBEDDINGS, OUTPUT, Network, Shape, Wishes, choose, needs_weights
 from aprfmt.convert.mixes import MIXES, Mix, find_mix, unknown
 from aprfmt.convert.named import links
 from aprfmt.convert.options import Options
 from aprfmt.convert.transfer import CanonicalTensor
-from aprfmt.errors import AprError, MissingDependencyError, RefusedError, UsageError
+from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
 
@@ -64,10 +65,24 @@ class Quantization:
         chosen = choose(shapes, self.mix, network_of(c), self.wishes)
         quantisable = [t for t in tensors if t.name in chosen and _is_float(t)]
         changing = [t for t in quantisable if t.is_decoded or t.dtype != chosen[t.name]]
+        c.warnings += self._remarks(shapes, chosen)
         self._refuse_requantising(c, changing, chosen)
         weights = self._weights(c, changing, chosen)
         require_encoders({chosen[t.name] for t in changing})
         return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantisable}
+
+    def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
+        """What the user may not expect: wishes without effect, rows that the blocks of the mix do not divide."""
+        for pattern, dtype in self.wishes.overrides:
+            if not any(pattern.search(name) for name in chosen):
+                yield f"--tensor-type {pattern.pattern}={dtype.lower()} names no tensor that the mix changes"
+        if not chosen:
+            yield "the model has no matrix that a mix changes"
+        block = DTYPES[self.mix.dtype].block
+        odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
+        if odd:
+            dtypes = ", ".join(sorted({chosen[name] for name in odd}))
+            yield f"{counted(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
 
     def _refuse_requantising(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
@@ -78,7 +93,8 @@ class Quantization:
         for tensor in changing:
             scheme = next((packed[piece.name] for piece in tensor.pieces if piece.name in packed), None)
             was = scheme or next(
-                (d for d in (tensor.stored_dtype, tensor.dtype) if DTYPES[d].is_quantized), None
+                (d for d in (tensor.stored_dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS),
+                None,
             )
             if was is not None:
                 raise RefusedError(
@@ -152,11 +168,7 @@ def require_encoders(dtypes: set[str]) -> None:
     """Raises MissingDependencyError unless all of the dtypes can be written."""
     cannot = sorted(d for d in dtypes if DTYPES[d].kind == "ggml" and not ggml.encodable(d))
     if cannot:
-        why = libggml.absence() or "the installed llama-cpp-python does not write it as expected"
-        raise MissingDependencyError(
-            f"{', '.join(cannot)} can only be written by llama.cpp's library: {why}",
-            hint="pip install 'aprfmt[llama]'",
-        )
+        raise ggml.missing(cannot[0], "encode")
 
 
 def network_of(c: Canonical) -> Network:
@@ -222,9 +234,11 @@ def asked(options: Options, target: str) -> Quantization | None:
         return None
     if target in ("safetensors", "hf", "mlx"):
         raise RefusedError(
-            f"safetensors has no dtype {mix.dtype}",
-            hint="use --dtype f32, f16 or bf16, or write a .gguf or an .apr",
+            f"safetensors has no dtype {mix.dtype}: a mix goes into a .gguf or an .apr",
+            hint="name the output .gguf or .apr, or take --dtype f32, f16 or bf16",
         )
+    if options.leave_output and options.output_type:
+        raise UsageError("--leave-output and --output-type contradict each other", hint="give one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
     wishes = Wishes(
         pure=options.pure,
@@ -263,7 +277,7 @@ def _override(text: str) -> tuple[re.Pattern[str], str]:
     dtype = _dtype(name, f"--tensor-type {pattern}")
     assert dtype is not None
     try:
-        return re.compile(pattern.lower()), dtype
+        return re.compile(pattern, re.IGNORECASE), dtype
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError(f"--tensor-type {text!r}: {error}", hint="such as ffn_down=q6_k") from None
 

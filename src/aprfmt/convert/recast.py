@@ -135,6 +135,8 @@ def _gather_jobs(
 
     ends = np.cumsum([piece.n_bytes // row_bytes for piece in pieces])
     whole = lcm(row_bytes, unit)
+    if whole > CHUNK_BYTES:  # rows and units that seldom meet: who asked regroups
+        whole = row_bytes
     step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
     index = indices(recast.orders, recast.n_rows, inverse=inverse) if recast.orders else None
     if recast.skip and inverse:

@@ -85,8 +85,8 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> di
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
         if len(result) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            seen: set[str] = set()
+            twice = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             raise CorruptError(f"{what} has the key {twice!r} twice", path=path)
         return result
 

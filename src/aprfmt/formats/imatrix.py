@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.codecs.ggml import MOST_WEIGHT
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.formats import gguf
 from aprfmt.io.source import Source
@@ -55,8 +56,8 @@ class Imatrix:
 def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     """The importance matrix at `path`.
 
-    Raises NotFoundError, StorageError, CorruptError and its kinds (cut short, NaN or infinite values, sums without
-    counts, no importance matrix at all).
+    Raises NotFoundError, StorageError, CorruptError and its kinds (cut short, values that are negative, beyond
+    MOST_WEIGHT or no numbers, sums without counts, no importance matrix at all).
     """
     name = os.fspath(path)
     with Source.open(name) as source:
@@ -65,17 +66,15 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     if found is None:
         with gguf.open_model(Path(name)) as model:
             found = _read_new(model, name)
-    _check_finite(found)
+    _check_values(found)
     return found
 
 
-def _check_finite(imatrix: Imatrix) -> None:
-    import numpy as np
-
+def _check_values(imatrix: Imatrix) -> None:
     for name, values in imatrix.entries.items():
-        if not np.isfinite(values).all():
+        if values.size and not (values.min() >= 0 and values.max() <= MOST_WEIGHT):
             raise CorruptError(
-                "a value of the importance matrix is NaN or infinite",
+                "a value of the importance matrix is negative, beyond 2^60 or no number",
                 path=imatrix.path,
                 tensor=name,
                 hint="compute it again, on other data",

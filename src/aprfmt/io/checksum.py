@@ -49,17 +49,22 @@ class _Line:
         self.values = [0] * self.n_parts
         self.error: BaseException | None = None
         self.is_over = False
-        self._next = iter(range(self.n_parts))  # a step of it is atomic
+        self._next = iter(range(self.n_parts))
+        self._taking = threading.Lock()
 
     def part(self, number: int) -> range:
         """Its bytes."""
         return self.stretch[number * _PART_BYTES : (number + 1) * _PART_BYTES]
 
+    def _take(self) -> int | None:
+        with self._taking:
+            return next(self._next, None)
+
     def work(self) -> None:
         """Takes parts until none is left."""
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, len(self.stretch))))
         try:
-            for number in self._next:
+            while (number := self._take()) is not None:
                 part, crc = self.part(number), 0
                 for start in range(part.start, part.stop, _BUFFER_BYTES):
                     if self.is_over:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,12 +60,13 @@ def write_layout(
     keep_freed_memory()
     crc = 0
     line = _Line(_pieces(layout.segments), flow, with_crc=layout.crc_footer)
-    for batch in line.batches():
-        crc = combine(crc, batch.crc, batch.n_bytes) if layout.crc_footer else 0
-        for data, label in batch.parts:
-            sink.write(data)
-            if progress is not None:
-                progress(len(data), label)
+    with closing(line.batches()) as batches:
+        for batch in batches:
+            crc = combine(crc, batch.crc, batch.n_bytes) if layout.crc_footer else 0
+            for data, label in batch.parts:
+                sink.write(data)
+                if progress is not None:
+                    progress(len(data), label)
     if layout.crc_footer:
         sink.write(struct.pack("<I", crc))
         if progress is not None:
@@ -87,13 +89,23 @@ def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Item, str]]:
 
 def _stream_pieces(segment: Stream) -> Iterator[tuple[Item, str]]:
     n_bytes = 0
-    for item in segment.chunks():
-        n_bytes += item_bytes(item)
-        if n_bytes > segment.n_bytes:
-            break
-        yield item, segment.label
+    try:
+        for item in segment.chunks():
+            n_bytes += item_bytes(item)
+            if n_bytes > segment.n_bytes:
+                break
+            yield item, segment.label
+    except AprError as error:
+        raise _named(error, segment.label) from error.__cause__
     if n_bytes != segment.n_bytes:
         raise _wrong_length(n_bytes, segment.n_bytes, segment.label)
+
+
+def _named(error: AprError, label: str) -> AprError:
+    """The error, with the tensor that it is about."""
+    if error.tensor is None:
+        error.tensor = label or None
+    return error
 
 
 def _wrong_length(n_bytes: int, expected: int, label: str) -> CorruptError:
@@ -116,16 +128,14 @@ class _Batch:
         label = ""
         try:
             for item, label in self.items:
-                data = item.run() if isinstance(item, Job) else item
+                data = memoryview(item.run() if isinstance(item, Job) else item).cast("B")
                 if len(data) != item_bytes(item):
                     raise _wrong_length(len(data), item_bytes(item), label)
                 if with_crc:
                     self.crc = crc32(data, self.crc)
                 self.parts.append((data, label))
         except BaseException as error:
-            if isinstance(error, AprError) and error.tensor is None:
-                error.tensor = label or None
-            self.error = error
+            self.error = _named(error, label) if isinstance(error, AprError) else error
         self.items = []
 
 
@@ -142,13 +152,15 @@ class _Line:
         self._held_bytes = 0
         self._is_over = False  # nothing more to pull
 
-    def batches(self) -> Iterator[_Batch]:
+    def batches(self) -> Generator[_Batch, None, None]:
         """Every batch, made, in order. Raises what a piece raised; no thread is left when it ends."""
         n = self._flow.n_workers
         threads = [threading.Thread(target=self._work, name=f"apr-{i}", daemon=True) for i in range(n)]
-        for thread in threads:
-            thread.start()
+        started: list[threading.Thread] = []
         try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
             while (batch := self._next()) is not None:
                 if batch.error is not None:
                     raise batch.error
@@ -157,7 +169,7 @@ class _Line:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
-            for thread in threads:
+            for thread in started:
                 thread.join()
 
     def _next(self) -> _Batch | None:

@@ -15,7 +15,7 @@ from aprfmt.io.system import start_writeback
 
 _WRITEBACK_BYTES = 16 << 20
 _STRIDE = 1 << 20
-"""Writes end at multiples of this: the kernel then takes large pages, and a write costs half of one that straddles."""
+"""Writes end at multiples of this: the kernel then takes large pages; a write that straddles costs twice as much."""
 _MOST_PARTS = 512
 
 
@@ -60,7 +60,7 @@ def check_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
 class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
-    Without `fsync` it may be empty after a power cut; for scratch files.
+    Without `fsync` it may be empty after a power cut.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 
 _SYNC_FILE_RANGE_WRITE = 2  # <fcntl.h> of Linux
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
-_LARGEST_PIECE = 32 << 20
+_LARGEST_PIECE = 32 << 20  # glibc takes no more
 _KEPT_BYTES = 256 << 20
 
 
@@ -32,7 +32,7 @@ def start_writeback(fd: int, offset: int, n_bytes: int) -> None:
 
 @cache
 def keep_freed_memory() -> None:
-    """Lets the allocator keep freed pieces for the next ones (glibc); once a process.
+    """Lets the allocator of this process keep freed pieces for the next ones (glibc), from now on.
 
     Pieces of a MiB come and go thousands of times; to give each back to the kernel and to fault its pages in anew
     takes as long as to copy it.
