@@ -195,10 +195,17 @@ def _override(c: Canonical, options: Options) -> None:
         c.tokenizer = read_tokenizer(Path(options.tokenizer))
 
 
+# Target -> the format of the sources whose files it may be.
+_RECIPES = {"gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "hf"}
+
+
 def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
     value = None
     if c.model.format == "apr-v2":
         value = c.model.metadata.get(KEY)
+        others = [name for name in _RECIPES.values() if name != _RECIPES.get(target)]
+        if isinstance(value, dict) and value.get("format") in others:
+            return None  # of another format: to hold it against the tensors would be for nothing
     elif c.model.format == target and (target != "gguf" or options.dtype == "keep"):
         value = source_recipe(c)  # the keys of a GGUF are at hand without it
     return read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path)) if value is not None else None

@@ -88,7 +88,11 @@ def gguf_layouts(
 
 def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
-    said = _said(c, _pairs(c, envelope.without(entries)))
+    pairs = _pairs(c, envelope.without(entries))
+    for item in keys:  # the vocabulary was encoded a moment ago
+        if not isinstance(item, bytes) and item[1] == (GgufType.ARRAY, GgufType.STRING):
+            pairs.remember(item[0], list(item[2]))
+    said = _said(c, pairs)
     kept = residues(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors), kept))
 

@@ -256,6 +256,10 @@ class KvMapping(Mapping[str, Any]):
             return entry.type.name
         return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
 
+    def remember(self, key: str, value: Any) -> None:
+        """Takes `value` for what the entry would be decoded to."""
+        self._values[key] = value
+
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             self._values[key] = decode(self._data, self.entries[key])
