@@ -44,6 +44,9 @@ COMMANDS = {
         ),
         Row("shard", "shard", "A model as .apr files of a chosen size, with a manifest.", "Convert"),
         Row("stamp", "stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
+        Row("distill", "distill", "A student learns what a larger model answers.", "Train"),
+        Row("pretrain", "pretrain", "A model learns from text alone.", "Train"),
+        Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
 }

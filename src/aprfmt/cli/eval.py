@@ -1,0 +1,98 @@
+"""`apr eval`: how well a model predicts held-out text, and how close it is to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import human_count, human_seconds, out, pairs, printable
+from aprfmt.errors import MissingDependencyError
+
+
+def command(
+    file: ModelArgument,
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="PATH",
+            help="Text, jsonl or parquet, or a folder of them; of a run's token shards the held-out part is read.",
+        ),
+    ],
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", metavar="FILE", help="The model to compare with.")
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="cuda, cuda:N or cpu; nothing else is tried when it is missing.",
+        ),
+    ] = "cuda",
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len",
+            metavar="N",
+            min=2,
+            help="Tokens of a window. [default: 2048, or the model's context where it is less]",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=2, help="Read about N tokens, spread evenly. [default: all]"
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
+
+    A failure on the way is exit 8 and no score. Of a quantised model, its original as the teacher shows the loss.
+
+    \b
+    apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
+    apr eval run/model.apr --data run/tokens --json
+    apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
+    """
+    if find_spec("torch") is None:
+        raise MissingDependencyError("an evaluation needs torch", hint="pip install 'aprfmt[train]'")
+    from aprtrain.score import score
+
+    body = score(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit)
+    out.result(body, _text(body))
+
+
+def _text(body: dict[str, Any]) -> Iterator[str]:
+    yield f"{printable(body['file'])}: {_kind(body)}"
+    rows = [
+        ("cross entropy", f"{body['ce']:.4f} nats a token, perplexity {body['perplexity']:,.3f}"),
+        ("first choice", f"right for {body['accuracy']:.2%} of the tokens"),
+    ]
+    if (teacher := body["teacher"]) is not None:
+        rows += [
+            ("teacher", f"{teacher['file']}: {_kind(teacher)}, cross entropy {body['teacher_ce']:.4f} nats"),
+            ("KL", f"{body['kl']:.4g} nats a token from the teacher to the model"),
+            ("agreement", f"the same first choice at {body['agreement']:.2%} of the tokens"),
+        ]
+    read = f"{body['tokens']:,} tokens in {body['windows']:,} windows of {body['seq_len']:,}"
+    yield from pairs(
+        [
+            *rows,
+            ("read", f"{read}; {body['data_tokens']:,} tokens in documents: {body['documents']:,}"),
+            ("time", f"{human_seconds(body['seconds'])} on {body['device']} in {body['dtype']}"),
+        ]
+    )
+
+
+def _kind(model: dict[str, Any]) -> str:
+    return f"{model['architecture']}, {human_count(model['parameters'])} parameters, {model['format']}"

@@ -1,0 +1,126 @@
+"""What distill and pretrain have in common: options from the trainer's schema, a run or its plan, the summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aprfmt.cli.failures import report
+from aprfmt.cli.options import Group
+from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pairs, printable, table
+from aprfmt.errors import MissingDependencyError
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Options as .toml, .yaml or .json.")
+]
+TrainPlanOption = Annotated[
+    bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")
+]
+
+
+def options(command: str) -> Group:
+    """The options of `command`, one a row of the trainer's schema; what is not given stays None."""
+    from aprtrain.config import command_fields
+
+    group: dict[str, tuple[Any, Any]] = {}
+    for row in command_fields(command):
+        names = (row.flag, *row.flags)
+        if row.kind is bool:
+            group[row.name] = Annotated[bool, typer.Option(*names, help=row.help)], False
+            continue
+        if row.kind is tuple:
+            group[row.name] = Annotated[list[str], typer.Option(*names, metavar="NAME", help=row.help)], []
+            continue
+        words = f" [default: {row.default:g}]" if row.kind is float else f" [default: {row.default}]"
+        text = row.help + (words if row.default is not None else "")
+        metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
+        kind: Any = row.kind | None
+        group[row.name] = Annotated[kind, typer.Option(*names, metavar=metavar, help=text)], None
+    return group
+
+
+def train(command: str, given: dict[str, Any], config: Path | None, *, plan: bool) -> int:
+    """Runs or plans; prints the summary; the exit code (0, or 128 and the signal that ended the run)."""
+    if find_spec("torch") is None:
+        raise MissingDependencyError("training needs torch", hint="pip install 'aprfmt[train]'")
+    from aprtrain import run as trainer
+    from aprtrain.config_build import build
+    from aprtrain.guards import abort
+
+    said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    settings, lines = build(command, said, config, os.environ)
+    if plan:
+        body = trainer.plan(command, settings)
+        out.result(body, _plan_text(body))
+        return 0
+    summary = trainer.run(
+        command,
+        settings,
+        stream=None if out.mode == "quiet" else out.error_stream,
+        lines=lines,
+        on_stall=partial(abort, tell=report),
+    )
+    if os.environ.get("RANK", "0") == "0":  # torchrun starts several
+        out.result(summary, _summary_text(summary))
+    number: int = summary.get("interrupted", 0)
+    return 128 + number if number else 0
+
+
+def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
+    stopped = "interrupted" in summary
+    word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
+    yield f"{word} after {summary['steps']:,} steps, {human_count(summary['tokens'])} tokens"
+    rows = [("time", f"{human_seconds(summary['seconds'])}, {summary['tokens_per_s']:,.0f} tokens/s")]
+    for label, scores in (("before", summary["first"]), ("after", summary["last"])):
+        if scores:
+            names = ("ce", "kl", "agreement", "teacher_ce")
+            found = ", ".join(f"{name} {scores[name]:.4f}" for name in names if scores.get(name) is not None)
+            rows.append((label, f"step {scores['step']}: {found}"))
+    if summary["failed_saves"]:
+        rows.append(("failed saves", str(summary["failed_saves"])))
+    if "projected_seconds" in summary:
+        rows.append(
+            (
+                "projection",
+                f"{summary['projected_steps']:,} steps: {human_seconds(summary['projected_seconds'])}",
+            )
+        )
+    if summary["model"]:
+        rows.append(("model", printable(summary["model"])))
+    elif stopped and summary["output"]:
+        rows.append(("to go on", "the same command with --resume"))
+    yield from pairs(rows)
+
+
+def _plan_text(body: dict[str, Any]) -> Iterator[str]:
+    yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
+    rows = [(row["name"], human_bytes(row["bytes"])) for row in body["memory"] if row["bytes"]]
+    yield from table(["memory", "size"], [*rows, ("in all", human_bytes(body["memory_bytes"]))], right="size")
+    work = body["flops_per_token"]
+    facts = [("FLOPs a token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
+    if body["tokens"] is not None:
+        time = human_seconds(body["seconds_at_400_tflops"])
+        facts.append(("tokens", f"{human_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+    for who in ("teacher", "student"):
+        if body[who]:
+            facts.append(
+                (who, f"{body[who]['architecture']}, {human_count(body[who]['parameters'])} parameters")
+            )
+    if body["vocabulary"]:
+        v = body["vocabulary"]
+        facts.append(
+            (
+                "vocabulary",
+                f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}",
+            )
+        )
+    facts += [
+        ("configuration", f"{name} = {value}") for name, value in body["config"].items() if value is not None
+    ]
+    yield from pairs([*facts, ("digest", body["digest"])])

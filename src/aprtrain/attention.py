@@ -1,0 +1,219 @@
+"""Causal attention within documents and sliding windows: the kernel for each case chosen in one function.
+
+Shape suffixes: N rows of a batch, T positions, S = N T, H query heads, K key-value heads, E values of a head.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from aprfmt.errors import UsageError
+
+_FLASH_HEAD = 256
+"""Largest head of the flash kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Where the documents of a packed batch end. Every row of the batch begins a document.
+
+    Attributes:
+        cu_seqlens: first token of each document in the flattened batch, then N T; int32 on the batch's device. The
+            end may be repeated, which says that there are documents without tokens: so the tensor has the same shape
+            for every batch, and nothing is compiled again.
+        max_len: a length that no document exceeds (T is one; the same number for every batch compiles once).
+    """
+
+    cu_seqlens: Tensor
+    max_len: int
+
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], max_len: int, *, capacity: int = 0, device: torch.device | str = "cpu"
+    ) -> Documents:
+        """Documents of these lengths, in order; room for `capacity` of them. Raises UsageError."""
+        if not lengths or min(lengths) < 1 or max(lengths) > max_len:
+            raise UsageError(f"documents of 1 to {max_len} tokens are wanted, not of {list(lengths)[:8]}")
+        ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
+        padding = ends[-1:].expand(max(0, capacity - len(lengths)))
+        return cls(torch.cat((ends, padding)).to(device=device, dtype=torch.int32), max_len)
+
+    def to(self, device: torch.device | str) -> Documents:
+        """The same on another device."""
+        return Documents(self.cu_seqlens.to(device, non_blocking=True), self.max_len)
+
+
+def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor | None]:
+    """(position of each token in its document, number of its document), both [N, T]; None for a document a row."""
+    n, t = tokens_NT.shape
+    if documents is None:
+        return torch.arange(t, device=tokens_NT.device).expand(n, t), None
+    flat_S = torch.arange(n * t, device=tokens_NT.device, dtype=torch.int32)
+    number_S = torch.searchsorted(documents.cu_seqlens, flat_S, right=True) - 1
+    return (flat_S - documents.cu_seqlens[number_S]).view(n, t), number_S.view(n, t)
+
+
+def _varlen_options() -> frozenset[str]:
+    if torch.version.cuda is None:
+        return frozenset()  # the import would load torch's compiler, a second that nobody needs
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    names = frozenset(inspect.signature(varlen_attn).parameters)
+    return names if {"window_size", "scale"} <= names else frozenset()
+
+
+VARLEN_OPTIONS = _varlen_options()
+"""Option names of torch's kernel for packed documents; empty without CUDA or a sliding window (torch < 2.11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the layers with one window attend in one batch.
+
+    Attributes:
+        kind: "causal" (SDPA of whole rows), "cudnn" (the same by cuDNN), "varlen" (flash kernel over `cu_seqlens`),
+            "mask" (SDPA under a mask) or "eager" (scores written out, for a softcap).
+        mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
+        cu_seqlens, max_len: see Documents, for "varlen".
+    """
+
+    kind: str
+    mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    max_len: int = 0
+
+
+def choose(
+    tokens_NT: Tensor,
+    documents: Documents | None,
+    number_NT: Tensor | None,
+    *,
+    window: int,
+    softcap: float,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+) -> Way:
+    """The cheapest way that is exact for these documents, this window (0: none) and softcap (0: none).
+
+    `heads` are the query heads, the key-value heads and the size of each.
+    """
+    n, t = tokens_NT.shape
+    window = 0 if window >= t else window
+    if softcap:
+        return Way("eager", _mask(tokens_NT, number_NT, window))
+    fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
+    if documents is None and not window:
+        strict = torch.are_deterministic_algorithms_enabled()
+        return Way("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
+    if fits and VARLEN_OPTIONS:
+        if documents is not None:
+            return Way("varlen", cu_seqlens=documents.cu_seqlens, max_len=documents.max_len)
+        rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
+        return Way("varlen", cu_seqlens=rows, max_len=t)
+    return Way("mask", _mask(tokens_NT, number_NT, window))
+
+
+@cache
+def _cudnn_agrees(heads: tuple[int, int, int], dtype: torch.dtype) -> bool:
+    """Whether cuDNN's attention gives what the flash kernel gives on this GPU, values and gradients.
+
+    On Hopper it is 1.4 to 1.7 times as fast (tools/bench_decoder.py); older GPUs are left with the flash kernel.
+    """
+    if torch.cuda.get_device_capability()[0] < 9:
+        return False
+    n_heads, n_kv_heads, size = heads
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = ((2, n_heads, 256, size), (2, n_kv_heads, 256, size), (2, n_kv_heads, 256, size))
+    found: list[list[Tensor]] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        q, k, v = (torch.randn(s, generator=generator, device="cuda", dtype=dtype) for s in shapes)
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            try:
+                with sdpa_kernel(backend):
+                    out = functional.scaled_dot_product_attention(
+                        q, k, v, is_causal=True, enable_gqa=n_heads != n_kv_heads
+                    )
+                    found.append([out.detach(), *torch.autograd.grad(out, inputs, q.detach())])
+            except RuntimeError:
+                return False
+    pairs = [(a.float(), b.float()) for a, b in zip(*found, strict=True)]
+    return all(bool((a - b).norm() <= 0.02 * a.norm()) for a, b in pairs)
+
+
+_CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+
+
+def _mask(tokens_NT: Tensor, number_NT: Tensor | None, window: int) -> Tensor:
+    t = tokens_NT.shape[1]
+    index = torch.arange(t, device=tokens_NT.device)
+    back = index[:, None] - index[None, :]
+    allowed = (back >= 0)[None] if not window else ((back >= 0) & (back < window))[None]
+    if number_NT is not None:
+        allowed = allowed & (number_NT[:, :, None] == number_NT[:, None, :])
+    return allowed[:, None]
+
+
+def attend(
+    q_NTHE: Tensor,
+    k_NTKE: Tensor,
+    v_NTKE: Tensor,
+    kind: str,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    max_len: int,
+    *,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> Tensor:
+    """Values [N, T, H, E] by the way that `choose` gave."""
+    if kind == "varlen":
+        assert cu_seqlens is not None
+        return _varlen(q_NTHE, k_NTKE, v_NTKE, cu_seqlens, max_len, window, scale)
+    q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
+    if kind == "eager":
+        assert mask is not None
+        return _eager(q, k, v, mask, scale, softcap).transpose(1, 2)
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    if kind == "cudnn":
+        with sdpa_kernel(_CUDNN_FIRST, set_priority=True):
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+    else:
+        out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, **options)
+    return out.transpose(1, 2)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, max_len: int, window: int, scale: float) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {"scale": scale, "window_size": (window - 1 if window else -1, 0)}
+    if "enable_gqa" in VARLEN_OPTIONS:
+        options["enable_gqa"] = q.shape[2] != k.shape[2]
+    flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
+    out = varlen_attn(flat_q, flat_k, flat_v, cu, cu, max_len, max_len, **options)
+    assert isinstance(out, Tensor)
+    return out.view(q.shape)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+    """Softmax in float32 over scores that are capped before the mask, as Gemma 2 was trained."""
+    n, heads, t, size = q.shape
+    grouped = q.reshape(n, k.shape[1], -1, t, size)
+    scores = grouped @ k[:, :, None].transpose(-1, -2) * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, -1, dtype=wide).to(q.dtype)
+    return (weights @ v[:, :, None]).reshape(n, heads, t, size)

@@ -1,0 +1,269 @@
+"""How well a model predicts held-out text, and how close it is to its teacher. A failure is an error, never a score.
+
+Logits are formed in float32 for some rows of the head at a time and reduced at once (running maxima, Milakov and
+Gimelshein, Online normalizer calculation for softmax, 2018), so those of a batch never exist. Nothing here is shared
+with the loss: a fault in one does not hide in the other.
+
+Shape suffixes: N rows of a batch, T positions, P positions that count, D width, V rows of a head, R some of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aprfmt.errors import RunError, UsageError
+from aprtrain.attention import Documents
+from aprtrain.batches import Batch, batch_of
+from aprtrain.decoder import soft_cap
+from aprtrain.packing import IGNORED, Windows
+from aprtrain.shape import Shape
+from aprtrain.vocab import Vocabulary
+
+__all__ = ["Scores", "evaluate", "scoring"]
+
+_HEAD_ROWS = 8192
+_POSITIONS = 2048
+_ROUNDING = 1e-4  # nats; a KL below zero by more is no rounding
+
+
+class Student(Protocol):
+    """What is measured: a decoder."""
+
+    @property
+    def shape(self) -> Shape:
+        """What it is."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head [V, D]."""
+
+    def __call__(self, tokens_NT: Tensor, documents: Documents | None) -> Any:
+        """Final hidden states [N, T, D]."""
+
+
+class Teacher(Protocol):
+    """What it is compared with."""
+
+    @property
+    def shape(self) -> Shape:
+        """What it is."""
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head [V, D], at least the shared ids."""
+
+    def hidden(self, tokens_NT: Tensor, documents: Documents | None) -> Tensor:
+        """Final hidden states [N, T, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Means over the labels of the windows that were read.
+
+    Attributes:
+        windows, tokens: how many windows and labels.
+        ce: cross entropy in nats.
+        perplexity: e to the power of ce.
+        accuracy: share of labels that are the model's first choice.
+        kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
+        agreement: share of positions at which both have the same first choice.
+        teacher_ce: the teacher's cross entropy in nats.
+    """
+
+    windows: int
+    tokens: int
+    ce: float
+    perplexity: float
+    accuracy: float
+    kl: float | None = None
+    agreement: float | None = None
+    teacher_ce: float | None = None
+
+
+@contextmanager
+def scoring() -> Iterator[None]:
+    """Turns whatever goes wrong in the block into RunError: without a result there is no score."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise RunError(
+            f"the evaluation failed, there is no score: {reason}", hint=getattr(error, "hint", None)
+        ) from error
+
+
+def evaluate(
+    student: Student,
+    windows: Windows,
+    *,
+    rows: int,
+    device: torch.device | str = "cpu",
+    teacher: Teacher | None = None,
+    vocabulary: Vocabulary | None = None,
+    max_windows: int | None = None,
+) -> Scores:
+    """Scores of a model on windows of held-out text.
+
+    Args:
+        student: the model.
+        windows: what it reads.
+        rows: windows at a time.
+        device: where the models are.
+        teacher, vocabulary: what it is compared with, and the ids that both share.
+        max_windows: reads an even selection of so many.
+
+    Raises:
+        UsageError: a teacher without a vocabulary.
+        RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
+            wrong shape, or not finite, no label, an id without a row.
+    """
+    if teacher is not None and vocabulary is None:
+        raise UsageError("a comparison with a teacher needs the vocabulary that both share")
+    with scoring(), torch.inference_mode():
+        n = len(windows) if max_windows is None else min(max_windows, len(windows))
+        ids = np.linspace(0, len(windows) - 1, n).astype(int).tolist()
+        models = _Models(student, teacher, vocabulary)
+        sums = torch.zeros(5, dtype=torch.float64, device=device)
+        count = 0
+        for start in range(0, n, rows):
+            batch = batch_of(windows, ids[start : start + rows])
+            count += batch.n_valid
+            sums += models.sums(batch.to(device))
+        return _scores(n, count, sums.tolist(), models.teacher is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What is measured, and what it is compared with."""
+
+    student: Student
+    teacher: Teacher | None
+    vocabulary: Vocabulary | None
+
+    def sums(self, batch: Batch) -> Tensor:
+        """Sums [5] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
+        counts_NT = batch.labels_NT != IGNORED
+        size = batch.tokens_NT.shape
+        hidden = _hidden(self.student(batch.tokens_NT, batch.documents), size, "model")
+        sides = [_Side(hidden[counts_NT], self.student.head_weight, self.student.shape.logit_softcap, None)]
+        if self.teacher is not None and self.vocabulary is not None:
+            hidden = _hidden(self.teacher.hidden(batch.tokens_NT, batch.documents), size, "teacher")
+            cap, n_real = self.teacher.shape.logit_softcap, self.vocabulary.n_real
+            sides.append(_Side(hidden[counts_NT], self.teacher.head_weight, cap, n_real))
+        return _sums(sides, batch.labels_NT[counts_NT])
+
+
+def _hidden(hidden: Any, size: torch.Size, who: str) -> Tensor:
+    if not isinstance(hidden, Tensor) or hidden.shape[:2] != size or hidden.ndim != 3 or not hidden.numel():
+        raise RunError(f"the {who} gave no hidden states for {size[0]} windows of {size[1]} tokens")
+    if not bool(torch.isfinite(hidden).all()):
+        raise RunError(
+            f"the {who}'s hidden states are not finite", hint="its weights or its format are damaged"
+        )
+    return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One model at some positions: hidden states [P, D], head [V, D], softcap, how many of its ids there are."""
+
+    hidden_PD: Tensor
+    head_VD: Tensor
+    softcap: float
+    n_ids: int | None
+
+    @property
+    def n_rows(self) -> int:
+        return self.head_VD.shape[0] if self.n_ids is None else self.n_ids
+
+    def logits(self, places: slice, rows: slice) -> Tensor:
+        """Float32 logits [P, R]."""
+        product = functional.linear(self.hidden_PD[places].float(), self.head_VD[rows].float())
+        return soft_cap(product, self.softcap)
+
+
+class _Running:
+    """Sum of exp over the logits seen so far, their largest and its id, the label's logit; each [P]."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.top = torch.full((n,), -math.inf, device=device)
+        self.top_id = torch.full((n,), -1, dtype=torch.int64, device=device)
+        self.sum = torch.zeros(n, device=device)
+        self.weighted = torch.zeros(n, device=device)
+        self.label = torch.full((n,), math.nan, device=device)
+
+    def add(self, logits_PR: Tensor, first: int, labels_P: Tensor, values_PR: Tensor | None = None) -> None:
+        """Takes the rows from `first` on; `values_PR` are averaged under the softmax."""
+        top, where = logits_PR.max(1)
+        grown = top > self.top
+        self.top_id = torch.where(grown, where + first, self.top_id)
+        new_top = torch.where(grown, top, self.top)
+        shrink = torch.exp(self.top - new_top)
+        weights_PR = torch.exp(logits_PR - new_top[:, None])
+        self.sum = self.sum * shrink + weights_PR.sum(1)
+        if values_PR is not None:
+            self.weighted = self.weighted * shrink + (weights_PR * values_PR).sum(1)
+        self.top = new_top
+        place = labels_P - first
+        inside = (place >= 0) & (place < logits_PR.shape[1])
+        own = logits_PR.gather(1, place.clamp(0, logits_PR.shape[1] - 1)[:, None])[:, 0]
+        self.label = torch.where(inside, own, self.label)
+
+    @property
+    def log_sum(self) -> Tensor:
+        return self.top + self.sum.log()
+
+
+def _sums(sides: list[_Side], labels_P: Tensor) -> Tensor:
+    """Sums [5] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy."""
+    total = torch.zeros(5, dtype=torch.float64, device=labels_P.device)
+    for start in range(0, len(labels_P), _POSITIONS):
+        places = slice(start, start + _POSITIONS)
+        total += _sums_of_some(sides, places, labels_P[places])
+    return total
+
+
+def _sums_of_some(sides: list[_Side], places: slice, labels_P: Tensor) -> Tensor:
+    running = [_Running(len(labels_P), labels_P.device) for _ in sides]
+    for first in range(0, max(side.n_rows for side in sides), _HEAD_ROWS):
+        logits = [side.logits(places, slice(first, min(first + _HEAD_ROWS, side.n_rows))) for side in sides]
+        if logits[0].shape[1]:
+            running[0].add(logits[0], first, labels_P)
+        if len(sides) == 2 and (width := logits[1].shape[1]):
+            running[1].add(logits[1], first, labels_P, logits[1] - logits[0][:, :width])
+    student = running[0]
+    found = [student.log_sum - student.label, (student.top_id == labels_P).float()]
+    if len(sides) == 2:
+        teacher = running[1]
+        kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum
+        found += [kl, (student.top_id == teacher.top_id).float(), teacher.log_sum - teacher.label]
+    sums = torch.stack([values.double().sum() for values in found])
+    return functional.pad(sums, (0, 5 - len(found)))
+
+
+def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool) -> Scores:
+    if not count:
+        raise RunError("the evaluation read no label, there is no score", hint="give longer held-out texts")
+    ce, accuracy, kl, agreement, teacher_ce = (value / count for value in sums)
+    if not all(map(math.isfinite, (ce, kl, teacher_ce))):
+        raise RunError(
+            f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
+            hint="the weights are damaged, or ids of the data have no row in the head",
+        )
+    if kl < -_ROUNDING:
+        raise RunError(f"the KL to the teacher came out as {kl:g} nats: this is no score")
+    scores = Scores(n_windows, count, ce, math.exp(ce), accuracy)
+    if not with_teacher:
+        return scores
+    return Scores(n_windows, count, ce, math.exp(ce), accuracy, max(kl, 0.0), agreement, teacher_ce)

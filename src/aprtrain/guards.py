@@ -1,0 +1,258 @@
+"""What stops a run that could only waste time: wrong pairs of models, a silent or idle device, a stall."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from aprfmt.errors import RefusedError, RunError
+from aprtrain.shape import Shape
+
+KL_FLOOR = 1e-3
+"""Nats to the teacher at step 0 below which there is nothing to learn."""
+
+_STALL_FACTOR = 20
+_STALL_LEAST_S = 120.0  # a new shape may have to be compiled
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """While the block runs, every kernel that has a deterministic form uses it, and the others fail."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+# --- teacher and student ---
+
+
+def check_distinct(
+    teacher: Shape, student: Shape, path: str, *, allow_same_arch: bool, same_weights: Callable[[], bool]
+) -> None:
+    """Refuses a student that is its teacher, or might be: the same weights, or the same dims without consent.
+
+    Weights alone cannot tell a re-quantised copy from a fine-tune, so `same_weights` is asked only after consent.
+    """
+    if teacher != student:
+        return
+    if not allow_same_arch:
+        raise RefusedError(
+            "teacher and student have the same dims; one may be a copy of the other, perhaps in another dtype",
+            path=path,
+            hint="add --allow-same-arch if the student is another model of that size",
+        )
+    if same_weights():
+        raise RefusedError(
+            "teacher and student hold the same weights",
+            path=path,
+            hint="there is nothing to learn; name another --student",
+        )
+
+
+def check_teacher(teacher_ce: float, student_ce: float, n_tokens: int, *, allow_weaker: bool) -> None:
+    """Refuses a teacher that does not know the data, as a damaged or random one does not.
+
+    Its held-out cross entropy, in nats, must be finite, below half of ln V and below the student's.
+    """
+    bound = math.log(n_tokens) / 2
+    if not math.isfinite(teacher_ce):
+        raise RefusedError(
+            "the teacher's loss on held-out data is not finite", hint="its weights are damaged"
+        )
+    if allow_weaker:
+        return
+    if teacher_ce >= bound:
+        raise RefusedError(
+            f"the teacher predicts the held-out data badly: {teacher_ce:.2f} nats where half of ln V is {bound:.2f}",
+            hint="check its weights and that the data is of its kind; --allow-weaker-teacher goes on",
+        )
+    if teacher_ce >= student_ce:
+        raise RefusedError(
+            f"the teacher predicts the held-out data no better than the student: {teacher_ce:.3f} against "
+            f"{student_ce:.3f} nats",
+            hint="were they swapped? --allow-weaker-teacher goes on",
+        )
+
+
+def check_divergence(kl: float) -> None:
+    """Refuses a student that answers as its teacher does from the start. Nats."""
+    if not kl > KL_FLOOR:
+        raise RefusedError(
+            f"the student gives the teacher's answers already: KL {kl:.2g} nats at step 0",
+            hint="they are the same model; name another --student",
+        )
+
+
+def check_resident(tensors: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
+    """Raises RunError where a tensor lies on another device than the one that was asked for."""
+    for name, tensor in tensors:
+        if tensor.device != device:
+            raise RunError(f"the tensor lies on {tensor.device}, not on {device}", tensor=name)
+
+
+# --- time ---
+
+
+def tell(error: RunError) -> None:
+    """The error on stderr."""
+    sys.stderr.write(f"error: {error}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
+
+
+def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
+    """Ends the process with the error's exit code from any thread, while the main one may hang in a kernel."""
+    tell(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+    os._exit(error.exit_code)
+
+
+class Watchdog:
+    """Ends the process when a step takes too long: `first_s` for the first, then 20 times the median, at least 2 min.
+
+    Use in `with`; steps run in `with watchdog.step():`. What is outside of them may take any time.
+    """
+
+    def __init__(self, first_s: float, on_stall: Callable[[RunError], None] = abort) -> None:
+        self._first_s = first_s
+        self._on_stall = on_stall
+        self._times: deque[float] = deque(maxlen=101)
+        self._began: float | None = None
+        self._number = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="apr-watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that the next step may take."""
+        if not self._times:
+            return self._first_s
+        return max(_STALL_LEAST_S, _STALL_FACTOR * statistics.median(self._times))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Times the block."""
+        self._number += 1
+        self._began = start = time.monotonic()
+        yield
+        self._began = None
+        self._times.append(time.monotonic() - start)
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self._first_s / 10)):
+            began, limit = self._began, self.limit_s
+            if began is not None and time.monotonic() - began > limit:
+                what = (
+                    "the first step of this run" if self._number == 1 else f"step {self._number} of this run"
+                )
+                self._on_stall(
+                    RunError(
+                        f"{what} takes more than {limit:.0f} s",
+                        hint="the stacks above show where it hangs; "
+                        "--deadline gives the first step more time",
+                    )
+                )
+                return
+
+
+# --- utilisation ---
+
+
+def nvml_reader(device: torch.device) -> Callable[[], int] | None:
+    """A function that gives the GPU's utilisation in percent, by NVIDIA's management library; None without it."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    handle, answer = ctypes.c_void_p(), (ctypes.c_uint * 2)()
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    name = f"GPU-{uuid}".encode()
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)):
+        return None
+
+    def read() -> int:
+        return -1 if nvml.nvmlDeviceGetUtilizationRates(handle, answer) else int(answer[0])
+
+    return read
+
+
+class Utilisation:
+    """Samples once a second; below 50 % over a minute it warns once, below 5 % the run is stopped.
+
+    `read` gives percent, negative where it cannot tell. `wanted` is cleared while the device has a right to rest.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], int],
+        warn: Callable[[str], None],
+        *,
+        window: int = 60,
+        interval_s: float = 1.0,
+    ) -> None:
+        self._read = read
+        self._warn = warn
+        self._samples: deque[int] = deque(maxlen=window)
+        self._interval_s = interval_s
+        self._has_warned = False
+        self.wanted = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="apr-utilisation", daemon=True)
+
+    def __enter__(self) -> Utilisation:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def latest(self) -> int | None:
+        """Percent, averaged over the last ten samples."""
+        last = list(self._samples)[-10:]
+        return round(sum(last) / len(last)) if last else None
+
+    def check(self) -> None:
+        """Called once a step. Raises RunError for a device that idles."""
+        samples = list(self._samples)
+        if len(samples) < (self._samples.maxlen or 0):
+            return
+        mean = sum(samples) / len(samples)
+        if mean < 5:
+            raise RunError(
+                f"the GPU is at {mean:.0f} % over {len(samples)} s: the work is done elsewhere or waits",
+                hint="check nvidia-smi: another process may hold the GPU",
+            )
+        if mean < 50 and not self._has_warned:
+            self._has_warned = True
+            self._warn(f"the GPU is at {mean:.0f} % over {len(samples)} s; larger --micro-tokens may help")
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._interval_s):
+            if self.wanted.is_set() and (value := self._read()) >= 0:
+                self._samples.append(value)

@@ -1,0 +1,1 @@
+"""Kernels of the trainer: Triton on CUDA, the same results in plain torch or numpy elsewhere."""

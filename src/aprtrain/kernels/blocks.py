@@ -1,0 +1,123 @@
+"""Matrices that stay GGML blocks on the device and become bf16 where they are needed.
+
+A matrix is decoded as a whole into memory of the caller: on CUDA by one Triton kernel a block type, elsewhere by
+aprfmt's codecs a piece at a time. Both give the float32 value of the codec rounded once to bf16, bit for bit: a
+code times its scale is exact in float32 for these three types, so not even a fused multiply-add can differ.
+
+Shape suffixes: R rows, C columns, B bytes, N picked rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from aprfmt.codecs.convert import decode as decode_values
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.io.source import Buffer
+
+BLOCK_TYPES = ("Q4_K", "Q6_K", "Q8_0")
+"""What the kernels decode."""
+
+_PIECE = 1 << 20
+"""Values that are float32 at a time off CUDA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix as stored blocks.
+
+    Attributes:
+        dtype: one of BLOCK_TYPES.
+        shape: rows and columns; blocks divide a row.
+        stored_B: its bytes, uint8, contiguous.
+    """
+
+    dtype: str
+    shape: tuple[int, int]
+    stored_B: torch.Tensor
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it holds on its device."""
+        return self.stored_B.numel()
+
+
+def is_kept(dtype: str, shape: tuple[int, ...], n_bytes: int) -> bool:
+    """Whether a stored tensor can stay as it is: a matrix of BLOCK_TYPES whose rows are whole blocks."""
+    if dtype not in BLOCK_TYPES or len(shape) != 2 or shape[-1] % DTYPES[dtype].block:
+        return False
+    return DTYPES[dtype].n_bytes(shape) == n_bytes
+
+
+def upload(
+    dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str
+) -> Blocks:
+    """The blocks of tensor `name` on `device`, a chunk at a time. Raises CorruptError where bytes are missing."""
+    stored_B = torch.empty(DTYPES[dtype].n_bytes(shape), dtype=torch.uint8, device=device)
+    at = 0
+    for chunk in chunks:
+        part_B = torch.frombuffer(bytearray(chunk), dtype=torch.uint8) if len(chunk) else stored_B[:0]
+        if at + part_B.numel() > stored_B.numel():
+            raise CorruptError(f"more bytes than {dtype} of shape {list(shape)} takes", tensor=name)
+        stored_B[at : at + part_B.numel()].copy_(part_B)
+        at += part_B.numel()
+    if at != stored_B.numel():
+        raise CorruptError(
+            f"{at} bytes are stored, {dtype} of shape {list(shape)} takes {stored_B.numel()}", tensor=name
+        )
+    return Blocks(dtype, shape, stored_B)
+
+
+def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
+    """Fills `out_RC`, contiguous bf16 of as many values on the same device, and returns it.
+
+    On CUDA it only launches; nothing waits. Raises UsageError for another target.
+    """
+    rows, cols = blocks.shape
+    if out_RC.dtype != torch.bfloat16 or not out_RC.is_contiguous() or out_RC.numel() != rows * cols:
+        raise UsageError(
+            f"{rows} x {cols} values of {blocks.dtype} need a contiguous bf16 target, "
+            f"not {list(out_RC.shape)} of {out_RC.dtype}"
+        )
+    if out_RC.device != blocks.stored_B.device:
+        raise UsageError(f"blocks on {blocks.stored_B.device} cannot be decoded to {out_RC.device}")
+    if out_RC.is_cuda:
+        from aprtrain.kernels.blocks_triton import launch
+
+        launch(blocks.dtype, blocks.stored_B, out_RC)
+    else:
+        _decode_pieces(blocks, out_RC.view(-1))
+    return out_RC
+
+
+def pick_rows(blocks: Blocks, rows_N: torch.Tensor) -> torch.Tensor:
+    """Rows `rows_N` (int64) of the matrix as bf16 [N, C]: what an embedding that stays blocks is read by."""
+    stored_RB = blocks.stored_B.view(blocks.shape[0], -1)
+    picked_NB = stored_RB.index_select(0, rows_N)
+    shape = (rows_N.numel(), blocks.shape[1])
+    out_NC = torch.empty(shape, dtype=torch.bfloat16, device=picked_NB.device)
+    return decode(Blocks(blocks.dtype, shape, picked_NB.view(-1)), out_NC)
+
+
+def some_rows(blocks: Blocks, first: int, n_rows: int) -> Blocks:
+    """`n_rows` rows from row `first` on; shares memory."""
+    row_bytes = blocks.n_bytes // blocks.shape[0]
+    stored_B = blocks.stored_B[first * row_bytes : (first + n_rows) * row_bytes]
+    return Blocks(blocks.dtype, (n_rows, blocks.shape[1]), stored_B)
+
+
+def _decode_pieces(blocks: Blocks, out: torch.Tensor) -> None:
+    row = DTYPES[blocks.dtype]
+    stored = memoryview(blocks.stored_B.numpy().data)
+    for at in range(0, out.numel(), _PIECE):
+        n = min(_PIECE, out.numel() - at)
+        first = at // row.block * row.block_bytes
+        data = stored[first : first + n // row.block * row.block_bytes]
+        out[at : at + n] = torch.from_numpy(decode_values(blocks.dtype, data, (n,)))

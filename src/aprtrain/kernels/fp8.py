@@ -1,0 +1,89 @@
+"""Products of 8-bit floats (e4m3), scaled by row: the weights once per output channel, activations as they come.
+
+    y[n, o] = (sum_i xq[n, i] * wq[o, i]) * sx[n] * sw[o] + bias[o],    scale = largest |value| of the row / 448
+
+448 is the largest finite e4m3. On CUDA the product runs on the tensor cores by torch._scaled_mm with sums in
+float32; elsewhere the same numbers are multiplied in float32, which is for tests. A row that holds NaN or infinity
+gives no finite value.
+
+Shape suffixes: N tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+LARGEST = 448.0
+
+_SMALLEST_SCALE = 1e-12
+"""Keeps rows of zeros zeros."""
+
+
+class Fp8Weight(NamedTuple):
+    """The weight of a linear map: data_OI e4m3, scale_O float32, value = data * scale."""
+
+    data_OI: torch.Tensor
+    scale_O: torch.Tensor
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of data and scales."""
+        return self.data_OI.numel() + 4 * self.scale_O.numel()
+
+
+def fits(rows: int, cols: int) -> bool:
+    """Whether the tensor cores take a weight of this size."""
+    return rows % 16 == 0 and cols % 16 == 0
+
+
+def quantize_weight(weight_OI: torch.Tensor, *, rows: int = 1024) -> Fp8Weight:
+    """A bf16 weight as e4m3 with one scale an output channel, `rows` channels at a time (bounds the temporary)."""
+    data_OI = torch.empty_like(weight_OI, dtype=torch.float8_e4m3fn)
+    scale_O = torch.empty(weight_OI.shape[0], dtype=torch.float32, device=weight_OI.device)
+    for at in range(0, weight_OI.shape[0], rows):
+        part, scale_N1 = _quantize(weight_OI[at : at + rows])
+        data_OI[at : at + rows] = part
+        scale_O[at : at + rows] = scale_N1[:, 0]
+    return Fp8Weight(data_OI, scale_O)
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [..., I] times the weight [O, I], plus the bias, in the dtype of x; in e4m3 where the weight is."""
+    if not isinstance(weight, Fp8Weight):
+        return functional.linear(x, weight, bias_O)
+    xq_NI, scale_N1 = quantize_rows(x.reshape(-1, x.shape[-1]))
+    scale_1O = weight.scale_O[None, :]
+    if x.is_cuda:
+        y_NO = torch._scaled_mm(
+            xq_NI,
+            weight.data_OI.t(),
+            scale_a=scale_N1,
+            scale_b=scale_1O,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+    else:
+        y_NO = ((xq_NI.float() @ weight.data_OI.float().t()) * scale_N1 * scale_1O).to(x.dtype)
+    if bias_O is not None:
+        y_NO = y_NO + bias_O
+    return y_NO.view(*x.shape[:-1], weight.data_OI.shape[0])
+
+
+def quantize_rows(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row as e4m3 and its scale, float32 [N, 1]: one pass by Triton on CUDA outside of torch.compile."""
+    if x_NI.is_cuda and not torch.compiler.is_compiling():
+        from aprtrain.kernels.fp8_triton import quantize
+
+        return quantize(x_NI.contiguous())
+    return _quantize(x_NI)
+
+
+def _quantize(x_NI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x_NI = x_NI.float()
+    scale_N1 = x_NI.abs().amax(dim=1, keepdim=True).div(LARGEST).clamp(min=_SMALLEST_SCALE)
+    return (x_NI / scale_N1).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale_N1

@@ -1,0 +1,385 @@
+"""The training loop: one update after the other, nothing on the way that waits for the device.
+
+What a step has to say (losses, norm, whether somebody asked to stop) is one vector of numbers on the device, added up
+over all processes and copied to the host while the next step runs; it is read then. So a run learns of a NaN one step
+late, but the update with the NaN was skipped on the device, and the weights are good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aprfmt.errors import RunError
+from aprtrain import budget
+from aprtrain.batches import Batch, Batches
+from aprtrain.checkpoint import Host, snapshot
+from aprtrain.config import Config
+from aprtrain.decoder import Decoder
+from aprtrain.guards import Utilisation, Watchdog, nvml_reader
+from aprtrain.head import Softcaps, distill_head, logit_weight
+from aprtrain.metrics import Recorder
+from aprtrain.objective import Objective
+from aprtrain.optim import Optimizer
+from aprtrain.saving import Moment, Saver
+from aprtrain.schedule import learning_rate
+from aprtrain.signals import Stop
+from aprtrain.teacher import Teacher
+from aprtrain.vocab import Vocabulary
+from aprtrain.world import World
+
+_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "stop")
+_PEAK_STEP = 2  # after which the peak of memory is looked at
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, loaded and checked.
+
+    Attributes:
+        student, optimizer: what is trained.
+        teacher, vocabulary: None in pretraining.
+        batches: at their cursor.
+        objective: what is minimised.
+        evaluate: scores of the student on held-out data, as JSON data; its "best" is the number to be lowest.
+        saver: None where nothing is written, or another process writes.
+        recorder: takes metrics and lines.
+        plan: rows of memory that were planned; [] where nothing measures.
+        flops: useful FLOPs of a token.
+        lineage: what every checkpoint says of its origin.
+        facts: what every state says of the run, for checks when it is resumed.
+        on_stall: called from another thread when a step takes too long; ends the process.
+    """
+
+    student: Decoder
+    optimizer: Optimizer
+    teacher: Teacher | None
+    vocabulary: Vocabulary | None
+    batches: Batches
+    objective: Objective
+    evaluate: Callable[[], dict[str, Any]]
+    saver: Saver | None
+    recorder: Recorder
+    plan: list[budget.Row]
+    flops: budget.Flops
+    lineage: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    on_stall: Callable[[RunError], None]
+
+
+@dataclass
+class Progress:
+    """Where a run is; JSON data, saved with every state."""
+
+    step: int = 0
+    tokens: int = 0
+    best: float | None = None
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class _Pending:
+    """A step that was launched and not yet looked at."""
+
+    step: int
+    n_valid: int
+    tokens: int
+    lr: float
+    values: Tensor
+    ready: torch.cuda.Event | None
+
+    def read(self) -> list[float]:
+        """The vector's numbers; waits until the step is done."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        numbers: list[float] = self.values.tolist()
+        return numbers
+
+
+class Trainer:
+    """Runs steps from `progress.step` to the end, a signal or a failure.
+
+    Attributes:
+        progress: where it is.
+        latest: what the last step that was looked at said.
+        step_seconds: of each step that was looked at in this run.
+    """
+
+    def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
+        self._config = config
+        self._world = world
+        self._parts = parts
+        self._stop = stop
+        self._on_gpu = world.device.type == "cuda"
+        self._head_name = "embed" if parts.student.shape.tied else "head"
+        self._teacher_head: Tensor | None = None
+        self._pending: _Pending | None = None
+        self._asked_to_stop = False
+        self._looked_at = time.monotonic()
+        self._saved_at = time.monotonic()
+        self._ready_before: torch.cuda.Event | None = None  # of the step before, where no pause followed it
+        self._peak_checked = False
+        self._host = Host()
+        self._utilisation: Utilisation | None = None
+        self.progress = progress
+        self.latest: dict[str, Any] = {}
+        self.step_seconds: list[float] = []
+
+    def run(self) -> None:
+        """All steps, evaluations and periodic checkpoints. Raises RunError (NaN, stall, idle GPU, memory)."""
+        with ExitStack() as stack:
+            watchdog = stack.enter_context(Watchdog(self._config.deadline, self._parts.on_stall))
+            self._watch_device(stack)
+            self._looked_at = self._saved_at = time.monotonic()
+            while self.progress.step < self._config.stop and not self._is_stopped():
+                with watchdog.step():
+                    self._step()
+                self._after_step()
+            self._settle()
+        if self._parts.saver is not None:
+            self._parts.saver.wait()
+
+    def _watch_device(self, stack: ExitStack) -> None:
+        read = nvml_reader(self._world.device) if self._on_gpu else None
+        if read is not None:
+            self._utilisation = stack.enter_context(Utilisation(read, self._parts.recorder.say))
+        elif self._on_gpu:
+            self._parts.recorder.say(
+                "the GPU's utilisation is not watched: NVIDIA's management library is missing"
+            )
+
+    def _is_stopped(self) -> bool:
+        """In a world of several processes all must stop after the same step, so they go by what was added up."""
+        return self._asked_to_stop if self._world.size > 1 else bool(self._stop)
+
+    # --- a step ---
+
+    def _step(self) -> None:
+        if self._utilisation is not None:
+            self._utilisation.wanted.set()
+            self._utilisation.check()
+        launched = self._launch(next(self._parts.batches))
+        self._settle()
+        self._pending = launched
+        if not self._on_gpu:
+            self._settle()
+
+    def _launch(self, micro_batches: list[Batch]) -> _Pending:
+        config, parts, progress = self._config, self._parts, self.progress
+        assert config.warmup_steps is not None
+        lr = learning_rate(
+            progress.step, peak=config.lr, total=config.schedule_steps, warmup=config.warmup_steps,
+            final=config.lr_final,
+        )  # fmt: skip
+        parts.optimizer.grad.zero_()
+        sums = torch.zeros(len(_SUMS), device=self._world.device)
+        for batch in micro_batches:
+            sums[:-1] += self._pass(batch.to(self._world.device))
+        sums[-1] += float(bool(self._stop))
+        self._world.add_up(parts.optimizer.grad)
+        self._world.add_up(sums)
+        norm = parts.optimizer.step(lr, sums[0])
+        values = torch.cat([sums, norm.reshape(1)])
+        n_valid = micro_batches[0].n_valid
+        progress.step += 1
+        progress.tokens += n_valid
+        ready = None
+        if self._on_gpu:
+            values = values.to("cpu", non_blocking=True)
+            ready = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            ready.record()
+        return _Pending(progress.step, n_valid, progress.tokens, lr, values, ready)
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """Forward and backward of a micro-batch; gives its share of the sums."""
+        config, parts = self._config, self._parts
+        hidden, head = None, None
+        if parts.teacher is not None:
+            hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+            head = self._head_of(parts.teacher)
+        x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
+        out = distill_head(
+            x_ND, parts.student.head_weight, hidden, head, batch.labels_NT.flatten(), parts.objective,
+            parts.vocabulary, n_valid=batch.n_valid, chunk=config.chunk,
+            logits="fp32" if config.logits == "fp32" else "fp16", softcaps=softcaps(parts.student, parts.teacher),
+            grad_w=parts.optimizer.grad_of(self._head_name),
+        )  # fmt: skip
+        torch.autograd.backward(out.loss)
+        return torch.stack([value.detach().float() for value in out])
+
+    def _head_of(self, teacher: Teacher) -> Tensor:
+        """The teacher's head, kept where it is no copy that should be let go of."""
+        if teacher.residency == "q4k":
+            return teacher.head_weight
+        if self._teacher_head is None:
+            self._teacher_head = logit_weight(
+                teacher.head_weight, "fp32" if self._config.logits == "fp32" else "fp16"
+            )
+        return self._teacher_head
+
+    # --- what a step said ---
+
+    def _settle(self) -> None:
+        """Looks at the step that was launched before."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        numbers = pending.read()
+        seconds = self._seconds(pending.ready)
+        self.step_seconds.append(seconds)
+        self._asked_to_stop = numbers[len(_SUMS) - 1] > 0
+        values = self._values(pending, dict(zip((*_SUMS, "grad_norm"), numbers, strict=True)), seconds)
+        self.latest = values
+        logged = pending.step % self._config.log_every == 0 or pending.step in (1, self._config.stop)
+        if self._world.is_first:
+            self._parts.recorder.step(values, is_logged=logged, total=self._config.stop)
+        if not all(abs(values[name]) < float("inf") for name in ("loss", "grad_norm")):
+            self._stop_for_nan(pending.step)
+
+    def _seconds(self, ready: torch.cuda.Event | None) -> float:
+        """How long the step took that was looked at just now, from the end of the step or pause before it.
+
+        By the device's clock where that is known: the host may look at two steps in a row that had long been done.
+        """
+        now = time.monotonic()
+        seconds, self._looked_at = now - self._looked_at, now
+        before, self._ready_before = self._ready_before, ready
+        if before is not None and ready is not None:
+            seconds = before.elapsed_time(ready) / 1e3
+        return seconds
+
+    def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> dict[str, Any]:
+        config, parts = self._config, self._parts
+        n = pending.n_valid
+        rate = config.tokens_per_step / max(seconds, 1e-9)
+        values: dict[str, Any] = {
+            "step": pending.step,
+            "loss": sums["loss"],
+            "ce": sums["ce"] / n,
+            **dict.fromkeys(("kl", "kl1", "agreement", "teacher_entropy")),
+            "grad_norm": sums["grad_norm"],
+            "lr": pending.lr,
+            "tokens": pending.tokens,
+            "seconds": seconds,
+            "tokens_per_s": rate,
+            "eta_s": (config.stop - pending.step) * seconds,
+            "student_tflops": rate * parts.flops.student / 1e12,
+            "mfu": None,
+            "utilisation": self._utilisation.latest if self._utilisation else None,
+            "memory_bytes": torch.cuda.max_memory_allocated(self._world.device) if self._on_gpu else None,
+        }
+        if parts.teacher is not None:
+            values |= {name: sums[name] / n for name in ("kl", "kl1", "agreement", "teacher_entropy")}
+            values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
+        if self._on_gpu:
+            peak = budget.peak_flops(torch.cuda.get_device_name(self._world.device))
+            values["mfu"] = peak and rate * parts.flops.total / self._world.size / peak
+        return values
+
+    def _stop_for_nan(self, step: int) -> None:
+        self._save(self._score())
+        if self._parts.saver is not None:
+            self._parts.saver.wait()
+        where = f"the weights before it are saved in {self._parts.saver.folder}" if self._parts.saver else ""
+        raise RunError(
+            f"the loss or the gradient of step {step} is not finite; {where or 'nothing was saved'}",
+            hint="go on with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
+        )
+
+    # --- between steps ---
+
+    def _after_step(self) -> None:
+        config, step = self._config, self.progress.step
+        if (
+            self._on_gpu
+            and not self._peak_checked
+            and len(self.step_seconds) >= _PEAK_STEP
+            and self._parts.plan
+        ):
+            self._peak_checked = True
+            budget.check_peak(self._parts.plan, torch.cuda.max_memory_allocated(self._world.device))
+        if step >= config.stop:
+            return  # the end evaluates and saves
+        minutes = (time.monotonic() - self._saved_at) / 60
+        due = bool(config.save_every) and step % config.save_every == 0
+        due = due or 0 < config.save_minutes <= minutes
+        if due and self._parts.saver is not None:
+            self._pause()
+            self._save(self.evaluate())
+        elif config.eval_every and step % config.eval_every == 0:
+            self._pause()
+            self.evaluate()
+        self._looked_at = time.monotonic() if self._pending is None else self._looked_at
+
+    def _pause(self) -> None:
+        """Before something that takes time and is no step."""
+        self._settle()
+        self._ready_before = None
+        if self._utilisation is not None:
+            self._utilisation.wanted.clear()
+
+    def evaluate(self) -> dict[str, Any]:
+        """Scores of now; recorded, and said. Other processes than the first give {}."""
+        if not self._world.is_first or self._config.smoke is not None:
+            return {}
+        scores = {"step": self.progress.step, **self._parts.evaluate()}
+        self.progress.evaluations.append(scores)
+        self._parts.recorder.record("evaluation", scores)
+        words = [
+            f"{name} {value:.4f}"
+            for name, value in scores.items()
+            if isinstance(value, float) and name != "best"
+        ]
+        self._parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
+        return scores
+
+    def _score(self) -> dict[str, Any]:
+        """The scores of this very step, where there are any."""
+        known = self.progress.evaluations
+        return known[-1] if known and known[-1]["step"] == self.progress.step else {}
+
+    def _save(self, scores: dict[str, Any]) -> None:
+        """Begins to write a checkpoint of now."""
+        if self._parts.saver is not None:
+            self._parts.saver.begin(self.moment(scores))
+        self._saved_at = time.monotonic()
+
+    def save_now(self) -> None:
+        """A checkpoint of now, waited for."""
+        self._save(self._score())
+        if self._parts.saver is not None:
+            self._parts.saver.wait()
+
+    def moment(self, scores: Mapping[str, Any]) -> Moment:
+        """A copy of the live state, once the one before is written."""
+        if self._parts.saver is not None:
+            self._parts.saver.wait()
+        score = scores.get("best")
+        is_best = score is not None and (self.progress.best is None or score < self.progress.best)
+        if is_best:
+            self.progress.best = score
+        with self._parts.optimizer.masters():
+            weights = snapshot(self._parts.student.hf_tensors(), self._config.save_dtype, self._host)
+        state = {n: self._host.copy(n, tensor) for n, tensor in self._parts.optimizer.state().items()}
+        self._host.wait()
+        state["rng"] = torch.get_rng_state()
+        progress = vars(self.progress) | {"evaluations": list(self.progress.evaluations)}
+        here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
+        facts = {
+            **self._parts.facts,
+            "progress": progress,
+            "cursor": self._parts.batches.cursor,
+            "layout": self._parts.optimizer.layout(),
+        }
+        return Moment(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)
+
+
+def softcaps(student: Decoder, teacher: Teacher | None) -> Softcaps:
+    """The bounds of both models' logits."""
+    return Softcaps(student.shape.logit_softcap, teacher.shape.logit_softcap if teacher is not None else 0.0)

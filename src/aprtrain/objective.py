@@ -1,0 +1,167 @@
+"""The distillation objective: one value and one gradient for each row of logits, from the same code.
+
+    L = (1 - w) CE(y, softmax(s)) + w T^2 D(softmax(t / T), softmax(s / T))
+
+with student logits s, teacher logits t, label y, KD weight w and temperature T (Hinton et al. 2015, arXiv:1503.02531;
+the factor T^2 keeps the size of the gradient independent of T). D is the forward or the reverse Kullback-Leibler
+divergence, or the generalised Jensen-Shannon divergence (Agarwal et al. 2024, arXiv:2306.13649).
+
+The teacher speaks about the ids below n_real only; the student's head may have more rows, and its normaliser runs
+over all of them. With P the mass that the student puts on the shared ids, both Kullback-Leibler divergences are that
+of the two distributions on the shared ids plus the leak -ln P: for the forward one this is an identity, the reverse
+one would be infinite without it.
+
+`dense` is the definition, in whatever floating point type it is given; the fused kernel is tested against it.
+
+Shape suffixes: N rows (positions), V rows of the student's head, R shared ids (n_real).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from aprfmt.errors import UsageError
+
+__all__ = ["IGNORED", "Kind", "Objective", "Rows", "dense"]
+
+Kind = Literal["forward", "reverse", "jsd"]
+IGNORED = -100
+"""The label of a position that does not count."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised.
+
+    Args:
+        kd_weight: w, the weight of the divergence; 1 - w is that of the cross entropy. 0 needs no teacher.
+        temperature: T > 0, divides both sets of logits inside the divergence.
+        kind: "forward" is KL(teacher, student), "reverse" KL(student, teacher), "jsd" the generalised
+            Jensen-Shannon divergence b KL(teacher, m) + (1 - b) KL(student, m), m = b teacher + (1 - b) student.
+        beta: b, the teacher's share of the mixture m, for "jsd" only.
+
+    Raises:
+        UsageError: a value out of its range.
+    """
+
+    kd_weight: float = 0.7
+    temperature: float = 3.0
+    kind: Kind = "forward"
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kd_weight <= 1:
+            raise UsageError(f"the KD weight must lie between 0 and 1, not {self.kd_weight}")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise UsageError(f"the temperature must be above 0, not {self.temperature}")
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"unknown loss {self.kind!r}", hint=f"one of {', '.join(get_args(Kind))}")
+        if self.kind == "jsd" and not 0 < self.beta < 1:
+            raise UsageError(
+                f"the JSD's beta must lie between 0 and 1, both excluded, not {self.beta}",
+                hint="its limits are the Kullback-Leibler divergences: ask for forward or reverse",
+            )
+
+    def weights(self) -> tuple[float, float]:
+        """What cross entropy and divergence are multiplied with: (1 - w, w T^2)."""
+        return 1 - self.kd_weight, self.kd_weight * self.temperature**2
+
+
+class Rows(NamedTuple):
+    """One value a row, 0 where the label is IGNORED; nats where not said otherwise."""
+
+    ce_N: Tensor
+    """Cross entropy with the label."""
+    kl_N: Tensor
+    """The objective's divergence at its temperature, without T^2; 0 without a teacher."""
+    kl1_N: Tensor
+    """KL(teacher, student) at temperature 1, whatever the objective."""
+    agree_N: Tensor
+    """1 where some id is the top one of both, else 0."""
+    entropy_N: Tensor
+    """The teacher's entropy at temperature 1."""
+
+
+def _times_log(weight: Tensor, log: Tensor) -> Tensor:
+    """weight * log with 0 * log 0 = 0."""
+    return torch.where(weight > 0, weight * log, 0)
+
+
+def _forward(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    q_NR, shared = logq_NR.exp(), logq_NR.shape[1]
+    grad_NV = logp_NV.exp()
+    grad_NV[:, :shared] -= q_NR
+    return _times_log(q_NR, logq_NR - logp_NV[:, :shared]).sum(1), grad_NV
+
+
+def _reverse(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    shared = logq_NR.shape[1]
+    mass_N1 = logp_NV[:, :shared].logsumexp(1, keepdim=True)
+    logr_NR = logp_NV[:, :shared] - mass_N1
+    r_NR, ratio_NR = logr_NR.exp(), logr_NR - logq_NR
+    value_N1 = _times_log(r_NR, ratio_NR).sum(1, keepdim=True)
+    grad_NV = logp_NV.exp()
+    grad_NV[:, :shared] += _times_log(r_NR, ratio_NR - value_N1) - r_NR
+    return (value_N1 - mass_N1)[:, 0], grad_NV
+
+
+def _jsd(logp_NV: Tensor, logq_NR: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    shared = logq_NR.shape[1]
+    p_NV, q_NR = logp_NV.exp(), logq_NR.exp()
+    logm_NV = logp_NV + math.log(1 - beta)
+    logm_NV[:, :shared] = torch.logaddexp(logm_NV[:, :shared], logq_NR + math.log(beta))
+    ratio_NV = _times_log(p_NV, logp_NV - logm_NV)
+    terms_NV = (1 - beta) * ratio_NV
+    terms_NV[:, :shared] += beta * _times_log(q_NR, logq_NR - logm_NV[:, :shared])
+    # Each term is non-negative (log-sum inequality): what is below 0 is rounding.
+    value_N = terms_NV.clamp(min=0).sum(1)
+    return value_N, (1 - beta) * (ratio_NV - p_NV * ratio_NV.sum(1, keepdim=True))
+
+
+_Divergence = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+_DIVERGENCES: dict[Kind, _Divergence] = {"forward": _forward, "reverse": _reverse, "jsd": _jsd}
+"""(log p [N, V], log q [N, R], beta) -> value [N], gradient [N, V] with respect to the logits that p comes from."""
+
+
+def dense(objective: Objective, s_NV: Tensor, t_NR: Tensor | None, labels_N: Tensor) -> tuple[Rows, Tensor]:
+    """The objective's terms for each row, and the gradient of each row's loss with respect to its student logits.
+
+    Args:
+        objective: what is minimised.
+        s_NV: student logits, all rows of its head, in any floating point type, in which everything is computed.
+        t_NR: teacher logits for the shared ids; None gives 0 for all that needs a teacher.
+        labels_N: int64 ids, or IGNORED.
+
+    Returns:
+        The terms, and the gradient [N, V] of `weights()[0] * ce + weights()[1] * kl`, 0 in rows that are ignored.
+    """
+    valid_N, zero_N = labels_N >= 0, s_NV.new_zeros(len(s_NV))
+    index_N1 = labels_N.clamp(min=0)[:, None]
+    ce_weight, kd_weight = objective.weights()
+    logp_NV = s_NV.log_softmax(1)
+    grad_NV = logp_NV.exp()
+    grad_NV.scatter_add_(1, index_N1, -torch.ones_like(index_N1, dtype=s_NV.dtype))
+    grad_NV *= ce_weight
+    rows = Rows(-logp_NV.gather(1, index_N1)[:, 0], zero_N, zero_N, zero_N, zero_N)
+    if t_NR is not None:
+        shared, temperature = t_NR.shape[1], objective.temperature
+        logq_NR = t_NR.log_softmax(1)
+        divergence = _DIVERGENCES[objective.kind]
+        kl_N, slope_NV = divergence(
+            (s_NV / temperature).log_softmax(1), (t_NR / temperature).log_softmax(1), objective.beta
+        )
+        grad_NV += kd_weight / temperature * slope_NV
+        top_NR = (t_NR == t_NR.amax(1, keepdim=True)) & (s_NV[:, :shared] == s_NV.amax(1, keepdim=True))
+        rows = rows._replace(
+            kl_N=kl_N,
+            kl1_N=_forward(logp_NV, logq_NR, 0)[0],
+            agree_N=top_NR.any(1).to(s_NV.dtype),
+            entropy_N=-_times_log(logq_NR.exp(), logq_NR).sum(1),
+        )
+    return Rows(*(value_N.where(valid_N, 0) for value_N in rows)), grad_NV.where(valid_N[:, None], 0)

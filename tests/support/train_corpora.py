@@ -1,0 +1,84 @@
+"""Small corpora, a byte-level tokenizer, a tiny network without a file: for tests of the trainer's data."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tiny_models import write_byte_tokenizer
+
+from aprfmt.tokenizer.hf import read_files
+from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.decoder import Decoder
+from aprtrain.rotary import Rope
+from aprtrain.shape import Shape
+from aprtrain.shards import Part
+from aprtrain.student import initialise
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_byte_tokenizer(Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """320 ids: four special tokens, all bytes, a few merges; documents end with `<|im_end|>`."""
+    found = read_files(_files())
+    assert found is not None
+    return found
+
+
+def functions(n: int, seed: int = 0) -> list[str]:
+    """`n` different texts that look like Python."""
+    rng = random.Random(seed)
+    words = ["fox", "dog", "lazy", "brown", "quick", "jump", "over", "river", "stone", "theory", "universe"]
+
+    def name() -> str:
+        return f"{rng.choice(words)}_{rng.choice(words)}{rng.randrange(1000)}"
+
+    return [
+        f"def {name()}({name()}, {name()}):\n    {name()} = {rng.random():.6f}\n    return {name()} + {name()}\n"
+        for _ in range(n)
+    ]
+
+
+def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
+    """A file with a `text` a line."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def part(*documents: Sequence[int]) -> Part:
+    """Documents of these ids, in memory."""
+    tokens = np.array([token for document in documents for token in document], np.uint32)
+    ends = np.cumsum([len(document) for document in documents]).astype(np.int64)
+    return Part(tokens, ends, np.arange(len(documents), dtype=np.uint64))
+
+
+def varied(n: int, seed: int = 0, high: int = 300) -> list[int]:
+    """`n` ids from 0 to `high`, all about equally frequent."""
+    return [int(i) for i in np.random.default_rng(seed).integers(0, high, n)]
+
+
+SHAPE = Shape(
+    architecture="llama", n_layers=2, d_model=16, n_heads=2, n_kv_heads=1, head_dim=8, d_ffn=24, vocab_rows=320,
+    norm_eps=1e-5, tied=True, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False, norm_plus_one=False,
+    post_norms=False, embed_scale=1.0, act="silu", attn_scale=8**-0.5, attn_softcap=0.0, logit_softcap=0.0,
+    windows=(0, 0), ropes=(Rope((1.0, 0.1, 0.01, 0.001), 1.0),), layer_ropes=(0, 0),
+)  # fmt: skip
+
+
+def tiny_decoder(seed: int, **changes: Any) -> Decoder:
+    """A random network of SHAPE with some fields changed."""
+    found = Decoder(replace(SHAPE, **changes))
+    initialise(found, seed, spread=0.4)
+    return found

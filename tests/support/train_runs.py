@@ -1,0 +1,76 @@
+"""Tiny runs on the CPU: a corpus with something to learn, a teacher that has learnt it, options of short runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import aprfmt
+from aprfmt.cli import demo_model
+from aprtrain import metrics
+from aprtrain.config import Config
+from aprtrain.config_build import build
+from aprtrain.run import run
+
+_TEXT = "the cat sat on a mat and then it ran to the dog that was here with one hat in her hand"
+_WORDS = tuple(dict.fromkeys(_TEXT.split()))
+
+SIZES: dict[str, Any] = {
+    "device": "cpu",
+    "deterministic": True,
+    "seq_len": 32,
+    "tokens_per_step": 128,
+    "micro_tokens": 64,
+    "log_every": 1,
+    "eval_tokens": 512,
+    "held_out": 0.1,
+    "save_dtype": "f32",
+}
+
+
+@cache
+def _chain() -> dict[str, list[str]]:
+    rng = random.Random(3)
+    return {word: rng.choices(_WORDS, k=3) for word in _WORDS}
+
+
+def write_corpus(path: Path, *, documents: int = 160, words: int = 60, seed: int = 1) -> Path:
+    """Documents in which each word has three possible followers, as JSON lines."""
+    rng = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(documents):
+            text = [rng.choice(_WORDS)]
+            while len(text) < words:
+                text.append(rng.choice(_chain()[text[-1]]))
+            file.write(json.dumps({"text": " ".join(text)}) + "\n")
+    return path
+
+
+def options(command: str, data: Path, output: Path | None, **given: Any) -> Config:
+    """The configuration of a tiny run."""
+    files = {"data": str(data), "output": str(output) if output else None}
+    return build(command, {**SIZES, **files, **given})[0]
+
+
+def make_teacher(folder: Path, data: Path, *, steps: int = 120) -> Path:
+    """A llama of two layers that was trained on the corpus: an `.apr` made by a pretraining run."""
+    start = folder / "start.gguf"
+    demo_model.build(start)
+    config = options(
+        "pretrain", data, folder / "teacher", init=str(start), steps=steps, repeat=True, lr=5e-3, save_every=0
+    )
+    return Path(run("pretrain", config, stream=None)["model"])
+
+
+def lines(folder: Path, event: str = "step") -> list[dict[str, Any]]:
+    """The lines of a run's metrics that tell of `event`."""
+    return [line for line in metrics.read(folder / metrics.FILE) if line["event"] == event]
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    """The stored bytes of a model's tensors by name."""
+    with aprfmt.open(path) as model:
+        return {name: bytes(tensor.raw()) for name, tensor in model.tensors.items()}

@@ -1,0 +1,61 @@
+"""A corpus and a teacher that has learnt it, made once for all tests of the trainer."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+
+from aprtrain.run import run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices gain nothing by threads, and a process that has none may be forked."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """No test cuts the power, so none waits for the disk; child processes that are started do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .jsonl of 160 short documents."""
+    return train_runs.write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
+
+
+@pytest.fixture(scope="session")
+def teacher_file(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Path:
+    """A tiny llama of two layers that has learnt the corpus."""
+    return train_runs.make_teacher(tmp_path_factory.mktemp("teacher"), corpus_file)
+
+
+@pytest.fixture
+def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..., dict[str, Any]]:
+    """Runs a short distillation into tmp_path / `to`; the student is the teacher's first layer."""
+
+    def start(to: str = "run", stream: io.StringIO | None = None, **given: Any) -> dict[str, Any]:
+        how = {
+            "teacher": str(teacher_file),
+            "student_init": "layers:0,",
+            "steps": 4,
+            "lr": 3e-3,
+            "repeat": True,
+        }
+        data = given.pop("data", corpus_file)
+        return run(
+            "distill", train_runs.options("distill", data, tmp_path / to, **{**how, **given}), stream=stream
+        )
+
+    return start

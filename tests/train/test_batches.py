@@ -1,0 +1,229 @@
+"""The order of windows is a function of one integer; batches are the same whatever the number of processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from train_corpora import part, tiny_decoder, varied
+
+from aprfmt.errors import RefusedError, UsageError
+from aprtrain.batches import Batch, Batches, batch_of, shuffled
+from aprtrain.packing import IGNORED, Windows
+
+FILLER = 2
+
+
+def windows(n: int = 37, seq_len: int = 8) -> Windows:
+    """`n` windows of documents of 5 to 20 tokens."""
+    tokens, docs = varied(n * seq_len - 3, seed=n), []
+    while tokens:
+        length = 5 + len(tokens) % 16
+        docs.append(tokens[:length])
+        tokens = tokens[length:]
+    found = Windows(part(*docs), seq_len, FILLER)
+    assert len(found) == n
+    return found
+
+
+def batches(
+    data: Windows, per_step: int = 4, per_micro: int = 4, seed: int = 42, **options: object
+) -> Batches:
+    return Batches(data, windows_per_step=per_step, windows_per_micro=per_micro, seed=seed, **options)  # type: ignore[arg-type]
+
+
+def taken(step: list[Batch]) -> list[int]:
+    return [window for batch in step for window in batch.windows]
+
+
+# --- order ---
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 700), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
+def test_an_epoch_is_a_permutation(n: int, seed: int, epoch: int) -> None:
+    assert sorted(shuffled(i, n, seed, epoch) for i in range(n)) == list(range(n))
+
+
+def test_the_order_is_fixed_for_ever() -> None:
+    assert [shuffled(i, 10, 42, 0) for i in range(10)] == [3, 2, 1, 7, 5, 4, 0, 6, 9, 8]
+    assert shuffled(123_456_789, 10**12, 7, 3) == 453_436_289_284
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    orders = {
+        tuple(shuffled(i, 100, seed, epoch) for i in range(100)) for seed in range(4) for epoch in range(4)
+    }
+    assert len(orders) == 16
+    moved = [abs(shuffled(i, 10_000, 1, 0) - i) for i in range(10_000)]
+    assert 3000 < sum(moved) / len(moved) < 3700  # a third of n, as of any random order
+
+
+# --- steps ---
+
+
+def test_every_window_comes_once_an_epoch_and_then_the_data_end() -> None:
+    data = windows(37)
+    steps = batches(data, epochs=2)
+    assert steps.n_steps == 19
+    seen = [taken(next(steps)) for _ in range(19)]
+    flat = [i for step in seen for i in step]
+    assert Counter(i for i in flat[:37]) == Counter(range(37))
+    assert Counter(flat) == Counter({**dict.fromkeys(range(37), 2), -1: 2})
+    assert flat[-2:] == [-1, -1]
+    with pytest.raises(RefusedError, match="used up after 2 epochs of 37 windows") as caught:
+        next(steps)
+    assert caught.value.exit_code == 5
+    with pytest.raises(RefusedError):
+        next(steps)
+
+
+def test_repeating_goes_on_and_says_so() -> None:
+    lines: list[str] = []
+    steps = batches(windows(10), epochs=None, log=lines.append)
+    flat = [i for _ in range(8) for i in taken(next(steps))]
+    assert steps.n_steps is None
+    assert [Counter(flat[i : i + 10]) for i in (0, 10, 20)] == [Counter(range(10))] * 3
+    assert lines == [f"epoch {e}: 10 windows in a new order" for e in (1, 2, 3, 4)]
+    assert flat[:10] != flat[10:20]
+
+
+def test_epochs_are_announced_once_also_when_a_step_has_several() -> None:
+    lines: list[str] = []
+    steps = batches(windows(3), per_step=4, epochs=3, log=lines.append)
+    for _ in range(3):
+        next(steps)
+    assert lines == [f"epoch {e} of 3: 3 windows in a new order" for e in (1, 2, 3)]
+
+
+def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> None:
+    steps = batches(windows(37))
+    steps.check(10)
+    with pytest.raises(
+        RefusedError, match=r"11 steps need 352 tokens, the data hold 296 .* 1\.2 epochs"
+    ) as caught:
+        steps.check(11)
+    assert "--epochs 2 or --repeat" in (caught.value.hint or "")
+    batches(windows(37), epochs=2).check(11)
+    batches(windows(37), epochs=None).check(10**9)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("per_micro", [1, 2, 8])
+def test_a_step_is_the_same_whatever_the_number_of_processes(world: int, per_micro: int) -> None:
+    data = windows(37)
+    alone = [
+        next(batches(data, per_step=8, per_micro=8, cursor=cursor, epochs=2)) for cursor in (0, 8, 32, 72)
+    ]
+    for whole, cursor in zip(alone, (0, 8, 32, 72), strict=True):
+        (expected,) = whole
+        shares = [
+            next(batches(data, 8, per_micro, rank=rank, world=world, cursor=cursor, epochs=2))
+            for rank in range(world)
+        ]
+        assert all(len(batch.windows) <= per_micro for share in shares for batch in share)
+        together = [batch for share in shares for batch in share]
+        assert torch.equal(torch.cat([b.tokens_NT for b in together]), expected.tokens_NT)
+        assert torch.equal(torch.cat([b.labels_NT for b in together]), expected.labels_NT)
+        assert sum((b.windows for b in together), ()) == expected.windows
+        assert {b.n_valid for b in together} == {expected.n_valid}
+        assert {b.index for b in together} == {cursor}
+        assert sum(int((b.labels_NT != IGNORED).sum()) for b in together) == expected.n_valid
+
+
+def test_going_on_from_a_cursor_leaves_nothing_out_and_repeats_nothing() -> None:
+    data = windows(37)
+    whole = batches(data, epochs=3)
+    wanted = [taken(next(whole)) for _ in range(27)]
+    first = batches(data, epochs=3)
+    found = [taken(next(first)) for _ in range(11)]
+    second = batches(data, epochs=3, cursor=first.cursor)
+    found += [taken(next(second)) for _ in range(16)]
+    assert found == wanted
+    assert second.cursor == whole.cursor == 27 * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"per_step": 6, "world": 4}, "6 windows a step cannot be shared evenly by 4 processes"),
+        ({"per_step": 0}, "no batches of 0 windows"),
+        ({"per_micro": 0}, "no batches of 4 windows by 0"),
+        ({"rank": 2, "world": 2}, "for process 2 of 2"),
+        ({"epochs": 0}, "0 epochs"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        batches(windows(5), **options)
+
+
+# --- documents ---
+
+
+def test_documents_are_where_they_begin_and_have_room() -> None:
+    data = Windows(part([1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13]), 4, FILLER)
+    batch = batch_of(data, [1, 0])
+    assert batch.documents is not None
+    ends = batch.documents.cu_seqlens
+    assert ends.dtype == torch.int32
+    assert ends.tolist()[:5] == [0, 1, 3, 4, 8]
+    assert set(ends.tolist()[5:]) == {8}
+    assert batch.documents.max_len == 4
+    shapes = {batch_of(data, [a, b]).documents.cu_seqlens.shape for a in range(3) for b in range(3)}  # type: ignore[union-attr]
+    assert len(shapes) == 1  # so that nothing is compiled again
+
+
+def test_without_packing_there_are_no_documents() -> None:
+    batch = batch_of(Windows(part(varied(8), varied(8), varied(9)), 8, FILLER), [0, 1])
+    assert batch.documents is not None  # the last document ends inside the last window
+    assert batch_of(Windows(part(varied(8), varied(8)), 8, FILLER), [0, 1]).documents is None
+
+
+def test_a_batch_moves_as_a_whole() -> None:
+    batch = batch_of(windows(5), [0, 3, -1], index=12)
+    moved = batch.to("cpu")
+    assert torch.equal(moved.tokens_NT, batch.tokens_NT)
+    assert moved.documents is not None
+    assert batch.documents is not None
+    assert torch.equal(moved.documents.cu_seqlens, batch.documents.cu_seqlens)
+    assert (moved.index, moved.windows, moved.n_valid) == (12, (0, 3, -1), batch.n_valid)
+    assert {moved.tokens_NT.dtype, moved.labels_NT.dtype} == {torch.int64}
+
+
+def test_a_document_sees_nothing_of_the_one_before_it() -> None:
+    decoder = tiny_decoder(1)
+    first, other, second = varied(11, seed=1), varied(11, seed=2), varied(13, seed=3)
+
+    def hidden(*docs: list[int], packed: bool = True) -> torch.Tensor:
+        batch = batch_of(Windows(part(*docs), 24, FILLER), [0])
+        with torch.no_grad():
+            found: torch.Tensor = decoder(batch.tokens_NT, batch.documents if packed else None)
+        return found[0]
+
+    behind_first, behind_other = (hidden(doc, second)[11:] for doc in (first, other))
+    assert torch.equal(behind_first, behind_other)
+    alone = hidden(second)[:13]
+    torch.testing.assert_close(behind_first, alone, rtol=1e-4, atol=1e-5)
+    leaking = hidden(first, second, packed=False)[11:]
+    assert not torch.allclose(leaking, alone, rtol=1e-2, atol=1e-2)  # this comparison can tell
+
+
+def test_rows_that_fill_the_last_batch_change_no_loss() -> None:
+    data = windows(5)
+    full, filled = batch_of(data, [1, 3]), batch_of(data, [1, 3, -1, -1])
+    weight = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
+
+    def loss(batch: Batch) -> torch.Tensor:
+        logits = weight[batch.tokens_NT] @ weight.T
+        summed = functional.cross_entropy(logits.flatten(0, 1), batch.labels_NT.flatten(), reduction="sum")
+        return summed / batch.n_valid
+
+    assert full.n_valid == filled.n_valid > 0
+    torch.testing.assert_close(loss(full), loss(filled))
+    assert not torch.isclose(loss(replace(full, n_valid=32)), loss(full))

@@ -1,0 +1,297 @@
+"""Checkpoints: they hold the live weights, survive any moment of a kill, and failures of a disk are told apart."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_children import forked
+
+import aprfmt
+from aprfmt.cli import demo_model
+from aprfmt.convert import provenance
+from aprfmt.convert.verify import greedy
+from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError
+from aprtrain import checkpoint
+from aprtrain.checkpoint import BEST, LATEST, LINEAGE, Identity, save_model, save_state, snapshot
+from aprtrain.decoder import Decoder
+from aprtrain.optim import Optimizer
+from aprtrain.weights import Network, load_decoder, open_network
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
+    path = tmp_path_factory.mktemp("demo") / "demo.gguf"
+    demo_model.build(path)
+    return open_network(path)
+
+
+@pytest.fixture
+def decoder(network: Network) -> Decoder:
+    return load_decoder(network)
+
+
+def identity_of(network: Network) -> Identity:
+    assert network.model is not None
+    return Identity(network.hparams, network.tokenizer, provenance.read(network.model))
+
+
+def train(decoder: Decoder, optimizer: Optimizer, steps: int, seed: int = 0) -> list[float]:
+    """A few updates of a loss that any network can lower; gives the losses."""
+    tokens = torch.randint(0, 200, (2, 17), generator=torch.Generator().manual_seed(seed))
+    losses = []
+    for _ in range(steps):
+        optimizer.grad.zero_()
+        logits = decoder.logits(decoder(tokens[:, :-1]))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        torch.autograd.backward(loss)
+        optimizer.step(1e-2)
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("bf16", torch.bfloat16), ("f32", torch.float32), ("f16", torch.float16)]
+)
+def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
+    tmp_path: Path, network: Network, decoder: Decoder, dtype: str, kind: torch.dtype
+) -> None:
+    before = {name: tensor.clone() for name, tensor in decoder.hf_tensors().items()}
+    optimizer = Optimizer(decoder.named_parameters())
+    losses = train(decoder, optimizer, 8)
+    assert losses[-1] < losses[0] / 2
+    path = tmp_path / "m.apr"
+    with optimizer.masters():
+        weights = snapshot(decoder.hf_tensors(), dtype)
+    save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
+    live = decoder.hf_tensors()
+    with aprfmt.open(path) as model:
+        assert set(model.tensors) == set(live)
+        for name, tensor in model.tensors.items():
+            assert torch.equal(tensor.torch(), live[name].to(kind)), name
+        moved = [n for n, t in model.tensors.items() if not torch.equal(t.torch(), before[n].to(kind))]
+        assert len(moved) >= 0.99 * len(live)
+        assert model.metadata[LINEAGE] == {"step": 8, "teacher": "t"}
+        assert model.metadata["license"] == "mit"
+        assert model.tokenizer is not None
+        assert network.tokenizer is not None
+        assert model.tokenizer.tokens == network.tokenizer.tokens
+        assert model.hparams.num_layers == network.hparams.num_layers
+    with open_network(path) as again:
+        assert again.shape == network.shape
+
+
+@pytest.mark.llama
+def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
+    tmp_path: Path, network: Network, decoder: Decoder
+) -> None:
+    pytest.importorskip("llama_cpp")
+    train(decoder, Optimizer(decoder.named_parameters()), 8)
+    save_model(snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    from llama_peer import LlamaPeer
+
+    ids = [1, 20, 30, 40, 50, 60]
+    with LlamaPeer() as peer:
+        theirs = torch.from_numpy(peer.logits(tmp_path / "m.gguf", ids))
+    ours = decoder.logits(decoder(torch.tensor([ids])))[0]
+    assert torch.allclose(theirs, ours, atol=2e-3)
+    assert len(greedy(tmp_path / "m.gguf")[0]) > 0
+
+
+def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearing(
+    tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = snapshot(decoder.hf_tensors(), "bf16")
+    honest = checkpoint._out
+
+    def damaged(name: str, dtype: str, tensor: torch.Tensor) -> Any:
+        return honest(name, dtype, tensor * 0 if name == "model.layers.0.mlp.up_proj.weight" else tensor)
+
+    monkeypatch.setattr(checkpoint, "_out", damaged)
+    with pytest.raises(RunError) as caught:
+        save_model(weights, identity_of(network), tmp_path / "m.apr", {})
+    assert caught.value.tensor == "model.layers.0.mlp.up_proj.weight"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: Network, decoder: Decoder) -> None:
+    with pytest.raises(RunError, match="no tensor"):
+        save_model(snapshot({}, "bf16"), identity_of(network), tmp_path / "m.apr", {})
+    decoder.hf_tensors()["model.norm.weight"][3] = float("nan")
+    with pytest.raises(RunError, match="finite"):
+        save_model(snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), tmp_path / "m.apr", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
+    tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = snapshot(decoder.hf_tensors(), "bf16")
+    honest = checkpoint._metadata
+    for key, word in (("tokenizer.vocabulary", "tokenizer"), ("hidden_size", "hidden_size")):
+        monkeypatch.setattr(
+            checkpoint, "_metadata", lambda *a, key=key: {k: v for k, v in honest(*a).items() if k != key}
+        )
+        with pytest.raises(AprError, match=word):
+            save_model(weights, identity_of(network), tmp_path / "m.apr", {})
+
+
+def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> None:
+    whole = load_decoder(network)
+    losses = train(whole, Optimizer(whole.named_parameters()), 6)
+    part = load_decoder(network)
+    optimizer = Optimizer(part.named_parameters())
+    first = train(part, optimizer, 3)
+    save_state(optimizer.state(), {"layout": optimizer.layout(), "step": 3}, tmp_path / "s.state")
+    resumed = load_decoder(network)
+    fresh = Optimizer(resumed.named_parameters())
+    tensors, facts = checkpoint.load_state(tmp_path / "s.state")
+    fresh.load(tensors, facts["layout"])
+    assert [*first, *train(resumed, fresh, 3)] == losses
+    for name, tensor in resumed.hf_tensors().items():
+        assert torch.equal(tensor, whole.hf_tensors()[name]), name
+    with pytest.raises(RefusedError):
+        fresh.load(tensors, facts["layout"][1:])
+
+
+def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.state"
+    save_state({"a": torch.arange(3.0)}, {"step": 1}, path)
+    assert checkpoint.load_state(path)[1] == {"step": 1}
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptError):
+        checkpoint.load_state(path)
+    aprfmt.save_file({"a": torch.zeros(2).numpy()}, path)
+    with pytest.raises(RefusedError):
+        checkpoint.load_state(path)
+    assert checkpoint.pointed(tmp_path, LATEST) is None
+    for text in ("", "{}", '{"step": "x"}', "[]"):
+        (tmp_path / LATEST).write_text(text)
+        with pytest.raises(CorruptError):
+            checkpoint.pointed(tmp_path, LATEST)
+
+
+def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        for suffix in ("apr", "state"):
+            (tmp_path / f"{checkpoint.step_name(step)}.{suffix}").touch()
+    (tmp_path / "ckpt-step-x.apr").touch()
+    checkpoint.point(tmp_path, BEST, 5)
+    checkpoint.point(tmp_path, LATEST, 20)
+    removed = checkpoint.prune(tmp_path, 2)
+    assert sorted(path.name for path in removed) == ["ckpt-step-000010.apr", "ckpt-step-000010.state"]
+    assert (tmp_path / "ckpt-step-x.apr").exists()
+
+
+def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
+    tmp_path: Path, network: Network, decoder: Decoder
+) -> None:
+    weights, identity, rng = snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), random.Random(1)
+    state = {"master": torch.randn(50_000)}
+
+    def save_on_and_on() -> None:
+        for step in range(1, 10_000):
+            name = checkpoint.step_name(step)
+            save_model(weights, identity, tmp_path / f"{name}.apr", {"step": step})
+            save_state(state, {"step": step}, tmp_path / f"{name}.state")
+            checkpoint.point(tmp_path, LATEST, step)
+            checkpoint.prune(tmp_path, 1)
+
+    checkpoint.point(tmp_path, LATEST, 0)
+    for _ in range(20):
+        with forked(save_on_and_on) as child:
+            time.sleep(rng.uniform(0.01, 0.06))
+            child.kill()
+            assert child.wait() == -signal.SIGKILL
+        step = checkpoint.pointed(tmp_path, LATEST)
+        assert step is not None
+        if step:
+            with aprfmt.open(tmp_path / f"{checkpoint.step_name(step)}.apr") as model:
+                assert model.checksum()["footer"] == "ok"
+                assert model.metadata[LINEAGE] == {"step": step}
+            assert checkpoint.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {
+                "step": step
+            }
+    assert checkpoint.pointed(tmp_path, LATEST), "no save ever ended; give it more time"
+
+
+def test_a_failing_save_is_tried_three_times_and_its_error_given_back() -> None:
+    tries: list[int] = []
+    told: list[str] = []
+
+    def fail_twice() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(28, "No space left on device")
+
+    assert checkpoint.with_retries(fail_twice, told.append, 0) is None
+    assert (len(tries), len(told)) == (3, 2)
+
+    def fail() -> None:
+        raise StorageError("disk full")
+
+    error = checkpoint.with_retries(fail, told.append, 0)
+    assert error is not None
+    assert error.exit_code == 7
+    assert told[-1] == "saving failed (try 3 of 3): disk full"
+
+
+def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 4)
+    start = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    optimizer = Optimizer(layer.named_parameters(), clip=0.5, weight_decay=0.1)
+    peer = {name: p.clone().requires_grad_() for name, p in start.items()}
+    theirs = torch.optim.AdamW(
+        [{"params": [peer["weight"]], "weight_decay": 0.1}, {"params": [peer["bias"]], "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    for step in range(3):
+        x = torch.full((2, 8), step + 3.0)
+        optimizer.grad.zero_()
+        torch.autograd.backward(layer(x).square().sum())
+        for name, p in peer.items():
+            p.grad = optimizer.grad_of(name).clone()
+        norm = optimizer.step(1e-2)
+        assert float(norm) == pytest.approx(
+            float(torch.nn.utils.clip_grad_norm_(list(peer.values()), 0.5)), rel=1e-5
+        )
+        for group in theirs.param_groups:
+            group["lr"] = 1e-2
+        theirs.step()
+        for name, p in layer.named_parameters():
+            assert torch.allclose(p, peer[name], atol=1e-6), name
+    kept = optimizer.master.clone()
+    steps = optimizer.state()["step"].clone()
+    optimizer.grad[1] = float("nan")
+    assert not torch.isfinite(optimizer.step(1e-2))
+    assert torch.equal(optimizer.master, kept)
+    assert torch.equal(optimizer.state()["step"], steps)
+
+
+def test_a_bf16_network_computes_in_copies_of_float32_masters() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 16, bias=False).to(torch.bfloat16)
+    optimizer = Optimizer(layer.named_parameters(), clip=0)
+    first = optimizer.master.clone()
+    for _ in range(20):
+        with optimizer.masters():  # as every save does
+            assert layer.weight.dtype == torch.float32
+        before = optimizer.master.clone()
+        optimizer.grad.zero_()
+        torch.autograd.backward(layer(torch.ones(1, 16, dtype=torch.bfloat16)).sum())
+        assert layer.weight.grad is None
+        optimizer.step(1e-5)
+        assert not torch.equal(optimizer.master, before)
+    moved = optimizer.master[:256].view(16, 16)
+    assert layer.weight.dtype == torch.bfloat16
+    assert torch.equal(layer.weight, moved.to(torch.bfloat16))
+    assert (first - optimizer.master)[:256].mean().item() == pytest.approx(20 * 1e-5, rel=0.02)
+    with optimizer.masters():
+        assert torch.equal(layer.weight, moved)

@@ -1,0 +1,171 @@
+"""The schema: sources of values, refusals by name, digests, and that no field is without effect on them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.errors import NotFoundError, UsageError
+from aprtrain.config import Config, changed_fields, command_fields, schema, settled, what_fields
+from aprtrain.config_build import build
+from aprtrain.schedule import learning_rate
+
+BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}
+
+
+def made(file: Path | None = None, environment: dict[str, str] | None = None, **given: Any) -> Config:
+    return build("distill", BASE | given, file, environment)[0]
+
+
+def test_the_command_line_goes_before_the_environment_before_the_file_before_the_defaults(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('save-every = 7\nlog_every = 8\nlr = 1e-3\nloss = "jsd"\n')
+    config = made(file, {"APR_DISTILL_LOG_EVERY": "9", "APR_DISTILL_CHECKPOINT_EVERY": "10"}, save_every=11)
+    assert (config.save_every, config.log_every, config.lr, config.loss, config.clip) == (
+        11,
+        9,
+        1e-3,
+        "jsd",
+        1.0,
+    )
+
+
+def test_environment_variables_are_echoed_and_an_overruled_one_is_named() -> None:
+    environment = {"APR_DISTILL_LOG_EVERY": "9", "APR_DISTILL_CHECKPOINT_EVERY": "10", "HOME": "/"}
+    _, lines = build("distill", BASE | {"save_every": 11}, None, environment)
+    assert sorted(lines) == [
+        "APR_DISTILL_CHECKPOINT_EVERY is overruled by --save-every",
+        "APR_DISTILL_LOG_EVERY sets --log-every 9",
+    ]
+
+
+@pytest.mark.parametrize(("word", "residency"), [("realizar-q4k", "q4k"), ("auto", "bf16"), ("fp8", "fp8")])
+def test_the_backend_variable_of_the_reference_is_honoured(word: str, residency: str) -> None:
+    assert made(None, {"APR_DISTILL_TEACHER_BACKEND": word}).teacher_residency == residency
+
+
+@pytest.mark.parametrize("name", ["PER_POSITION", "ALLOW_DEGENERATE_KD", "PROJECT_TO_STEPS"])
+def test_other_variables_of_the_reference_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UsageError, match=f"APR_DISTILL_{name}"):
+        made(None, {f"APR_DISTILL_{name}": "1"})
+
+
+@pytest.mark.parametrize("suffix", ["toml", "yaml", "json"])
+def test_every_file_form_is_read_and_an_unknown_key_is_refused_with_the_nearest(
+    tmp_path: Path, suffix: str
+) -> None:
+    text = {"toml": "seed = 5\n{} = 1\n", "yaml": "seed: 5\n{}: 1\n", "json": '{{"seed": 5, "{}": 1}}'}[
+        suffix
+    ]
+    file = tmp_path / f"c.{suffix}"
+    file.write_text(text.format("warmup_steps"))
+    assert (made(file).seed, made(file).warmup_steps) == (5, 1)
+    file.write_text(text.format("learning_rate"))
+    with pytest.raises(UsageError, match="'learning_rate'"):
+        made(file)
+    file.write_text(text.format("weigth_decay"))
+    with pytest.raises(UsageError) as caught:
+        made(file)
+    assert caught.value.hint == "did you mean weight_decay?"
+
+
+@pytest.mark.parametrize(
+    "text", ["seed = [", "[table]\nseed = 1", "seed = 1.5", 'seed = "x"', "seed = true", "lr = nan"]
+)
+def test_a_bad_file_is_a_usage_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError):
+        made(file)
+    with pytest.raises(NotFoundError):
+        made(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"teacher": None}, "--teacher"),
+        ({"student": None}, "--student"),
+        ({"student_init": "layers:2"}, "not both"),
+        ({"data": None}, "--data"),
+        ({"output": None}, "--output"),
+        ({"steps": None}, "--steps or --epochs"),
+        ({"kd_weight": 1.5}, "kd_weight"),
+        ({"kd_weight": 0}, "pretrain"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"loss": "kl"}, "forward, reverse, jsd"),
+        ({"beta": 0.3}, "--loss jsd"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"seq_len": 1}, "seq_len"),
+        ({"tokens_per_step": 5000}, "multiple"),
+        ({"micro_tokens": 5000}, "multiple"),
+        ({"repeat": True, "epochs": 2}, "contradict"),
+        ({"smoke": 3, "resume": True}, "--smoke"),
+        ({"allow_changed": ("lr",)}, "--resume"),
+        ({"allow_changed": ("log_every",), "resume": True}, "log_every"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        made(**change)
+    assert word in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_each_command_has_its_own_start() -> None:
+    assert build("pretrain", {"init": "m", "data": "d", "output": "o", "steps": 2})[0].init == "m"
+    for given in ({"init": "m", "like": "m"}, {"like": "m"}, {}):
+        with pytest.raises(UsageError):
+            build("pretrain", {**given, "data": "d", "output": "o", "steps": 2})
+    names = {f.name for f in command_fields("pretrain")}
+    assert not names & {"teacher", "student", "kd_weight", "temperature", "loss", "teacher_residency"}
+
+
+def other_value(name: str) -> Any:
+    row = schema()[name]
+    if row.choices:
+        return next(choice for choice in row.choices if choice != row.default)
+    if row.kind is bool:
+        return True
+    if row.kind is str:
+        return "other"
+    if row.kind is tuple:
+        return ("lr",)
+    return row.kind(row.low + 1 if row.default is None else row.default / 2)
+
+
+@pytest.mark.parametrize("name", list(schema()))
+def test_the_digest_covers_every_field_that_decides_the_numbers_and_no_other(name: str) -> None:
+    before = Config()
+    after = replace(before, **{name: other_value(name)})
+    assert after != before
+    assert after.resolved()[name] != before.resolved()[name]
+    decides = name in what_fields()
+    assert (after.digest() != before.digest()) is decides
+    assert changed_fields(before.resolved(), after) == ([name] if decides else [])
+    assert json.loads(json.dumps(after.resolved())) == after.resolved()
+
+
+def test_settled_fills_in_what_follows() -> None:
+    config = settled(made(total_steps=10_000))
+    assert (config.stop, config.schedule_steps, config.warmup_steps) == (200, 10_000, 200)
+    assert settled(made()).warmup_steps == 20
+    assert settled(made(steps=None, epochs=3), data_steps=33).stop == 33
+    assert settled(made(smoke=5)).stop == 5
+    with pytest.raises(UsageError, match="total-steps"):
+        settled(made(total_steps=100))
+
+
+def test_the_schedule_warms_up_and_falls_to_its_share() -> None:
+    rates = [learning_rate(step, peak=2.0, total=12, warmup=4, final=0.1) for step in range(14)]
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[4] == 2.0
+    assert rates[4:12] == sorted(rates[4:12], reverse=True)
+    assert rates[11] == pytest.approx(0.2)
+    assert rates[13] == pytest.approx(0.2)

@@ -1,0 +1,271 @@
+"""The decoder computes what transformers computes, document by document, and what it computes can be trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from arch_models import all_cases, find_case, make_config
+from torch import Tensor
+from torch.nn import functional
+from train_models import Maker, error, load, our_logits, same_winners
+
+from aprfmt.arch.hparams import from_hf_config
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.errors import RefusedError, UnmappedError, UnsupportedError, UsageError
+from aprtrain.attention import VARLEN_OPTIONS, Documents, choose
+from aprtrain.decoder import Decoder, hf_names
+from aprtrain.shape import FAMILIES, Shape, shape_of
+from aprtrain.student import initialise
+
+CASES = [case.id for case in all_cases() if case.row in FAMILIES and "longrope" not in case.id]
+PACKED = ["llama", "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "gemma3_text"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
+    pytest.importorskip("transformers")
+    return Maker(tmp_path_factory.mktemp("models"))
+
+
+def shape_of_case(case_id: str, **config: Any) -> Shape:
+    """The Shape of a case without a model of it."""
+    pytest.importorskip("transformers")
+    case = find_case(case_id)
+    value = (
+        json.loads(make_config(case, 64).to_json_string()) | {"architectures": [case.model_class]} | config
+    )
+    h = from_hf_config(value)
+    return shape_of(h, ARCHITECTURES.get(h.architecture or ""))
+
+
+def random_decoder(shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
+    decoder = Decoder(shape, dtype, device)
+    initialise(decoder, 1, spread=0.2)
+    return decoder
+
+
+@pytest.mark.parametrize("case_id", CASES)
+def test_logits_equal_those_of_transformers(case_id: str, tiny: Maker) -> None:
+    model = tiny(case_id)
+    logits, expected = our_logits(load(model.folder), model.ids_NT), model.logits()
+    assert error(logits, expected) < 1e-5
+    assert same_winners(logits, expected)
+
+
+@pytest.mark.parametrize("case_id", PACKED)
+def test_a_packed_document_is_computed_as_if_it_were_alone(case_id: str) -> None:
+    decoder = random_decoder(shape_of_case(case_id))
+    tokens_NT = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
+    lengths = [13, 1, 26, 40]
+    documents = Documents.of(lengths, max_len=40, capacity=7)
+    with torch.no_grad():
+        packed_SD = decoder(tokens_NT, documents).flatten(0, 1)
+        alone = [decoder(part[None]) for part in tokens_NT.flatten().split(lengths)]  # type: ignore[no-untyped-call]
+        together = decoder(tokens_NT)
+    expected_SD = torch.cat(alone, dim=1)[0]
+    assert error(packed_SD, expected_SD) < 1e-5
+    assert error(together.flatten(0, 1)[14:40], expected_SD[14:40]) > 1e-2  # what packing must prevent
+    changed_NT = tokens_NT.clone()
+    changed_NT[0, :13] = (changed_NT[0, :13] + 1) % 64
+    with torch.no_grad():
+        again_SD = decoder(changed_NT, documents).flatten(0, 1)
+    assert torch.equal(again_SD[13:], packed_SD[13:])
+    assert not torch.equal(again_SD[:13], packed_SD[:13])
+
+
+def test_no_token_sees_what_comes_after_it() -> None:
+    decoder = random_decoder(shape_of_case("llama"))
+    tokens_NT = torch.arange(20)[None]
+    changed_NT = tokens_NT.clone()
+    changed_NT[0, 12] = 50
+    with torch.no_grad():
+        a, b = decoder(tokens_NT), decoder(changed_NT)
+    assert error(a[:, :12], b[:, :12]) < 1e-6
+    assert error(a[:, 12:], b[:, 12:]) > 1e-3
+
+
+def test_every_parameter_learns_and_the_loss_falls() -> None:
+    decoder = random_decoder(shape_of_case("gemma3_text"))
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3)
+    tokens_NT = torch.randint(0, 64, (4, 24), generator=torch.Generator().manual_seed(3))
+    losses = []
+    for _ in range(12):
+        logits = decoder.logits(decoder(tokens_NT))
+        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens_NT[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, parameter in decoder.named_parameters():
+            assert parameter.grad is not None, name
+            assert float(parameter.grad.abs().sum()) > 0, name
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_gradients_equal_those_of_transformers(tiny: Maker) -> None:
+    model = tiny("qwen2/untied")
+    decoder, reference = load(model.folder), model.reference
+    labels = model.ids_NT[0, 1:]
+    ours = functional.cross_entropy(decoder.logits(decoder(model.ids_NT))[0, :-1], labels)
+    theirs = functional.cross_entropy(reference(model.ids_NT, use_cache=False).logits[0, :-1], labels)
+    gradients = torch.autograd.grad(ours, [*decoder.parameters()])
+    parameters = dict(reference.named_parameters())
+    expected = dict(zip(parameters, torch.autograd.grad(theirs, [*parameters.values()]), strict=True))
+    of_parameter = dict(zip(dict(decoder.named_parameters()), gradients, strict=True))
+    assert set(hf_names(decoder.shape)) == set(expected)
+    for hf, (name, first, size) in hf_names(decoder.shape).items():
+        assert error(of_parameter[name].narrow(0, first, size[0]), expected[hf]) < 1e-4, hf
+
+
+def test_recomputed_blocks_give_the_same_gradients() -> None:
+    decoder = random_decoder(shape_of_case("qwen3"))
+    tokens_NT = torch.arange(30).view(2, 15)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(decoder(tokens_NT).square().sum(), [*decoder.parameters()])
+
+    plain = gradients()
+    decoder.recompute = "block"
+    assert all(torch.equal(a, b) for a, b in zip(plain, gradients(), strict=True))
+
+
+@pytest.mark.parametrize("case_id", ["llama/biases", "qwen3/untied", "gemma3_text"])
+def test_tensors_come_back_as_they_were_loaded(case_id: str) -> None:
+    shape = shape_of_case(case_id)
+    decoder = Decoder(shape)
+    assert all(bool(parameter.isnan().all()) for parameter in decoder.parameters())
+    values = {name: torch.randn(size) for name, (_, _, size) in hf_names(shape).items()}
+    for name, value in values.items():
+        decoder.load_hf(name, value)
+    assert not any(
+        bool(parameter.isnan().any()) for parameter in decoder.parameters()
+    )  # nothing was left out
+    assert sum(value.numel() for value in values.values()) == sum(p.numel() for p in decoder.parameters())
+    back = decoder.hf_tensors()
+    assert list(back) == list(values)
+    assert all(torch.equal(back[name], value) for name, value in values.items())
+    assert all(tensor.is_contiguous() for tensor in back.values())
+
+
+def test_a_tensor_that_does_not_belong_is_refused() -> None:
+    decoder = Decoder(shape_of_case("llama/tied"))
+    with pytest.raises(UnmappedError, match="no such tensor"):
+        decoder.load_hf("lm_head.weight", torch.zeros(64, 64))
+    with pytest.raises(RefusedError, match=r"\[3, 64\], the network has \[64, 64\]"):
+        decoder.load_hf("model.embed_tokens.weight", torch.zeros(3, 64))
+
+
+def test_the_head_is_the_embedding_only_where_it_is_tied() -> None:
+    tied, untied = (Decoder(shape_of_case(case)) for case in ("llama/tied", "llama"))
+    assert tied.head_weight is tied.embed
+    assert untied.head_weight is untied.head
+    assert untied.head.shape == untied.embed.shape
+
+
+@pytest.mark.parametrize("case_id", ["llama", "qwen2", "gemma2", "gemma3_text", "smollm3"])
+def test_blocks_compile_once_whatever_the_documents(case_id: str, fresh_dynamo: None) -> None:
+    decoder = random_decoder(shape_of_case(case_id))
+    tokens_NT = torch.arange(24).view(1, 24)
+    packed = [Documents.of(lengths, max_len=24, capacity=4) for lengths in ([24], [10, 14], [1, 2, 3, 18])]
+    with torch.no_grad():
+        plain = [decoder(tokens_NT, documents) for documents in packed]
+        counter = torch._dynamo.testing.CompileCounter()
+        decoder.compile_blocks(counter)
+        kinds = {
+            (decoder.shape.windows[n], decoder.shape.layer_ropes[n] < 0) for n in range(len(decoder.blocks))
+        }
+        for documents, expected in zip(packed, plain, strict=True):
+            assert torch.equal(decoder(tokens_NT, documents), expected)
+            assert counter.frame_count <= len(kinds)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_the_cheapest_exact_way_is_chosen() -> None:
+    tokens_NT, documents = torch.zeros(2, 16, dtype=torch.int64), Documents.of([16, 16], max_len=16)
+
+    def way(packed: bool, **more: Any) -> str:
+        number_NT = torch.zeros(2, 16) if packed else None
+        options: dict[str, Any] = {
+            "window": 0,
+            "softcap": 0.0,
+            "heads": (4, 2, 64),
+            "dtype": torch.bfloat16,
+            **more,
+        }
+        return choose(tokens_NT, documents if packed else None, number_NT, **options).kind
+
+    assert way(False) == "causal"
+    assert way(False, window=16) == "causal"  # no position is out of reach
+    assert way(False, window=15) == "mask"
+    assert way(True) == "mask"
+    assert way(False, softcap=30.0) == way(True, softcap=30.0, window=4) == "eager"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case_id", ["llama", "mistral/window", "gemma2", "gemma3_text"])
+def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(case_id: str) -> None:
+    shape = shape_of_case(case_id)
+    tokens_NT = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
+    documents = Documents.of([13, 1, 26, 40], max_len=40, capacity=7)
+    with torch.no_grad():
+        expected = random_decoder(shape)(tokens_NT, documents)
+        for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+            decoder = random_decoder(shape, dtype, "cuda")
+            out = decoder(tokens_NT.cuda(), documents.to("cuda")).cpu().float()
+            assert error(out, expected) < most
+    if not shape.attn_softcap and VARLEN_OPTIONS:
+        way = choose(
+            tokens_NT.cuda(), documents.to("cuda"), None,
+            window=8, softcap=0.0, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
+        )  # fmt: skip
+        assert way.kind == "varlen"
+
+
+def test_documents_of_impossible_lengths_are_refused() -> None:
+    for lengths in ([], [3, 0], [5, 9]):
+        with pytest.raises(UsageError, match="1 to 8 tokens"):
+            Documents.of(lengths, max_len=8)
+    assert Documents.of([3, 5], max_len=8, capacity=4).cu_seqlens.tolist() == [0, 3, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("case_id", "config", "words"),
+    [
+        ("olmo2", {}, "architecture 'olmo2' cannot be trained"),
+        ("phi3", {}, "architecture 'phi3' cannot be trained"),
+        ("llama/longrope", {}, "rope scaling 'longrope'"),
+        ("llama", {"hidden_act": "relu2"}, "activation 'relu2'"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "rotated in part"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(case_id: str, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        shape_of_case(case_id, **config)
+
+
+def test_a_config_without_sizes_is_refused_by_name() -> None:
+    with pytest.raises(RefusedError, match="does not say its num_layers"):
+        shape_of(from_hf_config({"model_type": "llama", "hidden_size": 64}), ARCHITECTURES["llama"])
+
+
+def test_shapes_count_their_elements() -> None:
+    for case_id in ("llama", "qwen2", "gemma2"):
+        shape = shape_of_case(case_id)
+        matrices = [size for _, _, size in hf_names(shape).values() if len(size) == 2]
+        assert shape.n_params == sum(rows * cols for rows, cols in matrices)
+    assert replace(shape, tied=False).n_params > shape.n_params

@@ -1,0 +1,372 @@
+"""What stops a run that could only waste time: each defect of the reference's history, tried."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+from train_children import forked
+
+import aprfmt
+from aprfmt.cli import demo_model
+from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
+from aprtrain import budget, guards
+from aprtrain.budget import Row
+from aprtrain.checkpoint import LINEAGE
+from aprtrain.config import Config
+from aprtrain.guards import Utilisation, Watchdog
+from aprtrain.run import plan, run
+from aprtrain.weights import open_network
+from aprtrain.world import World, device_of, joined
+
+Distil = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def random_teacher(tmp_path: Path) -> Path:
+    demo_model.build(tmp_path / "random.gguf")
+    return tmp_path / "random.gguf"
+
+
+def copy_of(
+    source: Path, target: Path, change: Callable[[str, Any], Any] = lambda name, values: values
+) -> Path:
+    """An `.apr` with the same metadata and `change`d tensors."""
+    with aprfmt.open(source) as model:
+        tensors = {name: change(name, tensor.numpy().copy()) for name, tensor in model.tensors.items()}
+        aprfmt.save_file(tensors, target, dict(model.metadata))
+    return target
+
+
+# --- teacher and student ---
+
+
+def test_the_teacher_as_its_own_student_is_refused(
+    distil: Distil, teacher_file: Path, tmp_path: Path
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises(RefusedError, match="same dims"):
+        distil(student=str(teacher_file), student_init=None)
+    with pytest.raises(RefusedError, match="same weights"):
+        distil("b", student=str(teacher_file), student_init=None, allow_same_arch=True)
+    with pytest.raises(RefusedError, match="same weights"):
+        distil("c", student_init="layers:2", allow_same_arch=True)
+    assert time.monotonic() - begin < 5
+    assert not list(tmp_path.rglob("*.state"))
+
+
+def test_a_requantised_copy_of_the_teacher_is_refused(
+    distil: Distil, teacher_file: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.apr"
+    aprfmt.import_model(teacher_file, copy, dtype="f16")
+    with pytest.raises(RefusedError, match="same dims"):
+        distil(student=str(copy), student_init=None)
+    with pytest.raises(RefusedError, match="answers already"):
+        distil("b", student=str(copy), student_init=None, allow_same_arch=True)
+
+
+def test_a_student_of_the_same_size_is_taken_with_consent_and_the_consent_recorded(
+    distil: Distil, random_teacher: Path
+) -> None:
+    summary = distil(student=str(random_teacher), student_init=None, allow_same_arch=True)
+    with aprfmt.open(summary["model"]) as model:
+        assert model.metadata[LINEAGE]["overrides"] == ["allow_same_arch"]
+
+
+def test_a_teacher_of_random_weights_is_refused(distil: Distil, random_teacher: Path) -> None:
+    with pytest.raises(RefusedError, match="predicts the held-out data badly"):
+        distil(teacher=str(random_teacher))
+    assert distil("b", teacher=str(random_teacher), allow_weaker_teacher=True, steps=1)["steps"] == 1
+
+
+def test_a_teacher_with_damaged_layers_is_refused(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
+    def zeroed(name: str, values: Any) -> Any:
+        return values * 0 if ".layers.1." in name else values
+
+    def noisy(name: str, values: Any) -> Any:
+        return values * -3 if ".layers.1." in name and "proj" in name else values
+
+    def poisoned(name: str, values: Any) -> Any:
+        values.reshape(-1)[0] = float("nan") if "up_proj" in name else values.reshape(-1)[0]
+        return values
+
+    for change, word in ((zeroed, "zero"), (noisy, "held-out data"), (poisoned, "NaN")):
+        copy = copy_of(teacher_file, tmp_path / f"{change.__name__}.apr", change)
+        with pytest.raises(AprError, match=word) as caught:
+            distil(change.__name__, teacher=str(copy))
+        assert caught.value.exit_code in (4, 5)
+
+
+def test_swapped_models_are_noticed(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
+    small = Path(distil("small", steps=3, lr=1e-4)["model"])
+    with pytest.raises(RefusedError, match="no better than the student"):
+        distil("swapped", teacher=str(small), student=str(teacher_file), student_init=None)
+
+
+def test_the_guards_words_and_bounds() -> None:
+    guards.check_teacher(1.0, 2.0, 1000, allow_weaker=False)
+    guards.check_teacher(9.0, 2.0, 1000, allow_weaker=True)
+    for ce, student in ((3.5, 9.0), (2.0, 2.0), (float("nan"), 3.0)):
+        with pytest.raises(RefusedError):
+            guards.check_teacher(ce, student, 1000, allow_weaker=False)
+    with pytest.raises(RefusedError, match="finite"):
+        guards.check_teacher(float("inf"), 3.0, 1000, allow_weaker=True)
+    guards.check_divergence(2e-3)
+    for kl in (5e-4, float("nan")):
+        with pytest.raises(RefusedError):
+            guards.check_divergence(kl)
+
+
+def test_training_leaves_the_teacher_as_it_was(distil: Distil, teacher_file: Path) -> None:
+    before = train_runs.weights(teacher_file)
+    distil(steps=3)
+    assert train_runs.weights(teacher_file) == before
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("side", ["teacher", "student"])
+@pytest.mark.parametrize(
+    ("fault", "exits"),
+    [
+        ("absent", {3}),
+        ("empty", {3, 4}),
+        ("magic", {3, 4}),
+        ("cut", {4}),
+        ("no dims", {4, 5}),
+        ("no tensors", {5}),
+    ],
+)
+def test_bad_model_files_are_refused_at_once(
+    distil: Distil, teacher_file: Path, tmp_path: Path, side: str, fault: str, exits: set[int]
+) -> None:
+    path = tmp_path / "bad.apr"
+    data = teacher_file.read_bytes()
+    with aprfmt.open(teacher_file) as model:
+        metadata = dict(model.metadata)
+        tensors = {name: tensor.numpy() for name, tensor in model.tensors.items()}
+    if fault == "no dims":
+        kept = {k: v for k, v in metadata.items() if not k.startswith(("hidden", "num_", "aprfmt.hparams"))}
+        aprfmt.save_file(tensors, path, kept)
+    elif fault == "no tensors":
+        aprfmt.save_file({}, path, metadata)
+    elif fault != "absent":
+        path.write_bytes({"empty": b"", "magic": b"what" + data[4:], "cut": data[: len(data) // 2]}[fault])
+    begin = time.monotonic()
+    with pytest.raises(AprError) as caught:
+        distil(**{side: str(path)}, **({"student_init": None} if side == "student" else {}))
+    assert caught.value.exit_code in exits
+    assert time.monotonic() - begin < 5
+    assert not (tmp_path / "run/latest").exists()
+
+
+def test_data_that_are_missing_or_teach_nothing_are_refused(distil: Distil, tmp_path: Path) -> None:
+    constant = tmp_path / "constant.jsonl"
+    constant.write_text("".join(json.dumps({"text": "aaaa" * (50 + i)}) + "\n" for i in range(50)))
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for data, exits in ((tmp_path / "absent.jsonl", 3), (constant, 5), (empty, 5)):
+        begin = time.monotonic()
+        with pytest.raises(AprError) as caught:
+            distil(data=data)
+        assert caught.value.exit_code == exits, data
+        assert time.monotonic() - begin < 5
+
+
+# --- device ---
+
+
+def test_a_device_that_is_not_there_is_an_error_and_not_another_device(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Config().device == "cuda"
+    with pytest.raises(MissingDependencyError) as caught:
+        distil(device="cuda")
+    assert caught.value.exit_code == 6
+    assert "--device cpu" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(MissingDependencyError, match="no cuda:2"):
+        device_of("cuda:2")
+    for word in ("auto", "gpu", "mps", ""):
+        with pytest.raises(UsageError):
+            device_of(word)
+
+
+def test_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="share cuda:1"), joined("cuda:1"):
+        pass
+
+
+def test_a_tensor_on_another_device_is_noticed() -> None:
+    with pytest.raises(RunError) as caught:
+        guards.check_resident([("w", torch.zeros(1, device="meta"))], torch.device("cpu"))
+    assert caught.value.tensor == "w"
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path
+) -> None:
+    from aprtrain.metrics import Recorder
+    from aprtrain.models import opened
+    from aprtrain.packing import Windows
+    from aprtrain.run import _corpus, _settled
+
+    config = train_runs.options(
+        "distill", corpus_file, tmp_path, teacher=str(teacher_file), student_init="layers:1", steps=2
+    )
+    world = World(torch.device("cpu"))
+    with opened("distill", config) as pair:
+        corpus = _corpus(config, world, tmp_path, pair, Recorder(None, None))
+        windows = Windows(corpus.train, config.seq_len, corpus.separator)
+    with pytest.raises(UsageError, match="3 processes") as caught:
+        _settled(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
+    assert "96" in str(caught.value.hint)
+
+
+# --- time ---
+
+
+def test_a_step_that_hangs_is_ended_at_its_deadline() -> None:
+    stalls: list[RunError] = []
+    with Watchdog(0.2, stalls.append) as watchdog:
+        with watchdog.step():
+            time.sleep(0.4)
+        assert len(stalls) == 1
+    assert stalls[0].exit_code == 8
+    assert "first step" in stalls[0].message
+    with Watchdog(0.2, stalls.append) as watchdog:
+        time.sleep(0.3)  # between steps anything may take its time
+        for _ in range(3):
+            with watchdog.step():
+                pass
+        time.sleep(0.3)
+        assert watchdog.limit_s == 120
+    assert len(stalls) == 1
+
+
+def test_a_stall_in_a_run_ends_the_process_with_exit_8(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from aprtrain.loop import Trainer
+
+    monkeypatch.setattr(Trainer, "_launch", lambda *_: time.sleep(60))
+    begin = time.monotonic()
+    with forked(lambda: distil(deadline=0.5)) as child:
+        assert child.wait() == 8
+    assert time.monotonic() - begin < 10
+    said = capfd.readouterr().err
+    assert "first step of this run takes more than" in said
+    assert "_step" in said, "the stacks are shown"
+
+
+# --- utilisation and memory ---
+
+
+def watched(percent: int, warnings: list[str]) -> Utilisation:
+    found = Utilisation(lambda: percent, warnings.append, window=5, interval_s=0.01)
+    found.wanted.set()
+    with found:
+        deadline = time.monotonic() + 5
+        while len(found._samples) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return found
+
+
+def test_an_idle_gpu_stops_the_run_and_a_slow_one_warns_once() -> None:
+    warnings: list[str] = []
+    watched(90, warnings).check()
+    assert warnings == []
+    slow = watched(30, warnings)
+    slow.check()
+    slow.check()
+    assert len(warnings) == 1
+    assert slow.latest == 30
+    with pytest.raises(RunError, match="at 2 %") as caught:
+        watched(2, warnings).check()
+    assert caught.value.exit_code == 8
+
+
+def test_samples_of_pauses_and_of_a_mute_device_do_not_count() -> None:
+    resting = Utilisation(lambda: 0, lambda text: None, window=2, interval_s=0.01)
+    mute = Utilisation(lambda: -1, lambda text: None, window=2, interval_s=0.01)
+    mute.wanted.set()
+    with resting, mute:
+        time.sleep(0.1)
+    resting.check()
+    mute.check()
+    assert resting.latest is mute.latest is None
+
+
+def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> None:
+    rows = [Row("teacher", 3 << 30), Row("student", 1 << 30)]
+    budget.check_peak(rows, int(4.5 * 2**30))
+    with pytest.raises(RunError, match="where 4"):
+        budget.check_peak(rows, int(4.7 * 2**30))
+    budget.check_fits(rows, 4 << 30)
+    with pytest.raises(RefusedError) as caught:
+        budget.check_fits([*rows, Row("more", 1)], 4 << 30)
+    assert "largest part is teacher" in str(caught.value.hint)
+
+
+def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden() -> bool:
+        raise AssertionError("the plan asked for a GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", forbidden)
+    config = train_runs.options(
+        "distill",
+        corpus_file,
+        tmp_path / "o",
+        teacher=str(teacher_file),
+        student_init="layers:1",
+        steps=10,
+        device="cuda",
+    )
+    body = plan("distill", config)
+    with open_network(teacher_file) as network:
+        assert body["teacher"]["parameters"] == network.shape.n_params
+    assert body["memory_bytes"] == sum(row["bytes"] for row in body["memory"])
+    assert body["vocabulary"]["n_real"] == 300
+    assert body["tokens"] == 10 * 128
+    assert body["digest"] == config.digest() or body["config"]["warmup_steps"] is not None
+    assert not (tmp_path / "o").exists()
+
+
+def test_flops_of_a_known_network() -> None:
+    """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the trunk, 0.82 in the head."""
+    from aprtrain.rotary import Rope
+    from aprtrain.shape import Shape
+
+    fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
+    fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}
+    fields |= {"vocab_rows": 151_936, "tied": True, "windows": (0,) * 24}
+    assert Rope is not None
+    work = budget.flops(Config(seq_len=2048), Shape(**fields), None)
+    assert work.teacher == 0
+    assert work.student / 1e9 == pytest.approx(2.15 + 0.82 + 0.26, rel=0.02)
+
+
+def test_run_refuses_in_the_order_that_costs_least(tmp_path: Path, corpus_file: Path) -> None:
+    config = train_runs.options(
+        "distill", corpus_file, tmp_path / "o", teacher="absent.apr", student_init="layers:1", steps=1
+    )
+    with pytest.raises(AprError) as caught:
+        run("distill", config, stream=None)
+    assert caught.value.exit_code == 3

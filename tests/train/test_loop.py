@@ -1,0 +1,327 @@
+"""The loop: it learns, repeats and resumes bit by bit, survives failing disks, and every option has an effect."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+from train_runs import lines, weights
+
+import aprfmt
+from aprfmt.convert.run import write_file
+from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
+from aprtrain import checkpoint, loop, saving
+from aprtrain.checkpoint import BEST, LATEST, LINEAGE, load_state
+from aprtrain.corpus import Encoder
+from aprtrain.evaluate import evaluate
+from aprtrain.head import HeadOut, distill_head
+from aprtrain.packing import Windows
+from aprtrain.shards import open_corpus
+from aprtrain.weights import load_decoder, open_network
+
+Distil = Callable[..., dict[str, Any]]
+
+
+def test_a_student_learns_from_its_teacher(distil: Distil, tmp_path: Path) -> None:
+    summary = distil(steps=40, save_every=20)
+    assert summary["last"]["kl"] <= 0.75 * summary["first"]["kl"]
+    assert summary["last"]["ce"] < summary["first"]["ce"]
+    assert summary["checkpoints"] == [20, 40]
+    with aprfmt.open(summary["model"]) as model:
+        lineage = model.metadata[LINEAGE]
+        assert lineage["step"] == 40
+        assert lineage["config_digest"] == summary["digest"]
+        assert lineage["scores"] == summary["last"]
+        assert model.tokenizer is not None
+        assert model.metadata["license"] == "mit"
+    assert str(tmp_path) not in json.dumps(lineage), "a checkpoint must not name folders of this machine"
+
+
+def test_the_saved_model_is_the_one_that_was_evaluated(distil: Distil, tmp_path: Path) -> None:
+    summary = distil(steps=20)
+    with open_network(summary["model"]) as network:
+        assert network.tokenizer is not None
+        corpus = open_corpus(tmp_path / "run/tokens", Encoder(network.tokenizer).digest)
+        held_out = Windows(corpus.held_out, 32, corpus.separator)
+        scores = evaluate(
+            load_decoder(network), held_out, rows=2, max_windows=train_runs.SIZES["eval_tokens"] // 32
+        )
+    assert scores.ce == pytest.approx(summary["last"]["ce"], rel=1e-5)
+    assert scores.ce != pytest.approx(summary["first"]["ce"], rel=1e-2)
+
+
+def test_deterministic_runs_repeat_and_resume_bit_by_bit(distil: Distil, tmp_path: Path) -> None:
+    distil("whole", steps=40, save_every=0)
+    distil("again", steps=40, save_every=0)
+    distil("parts", steps=20, total_steps=40, save_every=0)
+    distil("parts", steps=40, total_steps=40, save_every=0, resume=True)
+    assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "again/model.apr")
+    assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "parts/model.apr")
+    (one, one_facts), (two, two_facts) = (
+        load_state(tmp_path / name / "ckpt-step-000040.state") for name in ("whole", "parts")
+    )
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert one_facts["cursor"] == two_facts["cursor"]
+    names = ("step", "loss", "ce", "kl", "grad_norm", "lr")
+    a, b = ([[line[name] for name in names] for line in lines(tmp_path / to)] for to in ("whole", "parts"))
+    assert a == b
+    assert [line[0] for line in a] == list(range(1, 41))
+
+
+def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Path) -> None:
+    distil(steps=4, total_steps=8)
+    path = tmp_path / "run/metrics.jsonl"
+    path.write_text(path.read_text() + '{"event": "step", "step": 5, "loss": 0}\n{"event": "st')
+    distil(steps=6, total_steps=8, resume=True)
+    found = lines(tmp_path / "run")
+    assert [line["step"] for line in found] == [1, 2, 3, 4, 5, 6]
+    assert found[4]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"lr": 1e-3}, "lr was 0.003"),
+        ({"seed": 7}, "seed"),
+        ({"total_steps": 9}, "total_steps"),
+        ({"kd_weight": 0.5}, "kd"),
+    ],
+)
+def test_another_configuration_does_not_resume_unless_it_may(
+    distil: Distil, change: dict[str, Any], word: str
+) -> None:
+    distil(steps=2, total_steps=8, warmup_steps=1)
+    again: dict[str, Any] = {"steps": 3, "total_steps": 8, "warmup_steps": 1, "resume": True} | change
+    with pytest.raises(RefusedError, match=word):
+        distil(**again)
+    assert distil(**again, allow_changed=tuple(change))["steps"] == 3
+
+
+def test_another_teacher_student_or_corpus_does_not_resume(
+    distil: Distil, tmp_path: Path, teacher_file: Path
+) -> None:
+    distil(steps=2, total_steps=4)
+    again: dict[str, Any] = {"steps": 4, "total_steps": 4, "resume": True}
+    other = train_runs.write_corpus(tmp_path / "other.jsonl", seed=9)
+    with pytest.raises(RefusedError, match="data"):
+        distil(**again, data=other)
+    aprfmt.import_model(teacher_file, tmp_path / "bf16.apr", dtype="bf16")
+    with pytest.raises(RefusedError, match="teacher"):
+        distil(**again, teacher=str(tmp_path / "bf16.apr"))
+    with pytest.raises(RefusedError, match="student_init"):
+        distil(**again, student_init="layers:1,")
+    with pytest.raises(RefusedError, match="first weights"):
+        distil(**again, student_init="layers:1,", allow_changed=("student_init",))
+    with pytest.raises(UsageError, match="2 steps already"):
+        distil(steps=2, total_steps=4, resume=True)
+
+
+def test_a_folder_with_a_run_is_not_written_over_and_an_empty_one_not_resumed(
+    distil: Distil, tmp_path: Path
+) -> None:
+    with pytest.raises(RefusedError, match="no checkpoint"):
+        distil(resume=True)
+    distil(steps=1)
+    before = weights(tmp_path / "run/model.apr")
+    with pytest.raises(ExistsError, match="run already"):
+        distil(steps=2)
+    assert weights(tmp_path / "run/model.apr") == before
+    (tmp_path / "file").touch()
+    with pytest.raises(ExistsError):
+        distil("file")
+
+
+# --- failures on the way ---
+
+
+def test_a_nan_stops_the_run_and_the_weights_before_it_are_saved(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, calls = distill_head, 0
+
+    def poisoned(*args: Any, **options: Any) -> HeadOut:
+        nonlocal calls
+        calls += 1
+        out = honest(*args, **options)
+        return out._replace(loss=out.loss * float("nan")) if calls == 5 else out  # the third step
+
+    distil("good", steps=2, total_steps=6, save_every=0)
+    monkeypatch.setattr(loop, "distill_head", poisoned)
+    with pytest.raises(RunError, match="step 3 is not finite") as caught:
+        distil("bad", steps=6, total_steps=6, save_every=0)
+    assert caught.value.exit_code == 8
+    assert checkpoint.pointed(tmp_path / "bad", LATEST) == 3
+    assert not (tmp_path / "bad/model.apr").exists()
+    assert weights(tmp_path / "bad/ckpt-step-000003.apr") == weights(tmp_path / "good/model.apr")
+    assert lines(tmp_path / "bad")[-1]["loss"] is None
+    assert json.loads((tmp_path / "bad" / saving.METADATA).read_text())["status"] == "failed"
+
+
+def test_a_full_gpu_is_told_with_what_takes_less(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> HeadOut:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "distill_head", full)
+    with pytest.raises(RunError, match="no memory left") as caught:
+        distil()
+    assert "--micro-tokens" in str(caught.value.hint)
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight(
+    distil: Distil, tmp_path: Path, teacher_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = distill_head
+
+    def no_value(*args: Any, **options: Any) -> HeadOut:
+        out = honest(*args, **options)
+        return out._replace(
+            loss=out.loss + (out.loss.detach() * float("nan"))
+        )  # the gradient stays as it was
+
+    monkeypatch.setattr(loop, "distill_head", no_value)
+    with pytest.raises(RunError, match="step 1 is not finite"):
+        distil("bad", steps=2, total_steps=2)
+    first = weights(teacher_file)  # the student was its first layer
+    assert all(first[name] == data for name, data in weights(tmp_path / "bad/ckpt-step-000001.apr").items())
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> None:
+    """Makes writing fail, as on a full disk, for the paths of which `fails` says so."""
+    honest: Callable[..., None] = write_file
+
+    def write(target: str, *rest: Any) -> None:
+        if fails(target):
+            raise StorageError("No space left on device", path=target)
+        honest(target, *rest)
+
+    monkeypatch.setattr(checkpoint, "write_file", write)
+    monkeypatch.setattr(checkpoint, "_PAUSE_S", 0.0)
+
+
+def test_a_failed_periodic_save_is_told_and_counted_and_the_training_goes_on(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda path: "ckpt-step-000002" in path)
+    said = io.StringIO()
+    summary = distil(steps=6, save_every=2, stream=said)
+    assert (summary["failed_saves"], summary["checkpoints"], summary["steps"]) == (1, [4, 6], 6)
+    assert said.getvalue().count("saving failed") == 3
+    assert "NO CHECKPOINT of step 2" in said.getvalue()
+    assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["failed_saves"] == 1
+
+
+def test_a_save_that_works_at_the_second_try_does_not_count(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def once(path: str) -> bool:
+        tries.extend([path] if "ckpt" in path else [])
+        return tries == [path]
+
+    failing(monkeypatch, once)
+    summary = distil(steps=4, save_every=2)
+    assert (summary["failed_saves"], summary["checkpoints"]) == (0, [2, 4])
+
+
+def test_a_folder_that_takes_no_model_is_noticed_before_the_first_step(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda path: path.endswith(".apr"))
+    with pytest.raises(StorageError) as caught:
+        distil()
+    assert caught.value.exit_code == 7
+    assert lines(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_failed_final_save_ends_with_exit_7_and_leaves_what_was_there(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: bool
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
+    failing(monkeypatch, lambda path: path.endswith("/model.apr") and (everywhere or "elsewhere" not in path))
+    with pytest.raises(StorageError) as caught:
+        distil(steps=4, save_every=2)
+    assert caught.value.exit_code == 7
+    rescued = list((tmp_path / "elsewhere").rglob("model.apr"))
+    assert len(rescued) == (0 if everywhere else 1)
+    for path in rescued:
+        assert str(path) in str(caught.value.hint)
+        assert weights(path) == weights(tmp_path / "run/ckpt-step-000004.apr")
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+
+
+# --- smoke, files, progress ---
+
+
+def test_smoke_does_so_many_steps_projects_and_writes_nothing(distil: Distil, tmp_path: Path) -> None:
+    said = io.StringIO()
+    summary = distil(steps=500, smoke=7, stream=said)
+    assert (summary["steps"], summary["model"], summary["projected_steps"]) == (7, None, 500)
+    rate = summary["projected_seconds"] / 500
+    assert rate * 128 == pytest.approx(128 * 128 / summary["tokens_per_s"])
+    assert "500 steps would take" in said.getvalue()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_latest_k_and_the_best_checkpoints_stay(distil: Distil, tmp_path: Path) -> None:
+    distil(steps=10, save_every=2, keep=2, lr=0.0001, warmup_steps=10)
+    found = sorted(path.name for path in (tmp_path / "run").glob("ckpt-*.apr"))
+    best = checkpoint.pointed(tmp_path / "run", BEST)
+    assert best is not None
+    assert set(found) == {f"{checkpoint.step_name(s)}.apr" for s in (8, 10, best)}
+
+
+def test_progress_is_told_by_default_and_metrics_have_every_key(distil: Distil, tmp_path: Path) -> None:
+    said = io.StringIO()
+    distil(steps=12, log_every=10, stream=said)
+    text = said.getvalue()
+    assert "step 1/12 " in text
+    assert "step 10/12 " in text
+    assert "step 11/12 " not in text
+    assert "lr=0.003" in text, "the resolved configuration is printed"
+    keys = {"step", "loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "grad_norm", "lr", "tokens"}
+    keys |= {
+        "seconds",
+        "tokens_per_s",
+        "eta_s",
+        "student_tflops",
+        "teacher_tflops",
+        "mfu",
+        "utilisation",
+        "memory_bytes",
+    }
+    for line in lines(tmp_path / "run"):
+        assert keys <= line.keys()
+    (start,) = lines(tmp_path / "run", "start")
+    assert start["config"]["lr"] == 0.003
+    assert [line["step"] for line in lines(tmp_path / "run", "evaluation")] == [0, 12]
+    described = json.loads((tmp_path / "run" / saving.METADATA).read_text())
+    assert (described["status"], described["steps"], described["resolved"]["seed"]) == ("done", 12, 42)
+
+
+def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:
+    with pytest.raises(RefusedError, match="epochs") as caught:
+        distil(steps=5000, repeat=False)
+    assert "--repeat" in str(caught.value.hint)
+    large = {"tokens_per_step": 1024, "micro_tokens": 1024}
+    assert distil(steps=None, epochs=1, repeat=False, **large)["steps"] == 19
+
+
+def test_a_quantised_teacher_teaches_from_its_blocks(
+    distil: Distil, teacher_file: Path, tmp_path: Path
+) -> None:
+    aprfmt.export_model(teacher_file, tmp_path / "t.gguf", dtype="q8_0")
+    given: dict[str, Any] = {"teacher": str(tmp_path / "t.gguf"), "steps": 6}
+    blocks, decoded = distil("blocks", **given, teacher_residency="q4k"), distil("decoded", **given)
+    assert blocks["last"]["kl"] < blocks["first"]["kl"]
+    assert blocks["last"]["kl"] == pytest.approx(decoded["last"]["kl"], rel=0.05)

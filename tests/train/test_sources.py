@@ -1,0 +1,233 @@
+"""Documents come out of files in a fixed order; what is no text is left out and counted, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from train_corpora import byte_tokenizer, functions, write_jsonl
+
+from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError
+from aprtrain import sources
+from aprtrain.corpus import prepare
+from aprtrain.shards import Corpus
+from aprtrain.sources import list_files, read_documents
+
+TOKENIZER = byte_tokenizer()
+EOS = TOKENIZER.special["eos"]
+
+
+def make(tmp_path: Path, *paths: Path) -> Corpus:
+    return prepare(list(paths), TOKENIZER, tmp_path / "data")
+
+
+def read_all(path: Path, skipped: Counter[str] | None = None) -> list[Any]:
+    counter: Counter[str] = Counter() if skipped is None else skipped
+    return [d for file in list_files([path], counter) for d in read_documents(file, EOS, counter)]
+
+
+def source_tree(root: Path) -> Path:
+    files = {
+        "b/two.py": b"two = 2\n",
+        "a/one.py": b"\xef\xbb\xbfone = 1\r\n",
+        "zero.md": "Größe\n".encode(),
+        "a/data.py": b"binary = '\0'\n",
+        "a/latin.py": "größe".encode("latin-1"),
+        "a/long.py": b"#" * (sources.MAX_SOURCE_BYTES + 1),
+        "a/full.py": b"#" * sources.MAX_SOURCE_BYTES,
+        "a/module.so": b"\x7fELF",
+        ".git/config.py": b"hidden = 1\n",
+        "b/.hidden.py": b"hidden = 2\n",
+    }
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / "b/link.py").symlink_to(root / "b/two.py")
+    return root
+
+
+def test_a_source_tree_is_read_in_order_without_what_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped: Counter[str] = Counter()
+    root = source_tree(tmp_path / "tree")
+    found = read_all(root, skipped)
+    assert found == ["Größe\n", "#" * sources.MAX_SOURCE_BYTES, "one = 1\r\n", "two = 2\n"]
+    assert skipped == {
+        "binary files": 2,
+        "files above 1 MiB": 1,
+        "files that are no source code": 1,
+        "hidden folders": 1,
+        "hidden files": 1,
+        "links and devices": 1,
+    }
+    walk = os.walk
+
+    def reversed_walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for place, folders, names in walk(folder):
+            folders.sort(reverse=True)
+            yield place, folders, sorted(names, reverse=True)
+
+    monkeypatch.setattr(os, "walk", reversed_walk)
+    assert read_all(root) == found
+
+
+def test_a_file_named_by_itself_is_read_whatever_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "long.py"
+    path.write_text("a line of text\n" * 200_000)
+    pieces = read_all(path)
+    assert "".join(pieces) == path.read_text()
+    assert len(pieces) > 5
+    assert max(map(len, pieces)) < 5 * sources._PIECE
+
+
+def test_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    paragraph = "words of one paragraph\n" * 300 + "\n"
+    path.write_text(paragraph * 40)
+    pieces = read_all(path)
+    assert "".join(pieces) == paragraph * 40
+    assert len(pieces) == 4
+    assert all(piece.endswith("\n\n") for piece in pieces)
+
+
+def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "b.jsonl", ["b"])
+    write_jsonl(tmp_path / "a.ndjson", ["a"])
+    np.array([7, 8, EOS, 9], "<u4").tofile(tmp_path / "c.bin")
+    (tmp_path / "README.md").write_text("about these data")
+    found = read_all(tmp_path)
+    assert found[:2] == ["a", "b"]
+    assert [ids.tolist() for ids in found[2:]] == [[7, 8], [9]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 3 is no JSON"),
+        ('{"body": "x"}', "line 3 has no string under 'text'"),
+        ('{"text": 5}', "line 3 has no string under 'text'"),
+        ('["text"]', "line 3 has no string under 'text'"),
+        ("[" * 100_000, "line 3 is no JSON"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "good"}}\n\n{line}\n')
+    with pytest.raises(CorruptError, match=message) as caught:
+        make(tmp_path, path)
+    assert caught.value.path == str(path)
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
+    with pytest.raises(LimitError, match="line 2 is longer than 100 bytes"):
+        read_all(write_jsonl(tmp_path / "a.jsonl", ["short", "x" * 200]))
+
+
+@pytest.mark.parametrize("data", [b"text\xff\xfe", b"zero\0byte", "größe".encode("latin-1")])
+def test_a_file_that_is_no_text_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(data)
+    with pytest.raises(CorruptError) as caught:
+        make(tmp_path, path)
+    assert caught.value.exit_code == 4
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", functions(3))
+    path.chmod(0)
+    with pytest.raises(StorageError):
+        make(tmp_path, path)
+
+
+def test_parquet_without_pyarrow_is_a_missing_dependency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(MissingDependencyError, match="pyarrow") as caught:
+        make(tmp_path, tmp_path / "a.parquet")
+    assert caught.value.exit_code == 6
+
+
+class FakeParquet:
+    """As much of pyarrow.parquet.ParquetFile as is used, over a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.columns = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ValueError("no magic bytes") from error
+        self.schema_arrow = types.SimpleNamespace(names=list(self.columns))
+
+    def __enter__(self) -> FakeParquet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def iter_batches(self, batch_size: int, columns: list[str]) -> Iterator[Any]:
+        for value in self.columns[columns[0]]:
+            column = types.SimpleNamespace(to_pylist=lambda value=value: [value])
+            yield types.SimpleNamespace(column=lambda _, column=column: column)
+
+
+def test_parquet_gives_its_text_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", types.SimpleNamespace(ParquetFile=FakeParquet))
+    path = tmp_path / "a.parquet"
+    path.write_text(json.dumps({"id": [1, 2, 3], "text": ["a", None, "b"]}))
+    assert read_all(path) == ["a", "b"]
+    path.write_text(json.dumps({"id": [1]}))
+    with pytest.raises(RefusedError, match="no column 'text' among id"):
+        read_all(path)
+    path.write_text("PAR0")
+    with pytest.raises(CorruptError, match="not a Parquet file"):
+        read_all(path)
+
+
+def test_real_parquet_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": functions(600)}), tmp_path / "a.parquet")
+    assert read_all(tmp_path / "a.parquet") == functions(600)
+
+
+# --- token shards as data ---
+
+
+def test_shards_of_bare_ids_are_cut_at_separators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [list(range(10 + i, 20 + 2 * i)) for i in range(30)]
+    stream = [token for ids in wanted for token in (*ids, EOS)] + [EOS, EOS]
+    np.array(stream, "<u4").tofile(tmp_path / "a.bin")
+    for block in (1 << 20, 7):
+        monkeypatch.setattr(sources, "_BLOCK", block)
+        found = [ids.tolist() for ids in read_all(tmp_path / "a.bin") if len(ids)]
+        if block > 100:
+            assert found == wanted
+        assert [token for ids in found for token in ids] == [token for ids in wanted for token in ids]
+    monkeypatch.setattr(sources, "_BLOCK", 1 << 20)
+    corpus = make(tmp_path, tmp_path / "a.bin")
+    parts = (corpus.train, corpus.held_out)
+    found_docs = [ids for part in parts for ids in np.split(part.tokens, part.ends[:-1])]
+    assert sorted(ids.tolist() for ids in found_docs) == sorted([*ids, EOS] for ids in wanted)
+
+
+def test_broken_shards_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"\1\0\0\0\2")
+    with pytest.raises(CorruptError, match="5 bytes are no whole number"):
+        make(tmp_path, tmp_path / "a.bin")
+    np.array([1, 2, EOS, 320, EOS], "<u4").tofile(tmp_path / "b.bin")
+    with pytest.raises(CorruptError, match="token id 320, but the student's tokenizer has 320"):
+        make(tmp_path, tmp_path / "b.bin")
