@@ -1,6 +1,7 @@
 # make demo   the main job on a real model, in a fresh environment
 # make test   the whole suite
 # make check  format, lint, types
+# make mutations  proof that the trainer's tests bite: faults put in one by one; ONLY="'lr dropped'" only that one
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" only those
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check conformance bench clean
+.PHONY: demo test check mutations conformance bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -24,6 +25,9 @@ check: $(VENV)/.check
 	$(BIN)/ruff format --check src tests tools
 	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
+
+mutations: $(VENV)/.test
+	$(BIN)/python tools/mutate.py $(ONLY)
 
 conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py

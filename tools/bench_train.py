@@ -44,7 +44,7 @@ from aprtrain.metrics import Recorder
 from aprtrain.models import Pair, load_student, load_teacher
 from aprtrain.objective import Objective
 from aprtrain.packing import Windows
-from aprtrain.run import memory_plan
+from aprtrain.planning import memory_plan
 from aprtrain.shape import Shape, shape_of
 from aprtrain.shards import Part
 from aprtrain.signals import Stop
@@ -54,6 +54,7 @@ from aprtrain.world import World
 from bench_teacher import N_REAL, random_network
 
 CUDA = torch.device("cuda", 0)
+ALONE = World(CUDA)
 T, TOKENS = 2048, 32_768
 PEAK = 790e12
 SIZES = {
@@ -83,9 +84,9 @@ def qwen(size: str) -> Shape:
     return shape_of(from_hf_config(hf_config(size)), ARCHITECTURES["qwen2"])
 
 
-def random_decoder(shape: Shape) -> Decoder:
+def random_decoder(shape: Shape, device: torch.device) -> Decoder:
     """A fresh student in float32."""
-    decoder, generator = Decoder(shape, torch.float32, CUDA), torch.Generator(CUDA).manual_seed(0)
+    decoder, generator = Decoder(shape, torch.float32, device), torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for parameter in decoder.parameters():
             if parameter.ndim > 1:
@@ -129,24 +130,24 @@ def product_rate(seconds: float) -> float:
 # --- ours ---
 
 
-def parts_of(config: Config, teacher: str, data: Windows) -> Parts:
+def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) -> Parts:
     """What a run has when it begins."""
     shape, student = qwen(teacher), qwen("0.5b")
     network = random_network(shape)
     vocabulary = Vocabulary(N_REAL, shape.vocab_rows, student.vocab_rows)
     bare: Any = None
     made = Network(Path("student"), None, ARCHITECTURES["qwen2"], student, bare, None)
-    pair = Pair(network, made, random_decoder(student), bare, vocabulary)
-    plan = memory_plan(config, pair, CUDA)
-    decoder, optimizer = load_student(config, pair, CUDA)
+    pair = Pair(network, made, random_decoder(student, world.device), bare, vocabulary)
+    plan = memory_plan(config, pair, world.device, processes=world.size)
+    decoder, optimizer = load_student(config, pair, world)
     return Parts(
         student=decoder,
         optimizer=optimizer,
-        teacher=load_teacher(config, pair, data, CUDA),
+        teacher=load_teacher(config, pair, data, world.device),
         vocabulary=vocabulary,
         batches=Batches(
             data, windows_per_step=config.windows_per_step, windows_per_micro=config.windows_per_pass,
-            seed=0, epochs=None,
+            seed=0, epochs=None, rank=world.rank, world=world.size,
         ),
         objective=Objective(config.kd_weight, config.temperature),
         evaluate=dict,
@@ -160,14 +161,14 @@ def parts_of(config: Config, teacher: str, data: Windows) -> Parts:
     )  # fmt: skip
 
 
-def updates(config: Config, parts: Parts, n: int) -> list[float]:
-    """Seconds of `n` updates of the loop."""
+def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Trainer:
+    """The loop after `n` updates."""
     config = replace(config, steps=n, total_steps=n)
-    trainer = Trainer(config, World(CUDA), replace(parts, plan=[]), Progress(), Stop())
+    trainer = Trainer(config, world, replace(parts, plan=[]), Progress(), Stop())
     trainer.run()
     if not trainer.latest["loss"] < float("inf"):
         raise SystemExit(f"the loss is {trainer.latest['loss']}")
-    return trainer.step_seconds
+    return trainer
 
 
 def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> 
     held = torch.cuda.memory_allocated()
     loaded = time.perf_counter() - began
     torch.cuda.reset_peak_memory_stats()
-    seconds = updates(config, parts, WARM + MEASURED)
+    seconds = updates(config, parts, WARM + MEASURED).step_seconds
     typical = statistics.median(seconds[WARM:])
     peak, plan = torch.cuda.max_memory_allocated(), budget.total(parts.plan)
     row: dict[str, Any] = {
@@ -224,7 +225,7 @@ def stages(config: Config, parts: Parts) -> dict[str, float]:
         mock.patch.object(torch.autograd, "backward", timed("backward", torch.autograd.backward)),
         mock.patch.object(parts.optimizer, "step", timed("optimizer", parts.optimizer.step)),
     ):
-        seconds = updates(config, parts, 2 + TIMED)
+        seconds = updates(config, parts, 2 + TIMED).step_seconds
     torch.cuda.synchronize()
     kept = found[len(found) // (2 + TIMED) * 2 :]
     table = {

@@ -51,12 +51,13 @@ class AprError(Exception):
         path: the file concerned.
         tensor: the tensor concerned.
         offset: byte offset from the start of the file.
-        hint: the next thing to try, a command where there is one.
+        hint: the next thing to try, a command where there is one; else what helps with most errors of the class.
         code: overrides the class's code; scripts rely on it.
     """
 
     code: str = "error"
     exit_code: ClassVar[int] = 4
+    usual_hint: ClassVar[str | None] = None
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class AprError(Exception):
         self.path = os.fspath(path) if path is not None else None
         self.tensor = tensor
         self.offset = offset
-        self.hint = hint
+        self.hint = hint if hint is not None else self.usual_hint
         if code is not None:
             self.code = code
 
@@ -108,6 +109,7 @@ class NotFoundError(AprError, FileNotFoundError):
 
     code = "not-found"
     exit_code = 3
+    usual_hint = "check the path"
 
 
 class UnknownFormatError(AprError, ValueError):
@@ -115,6 +117,7 @@ class UnknownFormatError(AprError, ValueError):
 
     code = "unknown-format"
     exit_code = 3
+    usual_hint = "give an .apr, .gguf or .safetensors file, or a Hugging Face folder; was it copied whole?"
 
 
 class CorruptError(AprError, ValueError):
@@ -127,12 +130,14 @@ class TruncatedError(CorruptError):
     """The file ends before the data it announces."""
 
     code = "truncated"
+    usual_hint = "the file is not whole: copy or download it again"
 
 
 class ChecksumError(CorruptError):
     """A stored checksum or signature does not match the bytes."""
 
     code = "checksum"
+    usual_hint = "the file is damaged: copy or download it again"
 
 
 class LimitError(CorruptError):
@@ -193,6 +198,7 @@ _OS_HINTS = {
     errno.EACCES: "check the permissions of the file and of its folder",
     errno.EPERM: "check the permissions of the file and of its folder",
     errno.EROFS: "write to another folder",
+    errno.EFBIG: "a file of this size may not be written here (ulimit -f, or the kind of disk): try another folder",
 }
 
 

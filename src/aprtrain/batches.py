@@ -8,8 +8,9 @@ Shape suffixes: N rows, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -135,14 +136,29 @@ class Batches:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
         ids = self._ids(self.cursor)
         n_valid = self._windows.n_labels(ids)
-        mine = ids[self._mine]
         step = [
-            batch_of(self._windows, mine[i : i + self._per_micro], index=self.cursor, n_valid=n_valid)
-            for i in range(0, len(mine), self._per_micro)
+            batch_of(self._windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)
         ]
         self._announce(self.cursor)
         self.cursor += self._per_step
         return step
+
+    def upcoming(self) -> Iterator[tuple[int, ...]]:
+        """The windows of this process's micro-batches from here to the end of the data; the cursor stays."""
+        steps: Iterable[int] = count(self.cursor, self._per_step)
+        if self._epochs is not None:
+            steps = range(self.cursor, len(self._windows) * self._epochs, self._per_step)
+        return (tuple(some) for cursor in steps for some in self._shared(self._ids(cursor)))
+
+    def windows_until(self, n_steps: int) -> Iterator[int]:
+        """The windows of all processes from here to the end of step `n_steps`; -1 for rows that only fill."""
+        steps = range(self.cursor, n_steps * self._per_step, self._per_step)
+        return (window for cursor in steps for window in self._ids(cursor))
+
+    def _shared(self, ids: list[int]) -> list[list[int]]:
+        """This process's windows of a step, by micro-batch."""
+        mine = ids[self._mine]
+        return [mine[i : i + self._per_micro] for i in range(0, len(mine), self._per_micro)]
 
     def _ids(self, cursor: int) -> list[int]:
         n = len(self._windows)

@@ -1,9 +1,11 @@
 """Memory and arithmetic of a run, from shapes alone: what --plan prints and what the running program is held against.
 
 Bytes of a parameter of P: compute copy (2; none on the CPU, which computes in the masters), master 4, moments 4 + 4,
-gradient 4. Activations of a token and a layer of width D, MLP width F, key-value width K, that autograd keeps for the
-backward pass: 7 D + 3 F + 2 K elements; 6 D + F + 2 K more where blocks are not compiled, which then keep the
-norms' and the activation's parts; with recomputed blocks D, and one whole block at a time.
+gradient 4; of several processes each has its share of masters and moments, with --shard weights of all four, beside
+the blocks in use and the head with its gradient. Activations of a token and a layer of width D, MLP width F and
+key-value width K, that autograd keeps for the backward pass: 7 D + 3 F + 2 K elements; 6 D + F + 2 K more where
+blocks are not compiled, which then keep the norms' and the activation's parts; with recomputed blocks D, and one
+whole block at a time.
 
 FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 T Q forward for QK and PV together
 (T/2 positions on average, 2 products, 2 FLOPs) and twice that backward. Only useful work counts, nothing recomputed.
@@ -11,7 +13,7 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aprfmt.errors import RefusedError, RunError
 from aprtrain.config import Config
@@ -40,30 +42,49 @@ def memory(
     head: int,
     on_gpu: bool,
     compiled: bool,
+    teacher_head: int = 0,
+    trunk: bool = True,
+    processes: int = 1,
 ) -> list[Row]:
-    """What a run holds on its device at the peak of a step.
+    """What each of several processes holds on its device at the peak of a step.
 
-    `resident` are the bytes of the teacher's weights, `head` those of the loss head, as their modules tell.
+    `resident` are the bytes of the teacher's weights, `head` those of the loss head and `teacher_head` those of the
+    teacher's head made ready for it, as their modules tell. Without `trunk` the teacher's states are read.
     """
     width = 2 if on_gpu else 4
-    p, tokens = student.n_params, config.micro_tokens
+    tokens = config.micro_tokens
     rows = [
-        Row("student: masters, moments", 12 * p),
-        Row("student: gradient", 4 * p),
-        Row("student: compute copy", 2 * p if on_gpu else 0),
+        *_weights(config, student, width, processes),
         Row("student: activations", tokens * _activation_elements(config, student, compiled) * width),
         Row("student: embedding's gradient", student.vocab_rows * student.d_model * width),
+        Row("student: attention scores", _score_bytes(config, student)),
         Row("loss head", head + 2 * tokens * student.d_model * width),
     ]
     if teacher is not None:
         wide = 6 * teacher.d_model + 3 * teacher.d_ffn
         rows += [
             Row(f"teacher: weights, {config.teacher_residency}", resident),
-            Row("teacher: head for the loss", 2 * teacher.vocab_rows * teacher.d_model),
+            Row("teacher: head for the loss", teacher_head),
             Row("teacher: hidden states", tokens * teacher.d_model * width),
-            Row("teacher: a pass", tokens * wide * width),
+            Row("teacher: a pass", tokens * wide * width + _scores_of_layer(config, teacher) if trunk else 0),
         ]
     return [*rows, Row("workspaces", _OVERHEAD if on_gpu else 0)]
+
+
+def _weights(config: Config, s: Shape, width: int, processes: int) -> list[Row]:
+    """The student without its activations; `width` are the bytes of a value that it computes with."""
+    p, head, block = s.n_params, s.vocab_rows * s.d_model, s.n_layer_params
+    rest = p - s.n_layers * block
+    states = Row("student: masters, moments", 12 * p // processes)
+    if config.shard == "weights":
+        # A block and the next, as gathered and as used; the gradient of one, and that of two on its way in float32.
+        return [
+            states,
+            Row("student: gradient", 4 * p // processes + 4 * head),
+            Row("student: weights in use", width * rest + (5 * width + 8) * block),
+        ]
+    copies = width < 4 or processes > 1
+    return [states, Row("student: gradient", 4 * p), Row("student: compute copy", width * p if copies else 0)]
 
 
 def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
@@ -72,6 +93,15 @@ def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
     if config.recompute == "block":
         return s.n_layers * s.d_model + block
     return s.n_layers * (block + (2 * (s.q_rows + kv) if s.qk_norm else 0))
+
+
+def _score_bytes(config: Config, s: Shape) -> int:
+    return _scores_of_layer(config, s) * (1 if config.recompute == "block" else s.n_layers)
+
+
+def _scores_of_layer(config: Config, s: Shape) -> int:
+    """Scores are written out where they have a softcap: bounded and as weights in bf16, in float32 between."""
+    return 8 * config.micro_tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
 
 
 def total(rows: list[Row]) -> int:
@@ -86,7 +116,7 @@ def check_fits(rows: list[Row], device_bytes: int) -> None:
         raise RefusedError(
             f"the run needs {need / 2**30:.1f} GiB, the device has {device_bytes / 2**30:.1f} GiB",
             hint=f"the largest part is {largest.name}; smaller --micro-tokens, --recompute block or another "
-            "--teacher-residency take less",
+            "--teacher-residency take less, so do several GPUs with --shard weights",
         )
 
 
@@ -101,10 +131,16 @@ def check_peak(rows: list[Row], peak_bytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Useful FLOPs of a token."""
+    """Useful FLOPs of a token; `teacher_head` are those of the teacher's that are its head's."""
 
     teacher: float
     student: float
+    teacher_head: float = 0.0
+
+    @property
+    def without_trunk(self) -> Flops:
+        """Where the teacher's hidden states are read."""
+        return replace(self, teacher=self.teacher_head)
 
     @property
     def total(self) -> float:
@@ -117,13 +153,17 @@ def flops(config: Config, student: Shape, teacher: Shape | None) -> Flops:
     return Flops(
         teacher=_forward(teacher, config.seq_len) if teacher is not None else 0.0,
         student=3 * _forward(student, config.seq_len),
+        teacher_head=_head(teacher) if teacher is not None else 0.0,
     )
 
 
 def _forward(s: Shape, seq_len: int) -> float:
     seen = sum(min(window, seq_len) if window else seq_len / 2 for window in s.windows)
-    head = 2.0 * s.vocab_rows * s.d_model
-    return 2.0 * s.n_layers * s.n_layer_params + head + 4.0 * s.q_rows * seen
+    return 2.0 * s.n_layers * s.n_layer_params + _head(s) + 4.0 * s.q_rows * seen
+
+
+def _head(s: Shape) -> float:
+    return 2.0 * s.vocab_rows * s.d_model
 
 
 # Published dense bf16 rates, FLOP/s, by a part of the device's name.

@@ -11,7 +11,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.convert import provenance
 from aprfmt.convert.provenance import Provenance
 from aprfmt.convert.run import Way, write_file
@@ -29,8 +30,12 @@ from aprfmt.formats import apr2_write, apr_metadata, safetensors
 from aprfmt.formats import open as open_model
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.model import Model
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.decoder import hf_names, hf_parts
+from aprtrain.optim import Owner, states
+from aprtrain.shape import Shape
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
@@ -40,6 +45,8 @@ _HAS_VOCAB = 0x0200
 _STATE_KEY = "aprtrain"
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
 _NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)")
+_ALIGNMENT = 64
+_SLAB = 1 << 28
 _TRIES = 3
 _PAUSE_S = 0.2
 
@@ -74,6 +81,7 @@ class Host:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._slab = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         """A contiguous copy; complete after `wait`."""
@@ -81,9 +89,19 @@ class Host:
             return tensor.detach().clone(memory_format=torch.contiguous_format)
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._buffers[name] = buffer
+            buffer = self._buffers[name] = self._room(tensor)
         return buffer.copy_(tensor.detach(), non_blocking=True)
+
+    def _room(self, tensor: Tensor) -> Tensor:
+        """Pinned memory for a tensor, cut from slabs: torch rounds every one that it makes up to a power of two."""
+        need = tensor.nbytes + -tensor.nbytes % _ALIGNMENT
+        if need > len(self._slab):
+            self._slab = self._pinned(max(_SLAB, 1 << (need - 1).bit_length()))
+        room, self._slab = self._slab[:need], self._slab[need:]
+        return room[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+
+    def _pinned(self, n_bytes: int) -> Tensor:
+        return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
 
     def wait(self) -> None:
         """Until all copies are complete."""
@@ -91,13 +109,38 @@ class Host:
             torch.cuda.synchronize()
 
 
-def snapshot(tensors: Mapping[str, Tensor], dtype: str, host: Host | None = None) -> Snapshot:
+def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Snapshot:
     """A copy of live `tensors` as "bf16", "f16" or "f32"."""
-    name, kind = _TORCH[dtype]
-    host = host or Host()
-    copies = {key: host.copy(f"{dtype} {key}", tensor.to(kind)) for key, tensor in tensors.items()}
+    host = Host()
+    copies = _copies(tensors.items(), dtype, host)
     host.wait()
-    return Snapshot(name, copies)
+    return Snapshot(_TORCH[dtype][0], copies)
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]], dtype: str, host: Host) -> dict[str, Tensor]:
+    """Complete after `host.wait()`."""
+    kind = _TORCH[dtype][1]
+    return {key: host.copy(f"{dtype} {key}", tensor.to(kind)) for key, tensor in tensors}
+
+
+def copied(
+    owner: Owner, shape: Shape, dtype: str, host: Host, *, keeps: bool
+) -> tuple[Snapshot, dict[str, Tensor]]:
+    """Copies of the live weights as a file has them, and of the states. All processes take part.
+
+    Without `keeps` both are empty: such a process only gives others what it owns.
+    """
+    weights: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    for key, tensor in states(owner):
+        if keeps:
+            state[key] = host.copy(key, tensor)
+            kind, _, name = key.partition(".")
+            if kind == "master":
+                weights |= _copies(hf_parts(shape, name, tensor), dtype, host)
+    host.wait()
+    in_order = {name: weights[name] for name in hf_names(shape) if name in weights}
+    return Snapshot(_TORCH[dtype][0], in_order), state
 
 
 def save_model(weights: Snapshot, identity: Identity, path: Path, lineage: Mapping[str, Any]) -> None:
@@ -193,8 +236,28 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], path: Pa
     write_file(str(path), layout, Way(force=True), check)
 
 
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_state` wrote. Raises AprError for a file that is missing, damaged or of another kind."""
+class _Saved(Mapping[str, Tensor]):
+    """The tensors of an open file, each read when it is asked for: all of them may be more than the memory holds."""
+
+    def __init__(self, model: Model) -> None:
+        self._tensors = model.tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name].torch()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@contextmanager
+def opened_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Any]]]:
+    """What `save_state` wrote, its tensors read one by one while the block runs.
+
+    Raises AprError for a file that is missing, damaged or of another kind.
+    """
     with open_model(path) as model:
         text = model.metadata.get(_STATE_KEY)
         if not isinstance(text, str):
@@ -203,7 +266,13 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts = dict(json.loads(text))
         except ValueError as error:
             raise CorruptError("the state's facts are no JSON", path=path) from error
-        return {name: tensor.torch() for name, tensor in model.tensors.items()}, facts
+        yield _Saved(model), facts
+
+
+def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All of it. Raises as `opened_state`."""
+    with opened_state(path) as (tensors, facts):
+        return dict(tensors), facts
 
 
 # --- the folder ---
@@ -244,18 +313,32 @@ def prune(folder: Path, keep: int) -> list[Path]:
     return removed
 
 
+def discard(folder: Path, step: int) -> None:
+    """Removes what a failed save left of the checkpoint of `step`, unless it is one that a pointer names."""
+    if step not in (pointed(folder, BEST), pointed(folder, LATEST)):
+        for suffix in ("apr", "state"):
+            (folder / f"{step_name(step)}.{suffix}").unlink(missing_ok=True)
+
+
 def with_retries(
     save: Callable[[], Any], tell: Callable[[str], None], pause_s: float = _PAUSE_S
 ) -> AprError | None:
-    """Runs `save` up to three times; the error of the last try, None when one worked."""
+    """Runs `save` up to three times; the error of the last try, None when one worked.
+
+    Any exception counts, also a defect's: in the thread that saves nobody else would hear of it.
+    """
     error: AprError | None = None
     for number in range(1, _TRIES + 1):
         try:
             save()
-        except (AprError, OSError) as failure:
-            error = failure if isinstance(failure, AprError) else storage_error(failure, "(checkpoint)")
-            tell(f"saving failed (try {number} of {_TRIES}): {error}")
-            time.sleep(pause_s if number < _TRIES else 0)
+        except AprError as failure:
+            error = failure
+        except OSError as failure:
+            error = storage_error(failure, "(checkpoint)")
+        except Exception as failure:
+            error = RunError(f"{type(failure).__name__}: {failure}")
         else:
             return None
+        tell(f"saving failed (try {number} of {_TRIES}): {error}")
+        time.sleep(pause_s if number < _TRIES else 0)
     return error

@@ -60,7 +60,7 @@ class Config:
     )
     student_init: str | None = _option(
         None,
-        "Make the student from the teacher: layers:0,2,4 or layers:12 or width:N, or a config.json for a fresh one.",
+        "Make the student from the teacher: layers:0,2,4, layers:12, width:hidden=512,heads=8, or a config.json.",
         commands=_DISTILL,
         place="what",
     )
@@ -79,7 +79,7 @@ class Config:
     output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
 
     kd_weight: float = _option(
-        0.7, "Weight of the teacher's term; 1 - it is the weight of the labels.",
+        0.7, "Weight of the teacher's term; 1 - it is that of the labels. 0: the teacher is only compared with.",
         low=0, high=1, flags=("--alpha",), commands=_DISTILL, place="what",
     )  # fmt: skip
     temperature: float = _option(
@@ -122,24 +122,38 @@ class Config:
     held_out: float = _option(
         0.01, "Share of the documents that is held out for evaluation.", low=1e-9, high=0.9, place="what"
     )
-    eval_data: str | None = _option(None, "Evaluate on these files instead.", place="what")
+    eval_data: str | None = _option(None, "Evaluate on these files instead.")
     seed: int = _option(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1, place="what")
     deterministic: bool = _option(False, "Bitwise the same numbers at every run.", place="what")
 
+    vocab_policy: str = _option(
+        "shared", "Whether the teacher may have tokens that the student has not: renormalise leaves them out.",
+        choices=("shared", "renormalise"), commands=_DISTILL, place="what",
+    )  # fmt: skip
     teacher_residency: str = _option(
         "bf16", "How the teacher lies in memory.", choices=("bf16", "q4k", "fp8"), env="TEACHER_BACKEND",
         commands=_DISTILL, place="what",
     )  # fmt: skip
+    teacher_cache: str | None = _option(
+        None, "Folder in which the teacher's answers are kept, to be read when a text comes again.",
+        commands=_DISTILL,
+    )  # fmt: skip
     recompute: str = _option(
         "none", "What the backward pass computes again to save memory.", choices=("none", "block")
     )
+    shard: str = _option(
+        "states", "What several processes divide among them: masters and moments, or also the student's weights.",
+        choices=("states", "weights"),
+    )  # fmt: skip
     compile: str = _option(
         "auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"), place="what"
     )
     device: str = _option("cuda", "cuda, cuda:N or cpu; nothing else is tried when it is missing.")
 
-    save_every: int = _option(5000, "Steps between checkpoints; 0: none.", low=0, env="CHECKPOINT_EVERY")
-    save_minutes: float = _option(15.0, "Minutes between checkpoints; 0: no such limit.", low=0)
+    save_every: int = _option(
+        5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env="CHECKPOINT_EVERY"
+    )
+    save_minutes: float = _option(15.0, "Minutes between checkpoints, too; 0: by steps alone.", low=0)
     keep: int = _option(3, "Latest checkpoints to keep, beside the best.", low=1)
     save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
     eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
@@ -168,6 +182,11 @@ class Config:
     def windows_per_pass(self) -> int:
         """Windows of one forward and backward pass."""
         return self.micro_tokens // self.seq_len
+
+    @property
+    def eval_windows(self) -> int:
+        """Windows of an evaluation, where there are as many."""
+        return max(1, self.eval_tokens // self.seq_len)
 
     @property
     def stop(self) -> int:

@@ -139,11 +139,17 @@ def _checked(row: Field, value: Any, where: str) -> Any:
         }
         raise UsageError(f"{row.name} must be {words[row.kind]}, not {value!r} ({where})") from None
     if row.choices and value not in row.choices:
-        raise UsageError(f"{row.name} is one of {', '.join(row.choices)}, not {value!r} ({where})")
+        raise UsageError(
+            f"{row.name} is one of {', '.join(row.choices)}, not {value!r} ({where})", hint=_usual(row)
+        )
     if row.kind in (int, float) and not row.low <= value <= row.high:
         bounds = f"at least {row.low:g}" if row.high == math.inf else f"between {row.low:g} and {row.high:g}"
-        raise UsageError(f"{row.name} must be {bounds}, not {value!r} ({where})")
+        raise UsageError(f"{row.name} must be {bounds}, not {value!r} ({where})", hint=_usual(row))
     return value
+
+
+def _usual(row: Field) -> str | None:
+    return None if row.default is None else f"leave {row.flag} out for the default, {row.default}"
 
 
 def _typed(row: Field, value: Any) -> Any:
@@ -178,8 +184,6 @@ def _check_together(config: Config, command: str) -> None:
     if command == "distill":
         _exactly_one(config, "student", "student_init", "the student")
         _need(config, "teacher", "the model to learn from")
-        if config.kd_weight == 0:
-            raise UsageError("--kd-weight 0 needs no teacher", hint="apr pretrain trains on the labels alone")
         if config.beta != Config.beta and config.loss != "jsd":
             raise UsageError("--beta is for --loss jsd", hint="add --loss jsd or leave --beta out")
     else:
@@ -194,7 +198,12 @@ def _check_together(config: Config, command: str) -> None:
     elif config.resume:
         raise UsageError("--smoke begins anew and writes nothing; it cannot --resume")
     if config.steps is None and config.epochs is None and config.smoke is None:
-        raise UsageError("--steps or --epochs is missing: how long to train")
+        raise UsageError(
+            "--steps or --epochs is missing: how long to train",
+            hint="add --steps N, or --epochs 1 to read the data once",
+        )
+    if config.eval_data is not None and config.held_out != Config.held_out:
+        raise UsageError("--held-out and --eval-data contradict each other", hint="keep one of them")
     if config.repeat and config.epochs is not None:
         raise UsageError("--repeat and --epochs contradict each other", hint="keep one of them")
     if config.allow_changed and not config.resume:
@@ -211,13 +220,14 @@ def _check_together(config: Config, command: str) -> None:
 
 def _need(config: Config, name: str, what: str) -> None:
     if getattr(config, name) is None:
-        raise UsageError(f"{schema()[name].flag} is missing: {what}")
+        flag = schema()[name].flag
+        raise UsageError(f"{flag} is missing: {what}", hint=f"add {flag} PATH")
 
 
 def _exactly_one(config: Config, a: str, b: str, what: str) -> None:
     both = getattr(config, a) is not None, getattr(config, b) is not None
     names = f"{schema()[a].flag} or {schema()[b].flag}"
     if not any(both):
-        raise UsageError(f"{names} is missing: {what}")
+        raise UsageError(f"{names} is missing: {what}", hint="add one of them")
     if all(both):
-        raise UsageError(f"{names}, not both")
+        raise UsageError(f"{names}, not both", hint="keep one of them")

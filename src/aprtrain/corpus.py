@@ -8,6 +8,7 @@ finding duplicates.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,8 @@ HELD_OUT = 0.01
 
 _BATCH_CHARS = 4 << 20
 _BATCH_DOCUMENTS = 4096
+_TELL_S = 20.0  # between lines about how far the reading is
+_LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64
 
 Ids = np.ndarray[Any, np.dtype[np.uint32]]
@@ -104,6 +107,8 @@ def prepare(
     held_out: float = HELD_OUT,
     held_out_paths: Sequence[Path] = (),
     log: Log = lambda line: None,
+    wanted: str | None = None,
+    own: Path | None = None,
 ) -> Corpus:
     """Token shards of the documents in `paths`, made in `folder`, or taken from there when nothing has changed.
 
@@ -116,11 +121,13 @@ def prepare(
         held_out: share of the documents to hold out, above 0 and below 1.
         held_out_paths: files and folders to measure with instead of a share of `paths`.
         log: takes lines for the user.
+        wanted: the key of the only data that will do; what is in `folder` stays when `paths` hold others.
+        own: a folder that is no data though it lie in `paths`: that of the run.
 
     Raises:
-        UsageError: no paths, or a share out of range.
+        UsageError: no paths, or a share out of range; the data are the run's own folder.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
-        RefusedError: no documents in a part, or the same document in both.
+        RefusedError: no documents in a part, or the same document in both; not the data that are wanted.
         StorageError: the disk is full or read-only.
     """
     if not paths:
@@ -131,9 +138,19 @@ def prepare(
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
         return _split_before(paths[0], encoder, held_out, held_out_paths)
     skipped: Counter[str] = Counter()
-    files = {"train": list_files(paths, skipped), "held_out": list_files(held_out_paths, skipped)}
+    files = {
+        "train": list_files(paths, skipped, own),
+        "held_out": list_files(held_out_paths, skipped, own),
+    }
     plan = _Plan(encoder, files, None if held_out_paths else int(held_out * _HASHES), skipped)
+    if plan.n_bytes > _LONG:
+        log(f"looking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
     key = plan.key()
+    if wanted not in (None, key):
+        raise RefusedError(
+            "the data differ from those of the run to resume",
+            hint=f"--data {folder} goes on with what it read; begin a run of its own with another -o",
+        )
     if (corpus := _made_before(folder, key, encoder, log)) is not None:
         return corpus
     _write(plan, folder, key, held_out, log)
@@ -148,6 +165,11 @@ class _Plan:
     files: dict[str, list[SourceFile]]
     threshold: int | None
     skipped: Counter[str]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.path.stat().st_size for files in self.files.values() for file in files)
 
     def key(self) -> str:
         """Hash of everything that decides the shards: contents and names of files, tokenizer, split."""
@@ -195,18 +217,19 @@ def _made_before(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus |
 
 
 def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> None:
-    n_bytes = sum(file.path.stat().st_size for files in plan.files.values() for file in files)
-    n_files = sum(map(len, plan.files.values()))
-    log(f"reading {n_files} files, {n_bytes} bytes")
+    n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
+    log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
         skipped = Counter(plan.skipped)
-        tally, parts = _write_parts(plan, temporary, skipped)
+        tally, parts = _write_parts(plan, temporary, skipped, _Pace(n_bytes, log))
         threshold = plan.threshold
         if threshold is not None and not parts["held_out"]["documents"] and tally.smallest < _HASHES:
             threshold = tally.smallest + 1  # a small corpus: the one document with the smallest hash
             skipped = Counter(plan.skipped)
-            tally, parts = _write_parts(replace(plan, threshold=threshold), temporary, skipped)
-        _check_not_empty(tally, parts)
+            tally, parts = _write_parts(
+                replace(plan, threshold=threshold), temporary, skipped, _Pace(n_bytes, log)
+            )
+        _check_not_empty(tally, parts, skipped)
         header = {
             "key": key,
             "tokenizer": plan.encoder.digest,
@@ -215,20 +238,50 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
             "held_out_below": threshold,
             "parts": parts,
             "documents": {"read": tally.read, "empty": tally.empty, "duplicate": tally.duplicate},
-            "files": {"read": n_files, "bytes": n_bytes, "skipped": {k: n for k, n in skipped.items() if n}},
+            "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+skipped)},
         }
         write_header(temporary, header)
     log(_counts(header))
 
 
+class _Pace:
+    """Tells now and then how far the reading is."""
+
+    def __init__(self, n_bytes: int, log: Log) -> None:
+        self._n_bytes = max(1, n_bytes)
+        self._log = log
+        self._done = 0  # bytes of the files that are read whole
+        self._here = 0  # about as many of the one that is being read
+        self._began = self._told = time.monotonic()
+
+    def file(self, n_bytes: int) -> None:
+        """A file is read to its end."""
+        self._done, self._here = self._done + n_bytes, 0
+
+    def document(self, length: int) -> None:
+        """A document is read."""
+        self._here += length
+        now = time.monotonic()
+        if now - self._told < _TELL_S:
+            return
+        self._told = now
+        done = min(self._done + self._here, self._n_bytes)
+        rate = done / (now - self._began)
+        left = (self._n_bytes - done) / max(rate, 1.0)
+        self._log(
+            f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
+            f"about {f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left"
+        )
+
+
 def _write_parts(
-    plan: _Plan, folder: Path, skipped: Counter[str]
+    plan: _Plan, folder: Path, skipped: Counter[str], pace: _Pace
 ) -> tuple[_Tally, dict[str, dict[str, Any]]]:
     tally = _Tally()
     with ExitStack() as stack:
         try:
             writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
-            for part, content, ids in _encoded(plan, tally, skipped):
+            for part, content, ids in _encoded(plan, tally, skipped, pace):
                 writers[part].add(ids, content)
         except OSError as error:
             raise storage_error(error, folder) from error
@@ -238,7 +291,9 @@ def _write_parts(
 _Batch = list[tuple[str, int, Document]]
 
 
-def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str]) -> Iterator[tuple[str, int, Ids]]:
+def _encoded(
+    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: _Pace
+) -> Iterator[tuple[str, int, Ids]]:
     """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
 
     def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
@@ -247,7 +302,7 @@ def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str]) -> Iterator[tupl
 
     with ThreadPoolExecutor(1) as pool:
         running: Future[list[tuple[str, int, Ids]]] | None = None
-        for batch in _batches(_chosen(plan, tally, skipped)):
+        for batch in _batches(_chosen(plan, tally, skipped, pace)):
             following = pool.submit(encode, batch)
             if running is not None:
                 yield from running.result()
@@ -269,12 +324,15 @@ def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]
         yield batch
 
 
-def _chosen(plan: _Plan, tally: _Tally, skipped: Counter[str]) -> Iterator[tuple[str, int, Document]]:
+def _chosen(
+    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: _Pace
+) -> Iterator[tuple[str, int, Document]]:
     """(part, content hash, document) without empty documents and copies."""
     for side, files in plan.files.items():
         for file in files:
             for document in read_documents(file, plan.encoder.separator, skipped):
                 tally.read += 1
+                pace.document(len(document) * (1 if isinstance(document, str) else 4))
                 if len(document) == 0 or (isinstance(document, str) and not document.strip()):
                     tally.empty += 1
                     continue
@@ -287,6 +345,7 @@ def _chosen(plan: _Plan, tally: _Tally, skipped: Counter[str]) -> Iterator[tuple
                     continue
                 tally.seen[part].add(content)
                 yield part, content, document
+            pace.file(file.path.stat().st_size)
 
 
 def content_hash(document: Document) -> int:
@@ -295,12 +354,14 @@ def content_hash(document: Document) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _check_not_empty(tally: _Tally, parts: dict[str, dict[str, Any]]) -> None:
+def _check_not_empty(tally: _Tally, parts: dict[str, dict[str, Any]], skipped: Counter[str]) -> None:
+    left_out = "".join(f", {n} {what}" for what, n in (+skipped).items())
     for part in PARTS:
         if not parts[part]["documents"]:
             what = "training" if part == "train" else "held-out"
             raise RefusedError(
-                f"no {what} documents: {tally.read} read, {tally.empty} empty, {tally.duplicate} copies",
+                f"no {what} documents: {tally.read} read, {tally.empty} empty, {tally.duplicate} copies"
+                + (f"; left out{left_out[1:]}" if left_out else ""),
                 hint="give more text; one document is held out, so two different ones are the least",
             )
 
@@ -310,8 +371,8 @@ def _counts(header: dict[str, Any]) -> str:
     documents = header["documents"]
     left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
     return (
-        f"{train['tokens']} tokens in {train['documents']} documents to train on, {held_out['tokens']} in "
-        f"{held_out['documents']} held out; left out: {documents['duplicate']} copies, {documents['empty']} "
+        f"{train['tokens']:,} tokens in {train['documents']:,} documents to train on, {held_out['tokens']:,} in "
+        f"{held_out['documents']:,} held out; left out: {documents['duplicate']} copies, {documents['empty']} "
         f"empty documents{left_out}"
     )
 

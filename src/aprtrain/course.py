@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from aprfmt.errors import AprError
-from aprtrain import guards
+from aprfmt.errors import AprError, StorageError
+from aprtrain import guards, report
 from aprtrain.config import Config
+from aprtrain.live import clock
 from aprtrain.loop import Parts, Progress, Trainer
-from aprtrain.metrics import clock
 from aprtrain.signals import caught
 from aprtrain.world import World
 
@@ -44,9 +44,11 @@ class Course:
         with caught() as stop:
             trainer = Trainer(self._config, self._world, self._parts, self._progress, stop)
             if resumed is None:
+                self._parts.recorder.say("held-out text is scored before the first step")
                 self._check_models(trainer)
-                if self._parts.saver is not None:
-                    self._parts.saver.rehearse(trainer.moment({}))
+                if self._config.smoke is None:
+                    self._rehearse(trainer)
+                self._world.barrier()
             if self._world.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self._world.device)
             self._describe("running")
@@ -54,15 +56,34 @@ class Course:
                 trainer.run()
                 done = self._progress.step >= self._config.stop
                 model = self._finish(trainer, is_whole=done)
-            except AprError:
-                self._describe("failed")
+            except Exception as error:
+                self._fail(error)
                 raise
             summary = self._summary(trainer, model, time.monotonic() - began)
             if not done:
                 summary["interrupted"] = stop.number or 15
             self._describe("interrupted" if not done else "done", summary)
             self._parts.recorder.record("end", {"step": self._progress.step, "finished": done})
+            self._report()
             return summary
+
+    def _fail(self, error: Exception) -> None:
+        """Says in the run's files how it ended."""
+        if self._parts.saver is not None:
+            self._parts.saver.wait()
+        message = error.message if isinstance(error, AprError) else f"{type(error).__name__}: {error}"
+        self._describe("failed")
+        self._parts.recorder.record("error", {"step": self._progress.step, "message": message})
+        self._report()
+
+    def _report(self) -> None:
+        """Writes the page about the run; a failure is told."""
+        saver = self._parts.saver
+        if saver is not None:
+            try:
+                report.write(saver.folder, saver.folder / report.PAGE, force=True)
+            except Exception as error:  # whatever it is: the models are saved, and `apr report` can try again
+                self._parts.recorder.say(f"{report.PAGE} could not be written: {error}")
 
     def _check_models(self, trainer: Trainer) -> None:
         """The guards that need both models to answer: on the first evaluation."""
@@ -70,6 +91,7 @@ class Course:
         vocabulary = self._parts.vocabulary
         if self._parts.teacher is None or vocabulary is None or not scores:
             return
+        guards.check_dropped(scores["dropped_mass"])
         guards.check_divergence(scores["kl"])
         guards.check_teacher(
             scores["teacher_ce"],
@@ -78,14 +100,25 @@ class Course:
             allow_weaker=self._config.allow_weaker_teacher,
         )
 
+    def _rehearse(self, trainer: Trainer) -> None:
+        moment = trainer.moment({})
+        if self._parts.saver is not None:
+            self._parts.saver.rehearse(moment)
+
     def _finish(self, trainer: Trainer, *, is_whole: bool) -> Path | None:
         if self._config.smoke is not None:
             return None
         scores = trainer.evaluate() if is_whole else {}
         trainer.save_now()
-        model = None
-        if self._parts.saver is not None and is_whole:
-            model = self._parts.saver.finish(trainer.moment(scores))
+        moment = trainer.moment(scores) if is_whole else None
+        model, saver = None, self._parts.saver
+        if saver is not None and moment is not None:
+            model = saver.finish(moment)
+        elif saver is not None and self._progress.step not in saver.saved:
+            raise StorageError(
+                "the run was asked to end, and its last checkpoint could not be saved", path=saver.folder,
+                hint="the one that `latest` names is intact",
+            )  # fmt: skip
         self._world.barrier()
         return model
 
@@ -100,7 +133,7 @@ class Course:
             "steps": progress.step,
             "tokens": progress.tokens,
             "seconds": seconds,
-            "tokens_per_s": self._config.tokens_per_step / typical,
+            "tokens_per_s": self._config.tokens_per_step / typical if rates else None,
             "first": progress.evaluations[0] if progress.evaluations else None,
             "last": progress.evaluations[-1] if progress.evaluations else None,
             "loss": trainer.latest.get("loss"),
@@ -109,7 +142,7 @@ class Course:
             "config": self._config.resolved(),
             "digest": self._config.digest(),
         }
-        if self._config.smoke is not None:
+        if self._config.smoke is not None and rates:
             whole = self._config.steps or self._config.smoke
             summary |= {"projected_steps": whole, "projected_seconds": whole * typical}
             self._parts.recorder.say(f"{whole} steps would take {clock(whole * typical)}")

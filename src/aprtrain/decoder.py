@@ -23,7 +23,7 @@ from aprtrain.kernels.fp8 import linear
 from aprtrain.rotary import rotate, tables
 from aprtrain.shape import Shape
 
-__all__ = ["Block", "Decoder", "Documents", "hf_names", "soft_cap"]
+__all__ = ["Block", "Decoder", "Documents", "hf_names", "hf_parts", "soft_cap"]
 
 Part = tuple[str, int]
 """A Hugging Face name and the rows that it has of a fused tensor."""
@@ -77,6 +77,20 @@ def hf_names(shape: Shape) -> Mapping[str, tuple[str, int, tuple[int, ...]]]:
         for hf, rows in parts:
             found[hf] = parameter, first, (rows,) if cols is None else (rows, cols)
             first += rows
+    return found
+
+
+def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The Hugging Face tensors that a parameter of Decoder consists of, as views of its values `whole`."""
+    for hf, first, rows in _parts_of(shape)[parameter]:
+        yield hf, whole.narrow(0, first, rows)
+
+
+@cache
+def _parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, int]]]:
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for hf, (parameter, first, size) in hf_names(shape).items():
+        found.setdefault(parameter, []).append((hf, first, size[0]))
     return found
 
 
@@ -256,11 +270,18 @@ class Decoder(nn.Module):
         """All logits [N, T, vocab_rows] of hidden states, for evaluation of few tokens."""
         return soft_cap(functional.linear(hidden_NTD, self.head_weight), self.shape.logit_softcap)
 
-    def compile_blocks(self, backend: Any = "inductor") -> None:
-        """Compiles every block on its own, by a backend of torch.compile; blocks of one kind share the code."""
+    def compile_blocks(self, backend: Any = "inductor", *, hooked: bool = False) -> None:
+        """Compiles every block on its own, by a backend of torch.compile; blocks of one kind share the code.
+
+        Of `hooked` blocks what runs between the hooks is compiled.
+        """
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         for block in self.blocks:
-            block.compile(fullgraph=True, dynamic=False, backend=backend)
+            if hooked:
+                forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
+                block.forward = forward
+            else:
+                block.compile(fullgraph=True, dynamic=False, backend=backend)
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face names, in HF row order; writing to them changes the network."""

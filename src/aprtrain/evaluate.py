@@ -10,7 +10,7 @@ Shape suffixes: N rows of a batch, T positions, P positions that count, D width,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,10 +28,11 @@ from aprtrain.packing import IGNORED, Windows
 from aprtrain.shape import Shape
 from aprtrain.vocab import Vocabulary
 
-__all__ = ["Scores", "evaluate", "scoring"]
+__all__ = ["Scores", "chosen", "evaluate", "scoring"]
 
 _HEAD_ROWS = 8192
 _POSITIONS = 2048
+_SUMS = 6
 _ROUNDING = 1e-4  # nats; a KL below zero by more is no rounding
 
 
@@ -61,6 +62,10 @@ class Teacher(Protocol):
     def head_weight(self) -> Tensor:
         """The head [V, D], at least the shared ids."""
 
+    @property
+    def dropped_weight(self) -> Tensor | None:
+        """The rows [R, D] of tokens that only the teacher has; None where there are none."""
+
     def hidden(self, tokens_NT: Tensor, documents: Documents | None) -> Tensor:
         """Final hidden states [N, T, D]."""
 
@@ -77,6 +82,7 @@ class Scores:
         kl: KL(teacher, student) in nats at temperature 1; None without a teacher, like the rest.
         agreement: share of positions at which both have the same first choice.
         teacher_ce: the teacher's cross entropy in nats.
+        dropped_mass: the teacher's probability of tokens that only it has; None where there are none.
     """
 
     windows: int
@@ -87,6 +93,7 @@ class Scores:
     kl: float | None = None
     agreement: float | None = None
     teacher_ce: float | None = None
+    dropped_mass: float | None = None
 
 
 @contextmanager
@@ -97,10 +104,10 @@ def scoring() -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        reason = str(error) or type(error).__name__
-        raise RunError(
-            f"the evaluation failed, there is no score: {reason}", hint=getattr(error, "hint", None)
-        ) from error
+        reason, hint = str(error) or type(error).__name__, getattr(error, "hint", None)
+        if isinstance(error, torch.OutOfMemoryError):
+            hint = "take fewer tokens at a time: a smaller --micro-tokens; of apr eval a smaller --seq-len"
+        raise RunError(f"the evaluation failed, there is no score: {reason}", hint=hint) from error
 
 
 def evaluate(
@@ -112,6 +119,7 @@ def evaluate(
     teacher: Teacher | None = None,
     vocabulary: Vocabulary | None = None,
     max_windows: int | None = None,
+    answers: Callable[[Batch], Tensor] | None = None,
 ) -> Scores:
     """Scores of a model on windows of held-out text.
 
@@ -122,6 +130,7 @@ def evaluate(
         device: where the models are.
         teacher, vocabulary: what it is compared with, and the ids that both share.
         max_windows: reads an even selection of so many.
+        answers: gives the teacher's hidden states of a batch, where they do not come from `teacher` itself.
 
     Raises:
         UsageError: a teacher without a vocabulary.
@@ -130,17 +139,26 @@ def evaluate(
     """
     if teacher is not None and vocabulary is None:
         raise UsageError("a comparison with a teacher needs the vocabulary that both share")
-    with scoring(), torch.inference_mode():
-        n = len(windows) if max_windows is None else min(max_windows, len(windows))
-        ids = np.linspace(0, len(windows) - 1, n).astype(int).tolist()
-        models = _Models(student, teacher, vocabulary)
-        sums = torch.zeros(5, dtype=torch.float64, device=device)
+    # No inference mode: weights that are gathered here may be trained with later.
+    with scoring(), torch.no_grad():
+        ids = chosen(windows, max_windows)
+        n = len(ids)
+        models = _Models(student, teacher, vocabulary, answers)
+        sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
         count = 0
         for start in range(0, n, rows):
             batch = batch_of(windows, ids[start : start + rows])
             count += batch.n_valid
             sums += models.sums(batch.to(device))
-        return _scores(n, count, sums.tolist(), models.teacher is not None)
+        has_dropped = teacher is not None and teacher.dropped_weight is not None
+        return _scores(n, count, sums.tolist(), models.teacher is not None, has_dropped)
+
+
+def chosen(windows: Windows, max_windows: int | None) -> list[int]:
+    """The windows that an evaluation reads: all, or an even selection of so many."""
+    n = len(windows) if max_windows is None else min(max_windows, len(windows))
+    ids: list[int] = np.linspace(0, len(windows) - 1, n).astype(int).tolist()
+    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +168,24 @@ class _Models:
     student: Student
     teacher: Teacher | None
     vocabulary: Vocabulary | None
+    answers: Callable[[Batch], Tensor] | None = None
 
     def sums(self, batch: Batch) -> Tensor:
-        """Sums [5] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
+        """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
         counts_NT = batch.labels_NT != IGNORED
         size = batch.tokens_NT.shape
         hidden = _hidden(self.student(batch.tokens_NT, batch.documents), size, "model")
         sides = [_Side(hidden[counts_NT], self.student.head_weight, self.student.shape.logit_softcap, None)]
         if self.teacher is not None and self.vocabulary is not None:
-            hidden = _hidden(self.teacher.hidden(batch.tokens_NT, batch.documents), size, "teacher")
+            if self.answers is not None:
+                found = self.answers(batch)
+            else:
+                found = self.teacher.hidden(batch.tokens_NT, batch.documents)
+            hidden = _hidden(found, size, "teacher")
             cap, n_real = self.teacher.shape.logit_softcap, self.vocabulary.n_real
             sides.append(_Side(hidden[counts_NT], self.teacher.head_weight, cap, n_real))
+            if (dropped := self.teacher.dropped_weight) is not None:
+                sides.append(_Side(hidden[counts_NT], dropped, cap, None))
         return _sums(sides, batch.labels_NT[counts_NT])
 
 
@@ -226,8 +251,11 @@ class _Running:
 
 
 def _sums(sides: list[_Side], labels_P: Tensor) -> Tensor:
-    """Sums [5] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy."""
-    total = torch.zeros(5, dtype=torch.float64, device=labels_P.device)
+    """Sums [6] over positions: cross entropy, hits, KL, agreement, the teacher's cross entropy, dropped mass.
+
+    The sides are the model, the teacher, and the rows that only the teacher has.
+    """
+    total = torch.zeros(_SUMS, dtype=torch.float64, device=labels_P.device)
     for start in range(0, len(labels_P), _POSITIONS):
         places = slice(start, start + _POSITIONS)
         total += _sums_of_some(sides, places, labels_P[places])
@@ -240,22 +268,26 @@ def _sums_of_some(sides: list[_Side], places: slice, labels_P: Tensor) -> Tensor
         logits = [side.logits(places, slice(first, min(first + _HEAD_ROWS, side.n_rows))) for side in sides]
         if logits[0].shape[1]:
             running[0].add(logits[0], first, labels_P)
-        if len(sides) == 2 and (width := logits[1].shape[1]):
+        if len(sides) > 1 and (width := logits[1].shape[1]):
             running[1].add(logits[1], first, labels_P, logits[1] - logits[0][:, :width])
+        if len(sides) > 2 and logits[2].shape[1]:
+            running[2].add(logits[2], first, labels_P)
     student = running[0]
     found = [student.log_sum - student.label, (student.top_id == labels_P).float()]
-    if len(sides) == 2:
+    if len(sides) > 1:
         teacher = running[1]
         kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum
         found += [kl, (student.top_id == teacher.top_id).float(), teacher.log_sum - teacher.label]
+    if len(sides) > 2:
+        found.append(torch.sigmoid(running[2].log_sum - running[1].log_sum))
     sums = torch.stack([values.double().sum() for values in found])
-    return functional.pad(sums, (0, 5 - len(found)))
+    return functional.pad(sums, (0, _SUMS - len(found)))
 
 
-def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool) -> Scores:
+def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
     if not count:
         raise RunError("the evaluation read no label, there is no score", hint="give longer held-out texts")
-    ce, accuracy, kl, agreement, teacher_ce = (value / count for value in sums)
+    ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
     if not all(map(math.isfinite, (ce, kl, teacher_ce))):
         raise RunError(
             f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
@@ -266,4 +298,5 @@ def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool) -
     scores = Scores(n_windows, count, ce, math.exp(ce), accuracy)
     if not with_teacher:
         return scores
-    return Scores(n_windows, count, ce, math.exp(ce), accuracy, max(kl, 0.0), agreement, teacher_ce)
+    mass = dropped if has_dropped else None
+    return Scores(n_windows, count, ce, math.exp(ce), accuracy, max(kl, 0.0), agreement, teacher_ce, mass)

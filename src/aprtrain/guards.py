@@ -23,6 +23,9 @@ from aprtrain.shape import Shape
 KL_FLOOR = 1e-3
 """Nats to the teacher at step 0 below which there is nothing to learn."""
 
+MOST_DROPPED = 1e-3
+"""Mean probability on held-out text that a teacher may give to tokens that its student has not."""
+
 _STALL_FACTOR = 20
 _STALL_LEAST_S = 120.0  # a new shape may have to be compiled
 
@@ -87,6 +90,25 @@ def check_teacher(teacher_ce: float, student_ce: float, n_tokens: int, *, allow_
             f"the teacher predicts the held-out data no better than the student: {teacher_ce:.3f} against "
             f"{student_ce:.3f} nats",
             hint="were they swapped? --allow-weaker-teacher goes on",
+        )
+
+
+def check_dropped(mass: float | None) -> None:
+    """Stops where the teacher's mean probability of tokens that the student has not is above MOST_DROPPED."""
+    if mass is not None and not mass <= MOST_DROPPED:
+        raise RunError(
+            f"the teacher gives {mass:.2%} of its probability to tokens that the student has not; at most "
+            f"{MOST_DROPPED:.1%} can be left out",
+            hint="distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote",
+        )
+
+
+def check_length(seq_len: int, who: str, positions: int | None) -> None:
+    """Refuses windows that are longer than the texts that a model was made for: it answers at random there."""
+    if positions is not None and seq_len > positions:
+        raise RefusedError(
+            f"windows of {seq_len} tokens are longer than the {positions} that the {who} was made for",
+            hint=f"give --seq-len {positions} or less",
         )
 
 
@@ -158,8 +180,10 @@ class Watchdog:
         """Times the block."""
         self._number += 1
         self._began = start = time.monotonic()
-        yield
-        self._began = None
+        try:
+            yield
+        finally:
+            self._began = None
         self._times.append(time.monotonic() - start)
 
     def _watch(self) -> None:

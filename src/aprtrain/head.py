@@ -29,7 +29,15 @@ from aprtrain.decoder import soft_cap
 from aprtrain.objective import Objective, dense
 from aprtrain.vocab import Vocabulary
 
-__all__ = ["HeadOut", "Softcaps", "distill_head", "head_bytes", "logit_weight"]
+__all__ = [
+    "HeadOut",
+    "Logits",
+    "Softcaps",
+    "distill_head",
+    "head_bytes",
+    "logit_weight",
+    "logit_weight_bytes",
+]
 
 Logits = Literal["fp16", "fp32"]
 _SHRINK = 1 / 16
@@ -140,6 +148,14 @@ def distill_head(
 def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
     """A frozen head as the kernel multiplies it: float16 for float16 logits, else unchanged."""
     return weight.half() if logits == "fp16" and weight.is_cuda and weight.dtype == torch.bfloat16 else weight
+
+
+def logit_weight_bytes(vocabulary: Vocabulary, d_teacher: int, logits: Logits, decoded: bool) -> int:
+    """Bytes of what `logit_weight` makes of a bf16 teacher's head on CUDA beside the head that is resident.
+
+    Float16 logits take a copy in float16; of a head that is `decoded` by every use, even bf16 is a copy.
+    """
+    return 2 * vocabulary.teacher_width * d_teacher if logits == "fp16" or decoded else 0
 
 
 def head_bytes(

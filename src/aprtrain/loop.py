@@ -16,25 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aprfmt.errors import RunError
+from aprfmt.errors import AprError, RunError
 from aprtrain import budget
 from aprtrain.batches import Batch, Batches
-from aprtrain.checkpoint import Host, snapshot
+from aprtrain.checkpoint import Host, copied
 from aprtrain.config import Config
 from aprtrain.decoder import Decoder
 from aprtrain.guards import Utilisation, Watchdog, nvml_reader
 from aprtrain.head import Softcaps, distill_head, logit_weight
 from aprtrain.metrics import Recorder
 from aprtrain.objective import Objective
-from aprtrain.optim import Optimizer
+from aprtrain.optim import Owner
 from aprtrain.saving import Moment, Saver
 from aprtrain.schedule import learning_rate
 from aprtrain.signals import Stop
 from aprtrain.teacher import Teacher
+from aprtrain.teacher_cache import Answers
 from aprtrain.vocab import Vocabulary
 from aprtrain.world import World
 
-_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "stop")
+_SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")
 _PEAK_STEP = 2  # after which the peak of memory is looked at
 
 
@@ -55,10 +56,11 @@ class Parts:
         lineage: what every checkpoint says of its origin.
         facts: what every state says of the run, for checks when it is resumed.
         on_stall: called from another thread when a step takes too long; ends the process.
+        answers: give the teacher's hidden states where they are kept in files.
     """
 
     student: Decoder
-    optimizer: Optimizer
+    optimizer: Owner
     teacher: Teacher | None
     vocabulary: Vocabulary | None
     batches: Batches
@@ -71,6 +73,7 @@ class Parts:
     lineage: Mapping[str, Any]
     facts: Mapping[str, Any]
     on_stall: Callable[[RunError], None]
+    answers: Answers | None = None
 
 
 @dataclass
@@ -102,6 +105,10 @@ class _Pending:
         return numbers
 
 
+class _NotFiniteError(Exception):
+    """The loss or the gradient of a step is not finite; its argument is the step's number."""
+
+
 class Trainer:
     """Runs steps from `progress.step` to the end, a signal or a failure.
 
@@ -121,6 +128,7 @@ class Trainer:
         self._teacher_head: Tensor | None = None
         self._pending: _Pending | None = None
         self._asked_to_stop = False
+        self._asked_to_save = False
         self._looked_at = time.monotonic()
         self._saved_at = time.monotonic()
         self._ready_before: torch.cuda.Event | None = None  # of the step before, where no pause followed it
@@ -137,11 +145,14 @@ class Trainer:
             watchdog = stack.enter_context(Watchdog(self._config.deadline, self._parts.on_stall))
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
-            while self.progress.step < self._config.stop and not self._is_stopped():
-                with watchdog.step():
-                    self._step()
-                self._after_step()
-            self._settle()
+            try:
+                while self.progress.step < self._config.stop and not self._is_stopped():
+                    with watchdog.step():
+                        self._step()
+                    self._after_step()
+                self._settle()
+            except _NotFiniteError as found:  # saved out here, where it may take its time
+                self._stop_for_nan(*found.args)
         if self._parts.saver is not None:
             self._parts.saver.wait()
 
@@ -151,12 +162,16 @@ class Trainer:
             self._utilisation = stack.enter_context(Utilisation(read, self._parts.recorder.say))
         elif self._on_gpu:
             self._parts.recorder.say(
-                "the GPU's utilisation is not watched: NVIDIA's management library is missing"
+                "the GPU's utilisation is not watched: NVIDIA's management library is missing or does not know it"
             )
 
     def _is_stopped(self) -> bool:
         """In a world of several processes all must stop after the same step, so they go by what was added up."""
         return self._asked_to_stop if self._world.size > 1 else bool(self._stop)
+
+    def _is_time_to_save(self) -> bool:
+        """By the clock, of which several processes have several: all of them save when the first says so."""
+        return 0 < self._config.save_minutes <= (time.monotonic() - self._saved_at) / 60
 
     # --- a step ---
 
@@ -177,12 +192,14 @@ class Trainer:
             progress.step, peak=config.lr, total=config.schedule_steps, warmup=config.warmup_steps,
             final=config.lr_final,
         )  # fmt: skip
-        parts.optimizer.grad.zero_()
+        parts.optimizer.clear()
         sums = torch.zeros(len(_SUMS), device=self._world.device)
         for batch in micro_batches:
-            sums[:-1] += self._pass(batch.to(self._world.device))
+            if batch is micro_batches[-1]:
+                parts.optimizer.send_when_complete()
+            sums[:-2] += self._pass(batch.to(self._world.device))
+        sums[-2] += float(self._world.is_first and self._is_time_to_save())
         sums[-1] += float(bool(self._stop))
-        self._world.add_up(parts.optimizer.grad)
         self._world.add_up(sums)
         norm = parts.optimizer.step(lr, sums[0])
         values = torch.cat([sums, norm.reshape(1)])
@@ -201,7 +218,10 @@ class Trainer:
         config, parts = self._config, self._parts
         hidden, head = None, None
         if parts.teacher is not None:
-            hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+            if parts.answers is not None:
+                hidden = parts.answers(batch).flatten(0, 1)
+            else:
+                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
             head = self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(
@@ -214,14 +234,12 @@ class Trainer:
         return torch.stack([value.detach().float() for value in out])
 
     def _head_of(self, teacher: Teacher) -> Tensor:
-        """The teacher's head, kept where it is no copy that should be let go of."""
-        if teacher.residency == "q4k":
-            return teacher.head_weight
-        if self._teacher_head is None:
-            self._teacher_head = logit_weight(
-                teacher.head_weight, "fp32" if self._config.logits == "fp32" else "fp16"
-            )
-        return self._teacher_head
+        """The teacher's head as the loss takes it, kept where it is not decoded again by every use."""
+        head = self._teacher_head
+        if head is None:
+            head = logit_weight(teacher.head_weight, "fp32" if self._config.logits == "fp32" else "fp16")
+            self._teacher_head = head if teacher.residency != "q4k" else None
+        return head
 
     # --- what a step said ---
 
@@ -233,14 +251,14 @@ class Trainer:
         numbers = pending.read()
         seconds = self._seconds(pending.ready)
         self.step_seconds.append(seconds)
-        self._asked_to_stop = numbers[len(_SUMS) - 1] > 0
+        self._asked_to_save, self._asked_to_stop = (number > 0 for number in numbers[len(_SUMS) - 2 : -1])
         values = self._values(pending, dict(zip((*_SUMS, "grad_norm"), numbers, strict=True)), seconds)
         self.latest = values
         logged = pending.step % self._config.log_every == 0 or pending.step in (1, self._config.stop)
         if self._world.is_first:
             self._parts.recorder.step(values, is_logged=logged, total=self._config.stop)
         if not all(abs(values[name]) < float("inf") for name in ("loss", "grad_norm")):
-            self._stop_for_nan(pending.step)
+            raise _NotFiniteError(pending.step)
 
     def _seconds(self, ready: torch.cuda.Event | None) -> float:
         """How long the step took that was looked at just now, from the end of the step or pause before it.
@@ -257,6 +275,7 @@ class Trainer:
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> dict[str, Any]:
         config, parts = self._config, self._parts
         n = pending.n_valid
+        flops = parts.flops.without_trunk if parts.answers and parts.answers.is_read else parts.flops
         rate = config.tokens_per_step / max(seconds, 1e-9)
         values: dict[str, Any] = {
             "step": pending.step,
@@ -269,24 +288,23 @@ class Trainer:
             "seconds": seconds,
             "tokens_per_s": rate,
             "eta_s": (config.stop - pending.step) * seconds,
-            "student_tflops": rate * parts.flops.student / 1e12,
+            "student_tflops": rate * flops.student / 1e12,
             "mfu": None,
             "utilisation": self._utilisation.latest if self._utilisation else None,
             "memory_bytes": torch.cuda.max_memory_allocated(self._world.device) if self._on_gpu else None,
         }
         if parts.teacher is not None:
             values |= {name: sums[name] / n for name in ("kl", "kl1", "agreement", "teacher_entropy")}
-            values["teacher_tflops"] = rate * parts.flops.teacher / 1e12
+            values["teacher_tflops"] = rate * flops.teacher / 1e12
         if self._on_gpu:
             peak = budget.peak_flops(torch.cuda.get_device_name(self._world.device))
-            values["mfu"] = peak and rate * parts.flops.total / self._world.size / peak
+            values["mfu"] = peak and rate * flops.total / self._world.size / peak
         return values
 
     def _stop_for_nan(self, step: int) -> None:
-        self._save(self._score())
-        if self._parts.saver is not None:
-            self._parts.saver.wait()
-        where = f"the weights before it are saved in {self._parts.saver.folder}" if self._parts.saver else ""
+        self.save_now()
+        self._world.barrier()  # the first process that ends with an error takes the others with it
+        where = f"the weights without it are saved in {self._parts.saver.folder}" if self._parts.saver else ""
         raise RunError(
             f"the loss or the gradient of step {step} is not finite; {where or 'nothing was saved'}",
             hint="go on with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
@@ -296,25 +314,19 @@ class Trainer:
 
     def _after_step(self) -> None:
         config, step = self._config, self.progress.step
-        if (
-            self._on_gpu
-            and not self._peak_checked
-            and len(self.step_seconds) >= _PEAK_STEP
-            and self._parts.plan
-        ):
+        if self._parts.plan and not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
             self._peak_checked = True
             budget.check_peak(self._parts.plan, torch.cuda.max_memory_allocated(self._world.device))
         if step >= config.stop:
             return  # the end evaluates and saves
-        minutes = (time.monotonic() - self._saved_at) / 60
-        due = bool(config.save_every) and step % config.save_every == 0
-        due = due or 0 < config.save_minutes <= minutes
-        if due and self._parts.saver is not None:
+        is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
+        saves = bool(is_due) and config.smoke is None
+        if saves or (config.eval_every and step % config.eval_every == 0):
             self._pause()
-            self._save(self.evaluate())
-        elif config.eval_every and step % config.eval_every == 0:
-            self._pause()
-            self.evaluate()
+            scores = self.evaluate()
+            if saves:
+                self._save(scores)
+            self._world.barrier()  # out here, where the others may wait as long as it takes
         self._looked_at = time.monotonic() if self._pending is None else self._looked_at
 
     def _pause(self) -> None:
@@ -325,17 +337,19 @@ class Trainer:
             self._utilisation.wanted.clear()
 
     def evaluate(self) -> dict[str, Any]:
-        """Scores of now; recorded, and said. Other processes than the first give {}."""
-        if not self._world.is_first or self._config.smoke is not None:
+        """Scores of now; recorded, and said. Other processes than the first give {} where they are not needed."""
+        is_needed = self._world.is_first or self._parts.optimizer.is_spread
+        if not is_needed or self._config.smoke is not None:
             return {}
-        scores = {"step": self.progress.step, **self._parts.evaluate()}
+        try:
+            scores = {"step": self.progress.step, **self._parts.evaluate()}
+        except AprError:
+            if self.progress.step and self._world.size == 1:  # of several, all would have to take part
+                self.save_now()  # the weights are worth more than their score
+            raise
         self.progress.evaluations.append(scores)
         self._parts.recorder.record("evaluation", scores)
-        words = [
-            f"{name} {value:.4f}"
-            for name, value in scores.items()
-            if isinstance(value, float) and name != "best"
-        ]
+        words = [f"{k} {v:.4f}" for k, v in scores.items() if isinstance(v, float) and k != "best"]
         self._parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
         return scores
 
@@ -346,9 +360,11 @@ class Trainer:
 
     def _save(self, scores: dict[str, Any]) -> None:
         """Begins to write a checkpoint of now."""
+        moment = self.moment(scores)
         if self._parts.saver is not None:
-            self._parts.saver.begin(self.moment(scores))
+            self._parts.saver.begin(moment)
         self._saved_at = time.monotonic()
+        self._asked_to_save = False
 
     def save_now(self) -> None:
         """A checkpoint of now, waited for."""
@@ -357,17 +373,16 @@ class Trainer:
             self._parts.saver.wait()
 
     def moment(self, scores: Mapping[str, Any]) -> Moment:
-        """A copy of the live state, once the one before is written."""
+        """A copy of the live state, once the one before is written; all processes take part, the first keeps it."""
         if self._parts.saver is not None:
             self._parts.saver.wait()
         score = scores.get("best")
         is_best = score is not None and (self.progress.best is None or score < self.progress.best)
         if is_best:
             self.progress.best = score
-        with self._parts.optimizer.masters():
-            weights = snapshot(self._parts.student.hf_tensors(), self._config.save_dtype, self._host)
-        state = {n: self._host.copy(n, tensor) for n, tensor in self._parts.optimizer.state().items()}
-        self._host.wait()
+        parts, dtype = self._parts, self._config.save_dtype
+        keeps = parts.saver is not None
+        weights, state = copied(parts.optimizer, parts.student.shape, dtype, self._host, keeps=keeps)
         state["rng"] = torch.get_rng_state()
         progress = vars(self.progress) | {"evaluations": list(self.progress.evaluations)}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
@@ -375,7 +390,6 @@ class Trainer:
             **self._parts.facts,
             "progress": progress,
             "cursor": self._parts.batches.cursor,
-            "layout": self._parts.optimizer.layout(),
         }
         return Moment(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from aprfmt.convert import provenance
 from aprfmt.convert.provenance import Provenance
@@ -15,14 +16,16 @@ from aprfmt.errors import RefusedError
 from aprtrain.batches import batch_of
 from aprtrain.checkpoint import Identity
 from aprtrain.config import Config
-from aprtrain.decoder import Decoder
-from aprtrain.guards import check_distinct
-from aprtrain.optim import Optimizer
+from aprtrain.decoder import Decoder, hf_parts
+from aprtrain.guards import check_distinct, check_length
+from aprtrain.optim import Optimizer, Owner, Settings
 from aprtrain.packing import Windows
+from aprtrain.sharded import SpreadOptimizer, spread
 from aprtrain.student import fresh_student, make_student
 from aprtrain.teacher import Teacher
 from aprtrain.vocab import Vocabulary, align
-from aprtrain.weights import Network, fill, fingerprint, open_network
+from aprtrain.weights import Network, fill, fingerprint, open_network, refuse_zeros
+from aprtrain.world import World
 
 _EDGE_BYTES = 1 << 16
 _GATE_TOKENS = 4096  # that an fp8 teacher is compared with bf16 on
@@ -55,12 +58,18 @@ class Pair:
 def opened(command: str, config: Config) -> Iterator[Pair]:
     """The models that `config` names. Raises what opening and pairing them raises, each within seconds."""
     with ExitStack() as stack:
-        yield _pretrained(config, stack) if command == "pretrain" else _distilled(config, stack)
+        pair = _pretrained(config, stack) if command == "pretrain" else _distilled(config, stack)
+        for who, network in (("teacher", pair.teacher), ("student", pair.student)):
+            if network is not None:
+                check_length(config.seq_len, who, network.hparams.max_position_embeddings)
+        yield pair
 
 
 def _open(path: str | None, stack: ExitStack) -> Network:
     assert path is not None
-    return stack.enter_context(open_network(path))
+    network = stack.enter_context(open_network(path))
+    refuse_zeros(network)
+    return network
 
 
 def _distilled(config: Config, stack: ExitStack) -> Pair:
@@ -70,9 +79,8 @@ def _distilled(config: Config, stack: ExitStack) -> Pair:
     else:
         assert config.student_init is not None
         made, student = make_student(teacher, config.student_init, seed=config.seed)
-    vocabulary = align(
-        teacher.tokenizer, student.tokenizer, teacher.shape.vocab_rows, student.shape.vocab_rows
-    )
+    rows = teacher.shape.vocab_rows, student.shape.vocab_rows
+    vocabulary = align(teacher.tokenizer, student.tokenizer, *rows, config.vocab_policy)
     check_distinct(
         teacher.shape,
         student.shape,
@@ -124,35 +132,40 @@ def quick_print(network: Network) -> str:
     return digest.hexdigest()
 
 
-def load_student(config: Config, pair: Pair, device: torch.device) -> tuple[Decoder, Optimizer]:
-    """The student on `device` and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
-    decoder = Decoder(pair.student.shape, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
+def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Owner]:
+    """The student on the device and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
+    shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
+    settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
+    decoder: Decoder
+    optimizer: Owner
+    if config.shard == "weights":
+        decoder = spread(shape, dtype, world)
+        optimizer = SpreadOptimizer(decoder, settings, world)
+    else:
+        decoder = Decoder(shape, dtype, world.device)
+        optimizer = Optimizer(decoder, settings, world)
     decoder.recompute = config.recompute
-    optimizer = Optimizer(
-        decoder.named_parameters(),
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        clip=config.clip,
-    )
     made = pair.made.hf_tensors() if pair.made is not None else {}
-    with optimizer.masters():
-        for name, target in decoder.hf_tensors().items():
+
+    def write(parameter: str, whole: Tensor) -> None:
+        for name, target in hf_parts(shape, parameter, whole):
             if pair.made is not None:
                 target.copy_(made[name])
             else:
                 fill(pair.student, name, target)
-    optimizer.publish()
-    if is_compiled(config, device):
-        decoder.compile_blocks()
+
+    optimizer.take("master", write)
+    if is_compiled(config, world.device):
+        decoder.compile_blocks(hooked=optimizer.is_spread)
     return decoder, optimizer
 
 
-def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.device) -> Teacher | None:
-    """The teacher on `device`; bfloat16, but float32 for a bf16 teacher on the CPU."""
+def load_teacher(
+    config: Config, pair: Pair, held_out: Windows, device: torch.device, *, trunk: bool = True
+) -> Teacher | None:
+    """The teacher on `device`, or without `trunk` its head; bfloat16, but float32 for a bf16 one on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
-    plain = device.type == "cpu" and config.teacher_residency == "bf16"
     sample = None
     if config.teacher_residency == "fp8":
         count = max(1, min(len(held_out), _GATE_TOKENS // config.seq_len))
@@ -162,10 +175,17 @@ def load_teacher(config: Config, pair: Pair, held_out: Windows, device: torch.de
         pair.vocabulary,
         config.teacher_residency,
         device,
-        dtype=torch.float32 if plain else torch.bfloat16,
+        dtype=teacher_dtype(config, device),
         sample_NT=sample,
         compiled=is_compiled(config, device),
+        trunk=trunk,
     )
+
+
+def teacher_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """In what the teacher computes."""
+    plain = device.type == "cpu" and config.teacher_residency == "bf16"
+    return torch.float32 if plain else torch.bfloat16
 
 
 def is_compiled(config: Config, device: torch.device) -> bool:

@@ -1,8 +1,16 @@
-"""AdamW over all parameters laid end to end, so that every pass over them is one kernel.
+"""AdamW over all parameters laid end to end, so that every pass over them is one kernel; of several processes each
+updates its part.
 
-Flat float32 buffers of P elements each: master weights, mean, square, gradient; and, where the network computes in
-another dtype, a compute copy, whose slices are the parameters themselves. Matrices stand first, since only they
-decay. Each slice begins at a multiple of 64 elements.
+Flat buffers of P elements each: the float32 gradient and, in the network's dtype, the compute copy, whose slices
+are the parameters themselves. Matrices stand first, since only they decay. Each slice begins at a multiple of 64
+elements.
+
+The buffers are a row of buckets. Of n processes each owns an n-th of every bucket: there, and nowhere else, it holds
+float32 master weights, mean and square. An update sums the gradient of each n-th in its owner (reduce-scatter), moves
+the weights there, and puts the compute copy together again (all-gather). That is an n-th of the states and of the
+work, for at most the traffic of summing the gradient everywhere (Rajbhandari et al., ZeRO, 2020, stage 1). Buckets
+are sent while the last backward pass of the update is still busy with the layers below them, and weights arrive while
+others compute: the network waits for them when it is called.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
     w = w - lr (decay w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))      (Loshchilov and Hutter, 2019)
@@ -10,17 +18,146 @@ decay. Each slice begins at a multiple of 64 elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import prod
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from aprfmt.errors import RefusedError
+from aprtrain.world import World
+
+KINDS = ("master", "mean", "square")
+"""What an optimizer holds of a parameter, each float32 and in its shape."""
 
 _ALIGNMENT = 64
+_BUCKET = 1 << 25
+"""Elements from which on a bucket is closed: enough for the full rate of a link, few enough to begin early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of AdamW; `clip` is the largest norm of the gradient, 0 for none."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+class Adam:
+    """Moments of some float32 tensors, and their update, which happens in one kernel."""
+
+    def __init__(self, weights: Sequence[Tensor], decays: Sequence[bool], settings: Settings) -> None:
+        """`decays` says which of the weights decay."""
+        self._settings = settings
+        self._decays = decays
+        self.mean = [torch.zeros_like(w) for w in weights]
+        self.square = [torch.zeros_like(w) for w in weights]
+        self._counts = [torch.zeros((), device=w.device) for w in weights]
+
+    @property
+    def count(self) -> Tensor:
+        """Updates so far, float32 of shape []."""
+        return self._counts[0]
+
+    def set_count(self, count: Tensor) -> None:
+        """Goes on from `count` updates."""
+        for own in self._counts:
+            own.copy_(count)
+
+    def update(
+        self, weights: Sequence[Tensor], grads: Sequence[Tensor], lr: float, norm: Tensor, loss: Tensor | None
+    ) -> None:
+        """One update, of which nothing happens where the norm or the loss is not finite; the host does not wait.
+
+        `norm` is that of the whole gradient. Changes `grads`.
+        """
+        s = self._settings
+        finite = torch.isfinite(norm) if loss is None else torch.isfinite(norm) & torch.isfinite(loss)
+        # The fused kernel skips the update by the one and divides by the other.
+        skip = (~finite).to(torch.float32)
+        scale = (norm / s.clip).clamp(min=1.0) if s.clip else None
+        for decays in (True, False):
+            some = [i for i, own in enumerate(self._decays) if own is decays and weights[i].numel()]
+            if some:
+                adamw(
+                    [weights[i] for i in some], [grads[i] for i in some], [self.mean[i] for i in some],
+                    [self.square[i] for i in some], [], [self._counts[i] for i in some], fused=True,
+                    grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False, lr=lr, eps=s.eps,
+                    beta1=s.betas[0], beta2=s.betas[1], weight_decay=s.weight_decay if decays else 0.0,
+                )  # fmt: skip
+
+
+class Owner(Protocol):
+    """Who owns the float32 weights of a network, their moments and their gradient.
+
+    Where there are several processes, all of them call each method at the same time.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    adam: Adam
+    is_spread: bool
+    """Whether the network itself is divided, so that no process can run it alone."""
+
+    def clear(self) -> None:
+        """Makes the gradient zero."""
+
+    def grad_of(self, name: str) -> Tensor:
+        """The float32 gradient of a parameter, in its shape: what forms its gradient itself adds to it."""
+
+    def send_when_complete(self) -> None:
+        """Says that the next backward pass is the last one of the update."""
+
+    def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
+        """One update; gives the norm of the gradient before clipping, on the device.
+
+        The gradient is summed over all processes. Where its norm or the loss is not finite, nothing changes.
+        """
+
+    def whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of every parameter, for one of KINDS; on the device, good until the next is asked for.
+
+        Spoils the gradient.
+        """
+
+    def take(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
+        """Lets `write` fill the values of every parameter, given its name and a tensor on the device.
+
+        Spoils the gradient.
+        """
+
+
+def states(owner: Owner) -> Iterator[tuple[str, Tensor]]:
+    """What an exact continuation needs, the same whatever the number of processes: "master.NAME" and so on, "step".
+
+    Each tensor is good until the next is asked for.
+    """
+    for kind in KINDS:
+        for name, tensor in owner.whole(kind):
+            yield f"{kind}.{name}", tensor
+    yield "step", owner.adam.count
+
+
+def load_states(owner: Owner, state: Mapping[str, Tensor]) -> None:
+    """Takes over what `states` gave, beside which "rng" may stand. Raises RefusedError if it is another network's."""
+    wanted = {f"{kind}.{name}" for kind in KINDS for name in owner.shapes} | {"step"}
+    if wanted != set(state) - {"rng"}:
+        raise RefusedError("the saved optimizer state is of another network")
+    for kind in KINDS:
+        owner.take(kind, partial(_read, state, kind))
+    owner.adam.set_count(state["step"])
+
+
+def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
+    saved = state[f"{kind}.{name}"]
+    if saved.shape != target.shape:
+        raise RefusedError("the saved optimizer state is of another network", tensor=name)
+    target.copy_(saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,69 +170,85 @@ class Slice:
 
     def of(self, flat_P: Tensor) -> Tensor:
         """Its view of a buffer."""
-        n = 1
-        for dim in self.shape:
-            n *= dim
-        return flat_P[self.start : self.start + n].view(self.shape)
+        return flat_P[self.start : self.start + prod(self.shape)].view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A stretch of the flat buffers: whole parameters, all with weight decay or all without."""
+
+    start: int
+    stop: int
+    decays: bool
+    names: frozenset[str]
+
+    def of(self, flat_P: Tensor) -> Tensor:
+        """Its view of a buffer."""
+        return flat_P[self.start : self.stop]
+
+    def own(self, flat_P: Tensor, world: World) -> Tensor:
+        """The part of it that this process owns."""
+        return world.part(self.of(flat_P))
 
 
 class Optimizer:
-    """Owns master weights, moments and gradients of a network's parameters; the parameters become views of it.
+    """An Owner whose network is whole in every process; its parameters become views of the compute copy.
 
     Gradients that autograd forms are added to the float32 buffer as soon as each is complete and are not kept
-    beside it. What forms its gradient itself adds to `grad_of(name)`.
+    beside it.
     """
+
+    is_spread = False
 
     def __init__(
         self,
-        parameters: Iterable[tuple[str, torch.nn.Parameter]],
-        *,
-        betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        clip: float = 1.0,
+        network: torch.nn.Module,
+        settings: Settings = Settings(),
+        world: World | None = None,
     ) -> None:
-        """The network computes in the dtype of its parameters from now on.
-
-        `parameters` are those of named_parameters(); `clip` is the largest norm of the gradient, 0 for none.
-        """
-        self._parameters = dict(parameters)
-        matrices = {name: p for name, p in self._parameters.items() if p.dim() > 1}
-        vectors = {name: p for name, p in self._parameters.items() if p.dim() <= 1}
+        """The network computes in the dtype of its parameters from now on."""
+        self._parameters = dict(network.named_parameters())
+        self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
         first = next(iter(self._parameters.values()))
-        self.slices, end = _laid_out({**matrices, **vectors})
-        n_matrices = next((s.start for s in self.slices.values() if s.name in vectors), end)
-        self.master = torch.zeros(end, dtype=torch.float32, device=first.device)
-        self.grad = torch.zeros_like(self.master)
-        self._compute = (
-            self.master if first.dtype == torch.float32 else torch.zeros_like(self.master, dtype=first.dtype)
-        )
-        self._clip = clip
+        self._world = world or World(first.device)
+        self.slices, self._buckets = _laid_out(self.shapes, self._world.size)
+        end = self._buckets[-1].stop
+        self.grad = torch.zeros(end, dtype=torch.float32, device=first.device)
+        self._compute = torch.zeros_like(self.grad, dtype=first.dtype)
+        is_one = self._world.size == 1 and first.dtype == torch.float32
+        self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
+        self._masters = self._pieces(self.master)
+        self._arriving: list[Any] = []
+        self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
+        self.take("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         for name, slice in self.slices.items():
-            slice.of(self.master).copy_(self._parameters[name].detach())
-        self._compute.copy_(self.master)
-        self._point_at(self._compute)
+            self._parameters[name].data = slice.of(self._compute)
         own: dict[str, Any] = self._parameters
         self._hooks = [p.register_post_accumulate_grad_hook(self._adder(name)) for name, p in own.items()]
-        self._groups = [(0, n_matrices, weight_decay), (n_matrices, end, 0.0)]
-        flats = [
-            {"params": [self._flat(start, stop)], "weight_decay": decay}
-            for start, stop, decay in self._groups
-            if stop > start
-        ]
-        self._adamw = torch.optim.AdamW(flats, lr=0.0, betas=betas, eps=eps, fused=True)
-        for group in self._adamw.param_groups:
-            for p in group["params"]:
-                self._adamw.state[p] = {
-                    "step": torch.zeros((), device=p.device),
-                    "exp_avg": torch.zeros_like(p),
-                    "exp_avg_sq": torch.zeros_like(p),
-                }
+        if self._world.size > 1:
+            network.register_forward_pre_hook(lambda *_: _wait(self._arriving))
+        self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
+        self._awaited: set[str] | None = None
+        self._unsent: list[Bucket] = []
+        self._sending: list[Any] = []
+        self.clear()
 
-    def _flat(self, start: int, stop: int) -> Tensor:
-        flat = self.master[start:stop].detach().requires_grad_()
-        flat.grad = self.grad[start:stop]
-        return flat
+    def _pieces(self, flat: Tensor) -> list[Tensor]:
+        """What this process owns, bucket by bucket, of a buffer that holds nothing else."""
+        return list(torch.split(flat, [(b.stop - b.start) // self._world.size for b in self._buckets]))
+
+    # --- the gradient ---
+
+    def clear(self) -> None:
+        """Makes the gradient zero."""
+        self.grad.zero_()
+        self._awaited = None
+        # The last layer's is complete first; norms and biases, the last bucket, are so with the first layer's.
+        self._unsent = sorted(self._buckets, key=lambda b: b.decays) if self._world.size > 1 else []
+
+    def grad_of(self, name: str) -> Tensor:
+        """The float32 gradient of a parameter, in its shape."""
+        return self.slices[name].of(self.grad)
 
     def _adder(self, name: str) -> Any:
         total = self.grad_of(name)
@@ -104,80 +257,106 @@ class Optimizer:
             if parameter.grad is not None:
                 total.add_(parameter.grad)
                 parameter.grad = None
+            self._formed.add(name)
+            if self._awaited is not None:
+                self._awaited.discard(name)
+                self._send(self._awaited)
 
         return add
 
-    def _point_at(self, flat_P: Tensor) -> None:
-        for name, slice in self.slices.items():
-            self._parameters[name].data = slice.of(flat_P)
+    def send_when_complete(self) -> None:
+        """Says that the next backward pass is the last one of the update."""
+        # All processes send in the same order, which makes the sums meet whatever the order of the hooks.
+        self._awaited = set(self._formed) if self._formed else None
 
-    def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter, in its shape."""
-        return self.slices[name].of(self.grad)
+    def _send(self, awaited: set[str]) -> None:
+        """Begins to sum the buckets of which no gradient is awaited, up to the first of which one is."""
+        while self._unsent and awaited.isdisjoint(self._unsent[-1].names):
+            self._sending.append(self._world.sum_parts(self._unsent.pop().of(self.grad)))
 
+    # --- the update ---
+
+    @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device.
-
-        Where that norm or the loss is not finite, nothing changes. The gradient is not cleared.
-        """
-        norm: Tensor = torch.linalg.vector_norm(self.grad)
-        finite = torch.isfinite(norm) if loss is None else torch.isfinite(norm) & torch.isfinite(loss)
-        found: Any = self._adamw  # the fused kernel skips the update by the one and divides by the other
-        found.found_inf = (~finite).to(torch.float32)
-        found.grad_scale = (norm / self._clip).clamp(min=1.0) if self._clip else None
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._adamw.step()
-        if self._compute is not self.master:
-            self._compute.copy_(self.master)
+        """One update; gives the norm of the gradient before clipping, on the device. See Owner."""
+        self._send(set())
+        _wait(self._sending)
+        grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
+        norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads])
+        norm = joint_norm(torch.linalg.vector_norm(norms), self._world)
+        self.adam.update(self._masters, grads, lr, norm, loss)
+        self._publish()
         return norm
 
-    @contextmanager
-    def masters(self) -> Iterator[None]:
-        """While the block runs the network's parameters are the float32 weights."""
-        self._point_at(self.master)
-        try:
-            yield
-        finally:
-            self._point_at(self._compute)
-
-    def publish(self) -> None:
-        """Gives the network the float32 weights as they are now, after they were written in `masters`."""
-        self._compute.copy_(self.master)
-
-    # --- state ---
-
-    def state(self) -> dict[str, Tensor]:
-        """What an exact continuation needs, as views: master, mean and square of P elements, the step counts."""
-        states = [self._adamw.state[p] for group in self._adamw.param_groups for p in group["params"]]
-        return {
-            "master": self.master,
-            "step": torch.stack([s["step"] for s in states]),
-            **{f"mean.{i}": s["exp_avg"] for i, s in enumerate(states)},
-            **{f"square.{i}": s["exp_avg_sq"] for i, s in enumerate(states)},
-        }
-
-    def layout(self) -> list[list[Any]]:
-        """Names, starts and shapes of the slices, as JSON data."""
-        return [[s.name, s.start, list(s.shape)] for s in self.slices.values()]
-
-    def load(self, state: Mapping[str, Tensor], layout: list[list[Any]]) -> None:
-        """Takes over what `state` and `layout` gave. Raises RefusedError where they are of another network."""
-        if layout != self.layout():
-            raise RefusedError("the saved optimizer state is of another network")
-        with torch.no_grad():
-            for name, tensor in self.state().items():
-                if name != "step":
-                    tensor.copy_(state[name])
-            states = [self._adamw.state[p] for group in self._adamw.param_groups for p in group["params"]]
-            for own, saved in zip(states, state["step"], strict=True):
-                own["step"].copy_(saved)
+    def _publish(self) -> None:
+        """Gives the network the master weights as they are now."""
+        if self._world.size > 1:
+            _wait(self._arriving)
+            self._arriving = self._gathering(self._masters, self._compute)
+        elif self._compute is not self.master:
             self._compute.copy_(self.master)
 
+    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Any]:
+        """Begins to bring together what each process owns."""
+        works = list[Any]()
+        for bucket, piece in zip(self._buckets, pieces, strict=True):
+            bucket.own(whole_P, self._world).copy_(piece)
+            if self._world.size > 1:
+                works.append(self._world.gather_parts(bucket.of(whole_P)))
+        return works
 
-def _laid_out(parameters: Mapping[str, torch.nn.Parameter]) -> tuple[dict[str, Slice], int]:
-    slices, position = {}, 0
-    for name, p in parameters.items():
-        slices[name] = Slice(name, position, tuple(p.shape))
-        position += p.numel() + -p.numel() % _ALIGNMENT
-    return slices, position
+    # --- values ---
+
+    def _of(self, kind: str) -> list[Tensor]:
+        return {"master": self._masters, "mean": self.adam.mean, "square": self.adam.square}[kind]
+
+    @torch.no_grad()
+    def whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of every parameter, for one of KINDS. See Owner."""
+        _wait(self._gathering(self._of(kind), self.grad))
+        for name, slice in self.slices.items():
+            yield name, slice.of(self.grad)
+
+    @torch.no_grad()
+    def take(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
+        """Lets `write` fill the values of every parameter. See Owner."""
+        for name, slice in self.slices.items():
+            write(name, slice.of(self.grad))
+        for bucket, piece in zip(self._buckets, self._of(kind), strict=True):
+            piece.copy_(bucket.own(self.grad, self._world))
+        if kind == "master":
+            self._publish()
+
+
+def _wait(works: list[Any]) -> None:
+    """Until all of what was begun is done, on a GPU without the host; then the list is empty."""
+    while works:
+        works.pop().wait()
+
+
+def joint_norm(own: Tensor, world: World) -> Tensor:
+    """The Euclidean norm of a gradient, from that of the part that each process has; the same bits everywhere."""
+    square = own.square()
+    world.add_up(square)
+    return square.sqrt()
+
+
+def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, Slice], list[Bucket]]:
+    """Slices and buckets for n processes; without others nothing is sent, and two buckets do."""
+    slices, buckets, end = dict[str, Slice](), list[Bucket](), 0
+    for decays in (True, False):
+        start, names = end, list[str]()
+        some = [name for name, shape in shapes.items() if (len(shape) > 1) is decays]
+        for name in some:
+            slices[name] = Slice(name, end, shapes[name])
+            names.append(name)
+            end += _up(prod(shapes[name]), _ALIGNMENT)
+            if name == some[-1] or (n > 1 and end - start >= _BUCKET):
+                end = start + _up(end - start, _ALIGNMENT * n)
+                buckets.append(Bucket(start, end, decays, frozenset(names)))
+                start, names = end, []
+    return slices, buckets
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

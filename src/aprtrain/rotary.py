@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aprfmt.arch import rope_math
 from aprfmt.arch.fields import as_float
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import UnsupportedError
 
 

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor
 
-import aprfmt
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprtrain import budget, checkpoint, guards
 from aprtrain.batches import Batches
-from aprtrain.config import Config, changed_fields, settled, what_fields
+from aprtrain.config import Config, changed_fields, command_fields, settled
 from aprtrain.corpus import prepare
 from aprtrain.course import Course
 from aprtrain.decoder import Decoder
 from aprtrain.evaluate import evaluate
-from aprtrain.head import head_bytes
 from aprtrain.loop import Parts, Progress
 from aprtrain.metrics import Recorder
-from aprtrain.models import Pair, is_compiled, load_student, load_teacher, opened, quick_print
+from aprtrain.models import Pair, load_student, load_teacher, opened
 from aprtrain.objective import Kind, Objective
-from aprtrain.optim import Optimizer
+from aprtrain.optim import Owner, load_states
 from aprtrain.packing import Windows, check_windows
-from aprtrain.saving import Saver, prepare_folder
+from aprtrain.planning import check_sharding, flops_of, memory_plan, origin_of
+from aprtrain.saving import Saver, clear, held, prepare_folder
 from aprtrain.shards import Corpus
-from aprtrain.teacher import Teacher, planned_bytes
+from aprtrain.teacher import Teacher
+from aprtrain.teacher_cache import Answers, check_folder, open_cache
 from aprtrain.vocab import Vocabulary
-from aprtrain.world import World, joined
+from aprtrain.world import World, joined, planned_size
 
-SCHEMA = "aprtrain.run/1"
 _TOKENS = "tokens"
-_ASSUMED_FLOPS = 400e12
-"""What a plan's time goes by: half of an H200's published rate is rarely missed by far."""
+_LOST = ("gloo", "NCCL", "peer")
+"""Words in what torch.distributed raises where another process is gone."""
 
 
 def run(
@@ -61,6 +59,7 @@ def run(
             if config.deterministic:
                 stack.enter_context(guards.deterministic())
             world = stack.enter_context(joined(config.device))
+            check_sharding(config, world.size)
             recorder = _recorder(config, world, stream)
             for line in lines:
                 recorder.say(line)
@@ -71,15 +70,21 @@ def run(
         raise RunError(
             "the GPU has no memory left", hint="try a smaller --micro-tokens, --recompute block; see --plan"
         ) from error
+    except RuntimeError as error:
+        if planned_size() == 1 or not any(word in str(error) for word in _LOST):
+            raise
+        raise RunError(
+            "the connection to the other processes broke",
+            hint="one of them ended: its own message says why",
+        ) from error
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """Where a run lives; the step it goes on from, with that step's state and facts."""
+    """Where a run lives; the step it goes on from, and the facts that its state has."""
 
     path: Path
     resumed: int | None
-    state: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -92,21 +97,26 @@ def _train(
     pair: Pair,
     on_stall: Callable[[RunError], None],
 ) -> dict[str, Any]:
-    corpus = _corpus(config, world, folder.path, pair, recorder)
+    check_folder(config)
+    corpus = _corpus(config, world, folder, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows)
     config, batches = _settled(config, windows, world, recorder, int(folder.facts.get("cursor", 0)))
-    origin = _origin(command, config, pair, corpus)
+    origin = origin_of(command, config, pair, corpus)
     if folder.resumed is not None:
         _check_resumed(config, folder.facts, origin, folder.resumed)
-    plan = memory_plan(config, pair, world.device)
+    cache = open_cache(config, pair, corpus, (windows, held_out), batches, world.device, recorder.say)
+    trunk = cache is None or cache.missing > 0
+    plan = memory_plan(config, pair, world.device, trunk=trunk, processes=world.size)
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         budget.check_fits(plan, torch.cuda.get_device_properties(world.device).total_memory)
-    student, optimizer = load_student(config, pair, world.device)
-    teacher = load_teacher(config, pair, held_out, world.device)
+    student, optimizer = load_student(config, pair, world)
+    load = partial(load_teacher, config, pair, held_out, world.device)
+    teacher = load(trunk=trunk)
     _check_devices(student, teacher, world)
+    answers = cache.connect(teacher, load) if cache is not None and teacher is not None else {}
     parts = Parts(
         student=student,
         optimizer=optimizer,
@@ -114,33 +124,39 @@ def _train(
         vocabulary=pair.vocabulary,
         batches=batches,
         objective=_objective(config, teacher),
-        evaluate=_evaluation(config, student, teacher, pair.vocabulary, held_out, world),
+        evaluate=_evaluation(
+            config, student, teacher, pair.vocabulary, held_out, world, answers.get("held_out")
+        ),
         saver=_saver(config, world, folder.path, pair, recorder),
         recorder=recorder,
         plan=plan if on_gpu else [],
-        flops=_flops(config, pair),
+        flops=flops_of(config, pair),
         lineage=origin,
         facts={"origin": origin, "config": config.resolved(), "digest": config.digest()},
         on_stall=on_stall,
+        answers=answers.get("train"),
     )
     progress = _progress(folder, optimizer)
     recorder.begin(folder.resumed)
     _announce(command, config, world, recorder, origin, teacher)
-    return Course(command, config, world, parts, progress, origin).go(folder.resumed)
+    if folder.resumed is not None:
+        recorder.say(f"goes on after step {folder.resumed}, {progress.tokens:,} tokens")
+    with cache or nullcontext():
+        return Course(command, config, world, parts, progress, origin).go(folder.resumed)
 
 
-def _progress(folder: _Folder, optimizer: Optimizer) -> Progress:
+def _progress(folder: _Folder, optimizer: Owner) -> Progress:
     """Where the run begins; the optimizer and the random numbers are put there."""
     if folder.resumed is None:
         return Progress()
-    optimizer.load(folder.state, folder.facts["layout"])
-    torch.set_rng_state(folder.state["rng"])
-    folder.state.clear()  # gigabytes
+    with checkpoint.opened_state(_state_file(folder.path, folder.resumed)) as (state, _):
+        load_states(optimizer, state)
+        torch.set_rng_state(state["rng"])
     return Progress(**folder.facts["progress"])
 
 
-def _flops(config: Config, pair: Pair) -> budget.Flops:
-    return budget.flops(config, pair.student.shape, pair.teacher.shape if pair.teacher is not None else None)
+def _state_file(folder: Path, step: int) -> Path:
+    return folder / f"{checkpoint.step_name(step)}.state"
 
 
 @contextmanager
@@ -153,21 +169,21 @@ def _folder(config: Config, world: World) -> Iterator[_Folder]:
     assert config.output is not None
     path = Path(config.output)
     is_new = not path.exists()
-    resumed = prepare_folder(path, resume=config.resume) if world.is_first else None
-    world.barrier()
-    if not world.is_first and config.resume:
-        resumed = checkpoint.pointed(path, checkpoint.LATEST)
-    state: dict[str, Tensor] = {}
-    facts: dict[str, Any] = {}
-    if resumed is not None:
-        state, facts = checkpoint.load_state(path / f"{checkpoint.step_name(resumed)}.state")
-    try:
-        yield _Folder(path, resumed, state, facts)
-    except BaseException:
-        if is_new and world.is_first:
-            with suppress(OSError):
-                path.rmdir()  # nothing came into it
-        raise
+    with held(path) if world.is_first else nullcontext():
+        try:
+            resumed = prepare_folder(path, resume=config.resume) if world.is_first else None
+            world.barrier()
+            if not world.is_first and config.resume:
+                resumed = checkpoint.pointed(path, checkpoint.LATEST)
+            facts: dict[str, Any] = {}
+            if resumed is not None:
+                with checkpoint.opened_state(_state_file(path, resumed)) as (_, facts):
+                    pass
+            yield _Folder(path, resumed, facts)
+        except BaseException:
+            if world.is_first:
+                clear(path, is_new=is_new)
+            raise
 
 
 def _recorder(config: Config, world: World, stream: TextIO | None) -> Recorder:
@@ -175,15 +191,16 @@ def _recorder(config: Config, world: World, stream: TextIO | None) -> Recorder:
     return Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
 
 
-def _corpus(config: Config, world: World, folder: Path, pair: Pair, recorder: Recorder) -> Corpus:
+def _corpus(config: Config, world: World, folder: _Folder, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
     assert config.data is not None
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
 
     def make() -> Corpus:
         return prepare(
-            [Path(config.data or "")], pair.student.tokenizer, folder / _TOKENS,
+            [Path(config.data or "")], pair.student.tokenizer, folder.path / _TOKENS,
             held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
+            wanted=folder.facts.get("origin", {}).get("data"), own=folder.path,
         )  # fmt: skip
 
     if world.is_first:
@@ -233,11 +250,12 @@ def _evaluation(
     vocabulary: Vocabulary | None,
     held_out: Windows,
     world: World,
+    answers: Answers | None,
 ) -> Any:
     def score() -> dict[str, Any]:
         found = evaluate(
             student, held_out, rows=config.windows_per_pass, device=world.device, teacher=teacher,
-            vocabulary=vocabulary, max_windows=max(1, config.eval_tokens // config.seq_len),
+            vocabulary=vocabulary, max_windows=config.eval_windows, answers=answers,
         )  # fmt: skip
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
 
@@ -247,58 +265,7 @@ def _evaluation(
 def _saver(config: Config, world: World, folder: Path, pair: Pair, recorder: Recorder) -> Saver | None:
     if config.smoke is not None or not world.is_first:
         return None
-    return Saver(folder, pair.identity, config.keep, recorder.say)
-
-
-def memory_plan(config: Config, pair: Pair, device: torch.device) -> list[budget.Row]:
-    """The memory of a run on `device`."""
-    teacher, shape = pair.teacher, pair.student.shape
-    on_gpu = device.type == "cuda"
-    resident = planned_bytes(teacher, config.teacher_residency) if teacher is not None else 0
-    if teacher is not None and not on_gpu and config.teacher_residency == "bf16":
-        resident *= 2
-    vocabulary = pair.vocabulary or Vocabulary(shape.vocab_rows, shape.vocab_rows, shape.vocab_rows)
-    logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
-    head = head_bytes(
-        vocabulary, shape.d_model, min(config.chunk, config.micro_tokens),
-        "fp16" if logits == "fp16" else "fp32", teacher is not None,
-    )  # fmt: skip
-    return budget.memory(
-        config, shape, teacher.shape if teacher is not None else None,
-        resident=resident, head=head, on_gpu=on_gpu, compiled=is_compiled(config, device),
-    )  # fmt: skip
-
-
-def _origin(command: str, config: Config, pair: Pair, corpus: Corpus | None) -> dict[str, Any]:
-    """Where a checkpoint of this run comes from; no folder of this machine is named."""
-    overrides = [name for name in ("allow_same_arch", "allow_weaker_teacher") if getattr(config, name)]
-    overrides += [f"changed {name}" for name in config.allow_changed]
-    teacher = pair.teacher
-    return {
-        "schema": SCHEMA,
-        "command": command,
-        "teacher": teacher
-        and {
-            "name": teacher.path.name,
-            "print": quick_print(teacher),
-            "architecture": teacher.shape.architecture,
-        },
-        "student": {
-            "name": pair.student.path.name,
-            "made": config.student_init or config.shape,
-            "print": pair.student_print(),
-            "architecture": pair.student.shape.architecture,
-        },
-        "data": corpus.key if corpus is not None else None,
-        "config": {name: value for name, value in config.resolved().items() if name in what_fields()},
-        "config_digest": config.digest(),
-        "overrides": overrides,
-        "versions": {
-            "aprfmt": aprfmt.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
+    return Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
 
 
 def _check_resumed(config: Config, facts: dict[str, Any], origin: dict[str, Any], step: int) -> None:
@@ -347,42 +314,9 @@ def _announce(
     recorder.record(
         "start", {"command": command, "config": resolved, "digest": config.digest(), "device": device}
     )
-    said = "  ".join(f"{name}={value}" for name, value in resolved.items() if value not in (None, False, []))
+    given = {row.name: resolved[row.name] for row in command_fields(command)}
+    said = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
     recorder.say(f"{command} on {world.size} x {device}: {said}")
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
-
-
-def plan(command: str, config: Config) -> dict[str, Any]:
-    """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
-    device = torch.device(config.device.split(":")[0])
-    with opened(command, config) as pair:
-        rows = memory_plan(config, pair, device)
-        work = _flops(config, pair)
-        steps = config.steps
-        tokens = steps * config.tokens_per_step if steps is not None else None
-        if steps is not None:
-            config = settled(config)
-        return {
-            "command": command,
-            "memory": [{"name": row.name, "bytes": row.n_bytes} for row in rows],
-            "memory_bytes": budget.total(rows),
-            "flops_per_token": {"teacher": work.teacher, "student": work.student},
-            "tokens": tokens,
-            "flops": tokens and tokens * work.total,
-            "seconds_at_400_tflops": tokens and tokens * work.total / _ASSUMED_FLOPS,
-            "student": {**_described(pair.student.shape), "made": pair.made is not None},
-            "teacher": _described(pair.teacher.shape) if pair.teacher is not None else None,
-            "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
-            "compiled": is_compiled(config, device),
-            "config": config.resolved(),
-            "digest": config.digest(),
-            "origin": _origin(command, config, pair, None),
-        }
-
-
-def _described(shape: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(shape).items() if isinstance(value, (int, float, str))} | {
-        "parameters": shape.n_params
-    }

@@ -66,7 +66,8 @@ def score(
             raise UsageError(
                 f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len"
             )
-        part, separator = _read(data, network)
+        skipped: Counter[str] = Counter()
+        part, separator = _read(data, network, skipped)
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
@@ -93,6 +94,7 @@ def score(
             "data": str(data),
             "documents": len(part.ends),
             "data_tokens": len(part.tokens),
+            "left_out": dict(+skipped),
             "device": str(where),
             "dtype": "f32" if where.type == "cpu" else "bf16",
             "seq_len": length,
@@ -112,14 +114,14 @@ def _described(path: str, network: Network) -> dict[str, Any]:
     }
 
 
-def _read(data: Path, network: Network) -> tuple[Part, int]:
-    """The documents to read, and the id that separates them."""
+def _read(data: Path, network: Network, skipped: Counter[str]) -> tuple[Part, int]:
+    """The documents to read, and the id that separates them; `skipped` counts what is left out, by reason."""
     with scoring():
         encoder = Encoder(network.tokenizer)
     if (data / HEADER).is_file():
         return open_corpus(data, encoder.digest).held_out, encoder.separator
     ids = []
-    documents = _documents(data, encoder.separator)
+    documents = _documents(data, encoder.separator, skipped)
     while some := list(islice(documents, _DOCUMENTS)):
         with scoring():
             ids += encoder.encode(some)
@@ -128,9 +130,8 @@ def _read(data: Path, network: Network) -> tuple[Part, int]:
     return Part(tokens, ends, np.zeros(len(ids), np.uint64)), encoder.separator
 
 
-def _documents(data: Path, separator: int) -> Iterator[Document]:
+def _documents(data: Path, separator: int, skipped: Counter[str]) -> Iterator[Document]:
     """Every document that is not empty."""
-    skipped: Counter[str] = Counter()
     for file in list_files([data], skipped):
         for document in read_documents(file, separator, skipped):
             if not isinstance(document, str) or document.strip():

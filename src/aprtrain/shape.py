@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aprfmt.arch.fields import as_float, as_int
-from aprfmt.arch.hparams import Hyperparams, active_window
+from aprfmt.arch.hparams import active_window
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope_math import DEFAULT_THETA, scaling_of
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError

@@ -184,5 +184,5 @@ def _check_disjoint(corpus: Corpus, folder: Path) -> None:
             f"{len(shared)} held-out documents are in the training data too, the first is number {shared[0]}: "
             "a score on them would mean nothing",
             path=folder,
-            hint="take them out of one side, or let the split be made here",
+            hint="take them out of one side, or leave --eval-data out",
         )

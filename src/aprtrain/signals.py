@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT ask a run to end after its step; a second one ends it at once."""
+"""SIGTERM and SIGINT ask a run to end after its step; a second one ends it at once.
+
+SIGHUP, which says that the terminal is gone, ends no run.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def caught() -> Iterator[Stop]:
         yield stop
         return
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def ask(number: int, frame: FrameType | None) -> None:
         stop.number = number
@@ -38,5 +42,6 @@ def caught() -> Iterator[Stop]:
     try:
         yield stop
     finally:
+        signal.signal(signal.SIGHUP, hang_up)
         for n, handler in before.items():
             signal.signal(n, handler)

@@ -6,6 +6,7 @@ documents depends on names and contents alone. Memory stays within one document 
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 import os
@@ -13,16 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from aprfmt.errors import (
+    AprError,
     CorruptError,
     LimitError,
     MissingDependencyError,
     NotFoundError,
     RefusedError,
+    UsageError,
     storage_error,
 )
 
@@ -65,28 +68,35 @@ class SourceFile:
     kind: str
 
 
-def list_files(paths: Sequence[Path], skipped: Counter[str]) -> list[SourceFile]:
+def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
     """The files behind `paths`, in an order that depends on names alone.
 
     A folder with JSON lines, Parquet or token shards in it is a data folder: those are read. Any other one is a
-    source tree: text files of known suffixes up to 1 MiB, without hidden names and links. A file that is named
-    itself is read whatever its size.
+    source tree: text files of known suffixes up to 1 MiB (.txt of any size), without hidden names and links. A file
+    that is named itself is read whatever its size.
 
     Args:
         paths: files and folders.
         skipped: counts what is left out, by reason.
+        own: a folder that is left out of trees.
 
     Raises:
         NotFoundError: a path does not exist.
+        UsageError: a path is `own`.
+        StorageError: a folder cannot be listed.
     """
     found: list[SourceFile] = []
     for path in paths:
         if path.is_file():
             found.append(SourceFile(path, path.name, _SUFFIXES.get(path.suffix.lower(), "text")))
+        elif own is not None and path.is_dir() and own.is_dir() and path.samefile(own):
+            raise UsageError(f"{path} cannot be the data and the output", hint="name another folder with -o")
         elif path.is_dir():
-            found += _data_files(path) or _tree(path, skipped)
+            found += _data_files(path, skipped) or _tree(path, skipped, own)
         else:
-            raise NotFoundError("no such file or folder of training data", path=path)
+            raise NotFoundError(
+                "no such file or folder of data", path=path, hint="check --data and --eval-data"
+            )
     return found
 
 
@@ -120,17 +130,26 @@ def read_documents(file: SourceFile, separator: int, skipped: Counter[str]) -> I
         raise storage_error(error, file.path) from error
 
 
-def _data_files(folder: Path) -> list[SourceFile]:
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name[0] != ".")
+def _data_files(folder: Path, skipped: Counter[str]) -> list[SourceFile]:
+    try:
+        entries = {entry.name: entry.is_file() for entry in os.scandir(folder) if entry.name[0] != "."}
+    except OSError as error:
+        _unreadable(error)
+    names = sorted(name for name, is_file in entries.items() if is_file)
     kinds = {name: _SUFFIXES[suffix] for name in names if (suffix := Path(name).suffix.lower()) in _SUFFIXES}
+    if kinds:
+        skipped["files and folders beside the data files"] += len(entries) - len(kinds)
     return [SourceFile(folder / name, name, kind) for name, kind in kinds.items()]
 
 
-def _tree(folder: Path, skipped: Counter[str]) -> list[SourceFile]:
-    found = []
-    for place, folders, names in os.walk(folder):
+def _tree(folder: Path, skipped: Counter[str], own: Path | None) -> list[SourceFile]:
+    found, own = [], own and own.resolve()
+    for place, folders, names in os.walk(folder, onerror=_unreadable):
         skipped["hidden folders"] += sum(name.startswith(".") for name in folders)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and Path(place, name).resolve() != own
+        )
+        skipped["links and devices"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
         for name in sorted(names):
             path = Path(place, name)
             if reason := _why_not(path):
@@ -140,6 +159,11 @@ def _tree(folder: Path, skipped: Counter[str]) -> list[SourceFile]:
     return found
 
 
+def _unreadable(error: OSError) -> NoReturn:
+    """A folder that cannot be listed is not passed over, as os.walk would."""
+    raise storage_error(error, error.filename) from error
+
+
 def _why_not(path: Path) -> str | None:
     if path.name.startswith("."):
         return "hidden files"
@@ -147,20 +171,32 @@ def _why_not(path: Path) -> str | None:
         return "links and devices"
     if path.suffix.lower() not in SOURCE_SUFFIXES:
         return "files that are no source code"
-    return "files above 1 MiB" if path.stat().st_size > MAX_SOURCE_BYTES else None
+    is_long = path.stat().st_size > MAX_SOURCE_BYTES
+    return "files above 1 MiB" if is_long and path.suffix.lower() != ".txt" else None
 
 
 def _source(path: Path, skipped: Counter[str]) -> Iterator[str]:
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        skipped["binary files"] += 1
-        return
-    if "\0" in text:
-        skipped["binary files"] += 1
+    if not _is_text(path):
+        skipped["files that are not UTF-8 text"] += 1
+    elif path.stat().st_size > MAX_SOURCE_BYTES:
+        yield from _text(path)
     else:
-        yield text
+        yield path.read_bytes().decode("utf-8-sig")
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file is UTF-8 without zero bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while block := file.read(MAX_SOURCE_BYTES):
+                decoder.decode(block)
+                if b"\0" in block:
+                    return False
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def _text(path: Path) -> Iterator[str]:
@@ -195,7 +231,9 @@ def _record(line: bytes, path: Path, number: int) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"line {number} is no JSON: {error}", path=path) from error
+        raise CorruptError(
+            f"line {number} is no JSON: {error}", path=path, hint="name it .txt if it is plain text"
+        ) from error
     text = value.get(_TEXT_FIELD) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise CorruptError(
@@ -203,6 +241,15 @@ def _record(line: bytes, path: Path, number: int) -> str:
             path=path,
             hint=f'each line must be an object such as {{"{_TEXT_FIELD}": "..."}}',
         )
+    return _without_halves(text)
+
+
+def _without_halves(text: str) -> str:
+    r"""JSON can spell half of a surrogate pair, as of an emoji that was cut: `\ud83d`. No tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 
 
@@ -214,18 +261,17 @@ def _parquet(path: Path) -> Iterator[str]:
             "reading Parquet needs pyarrow", path=path, hint="pip install pyarrow, or give .jsonl"
         ) from error
     try:
-        file = parquet.ParquetFile(path)
-    except ValueError as error:  # pyarrow's ArrowInvalid
-        raise CorruptError(f"not a Parquet file: {error}", path=path) from error
-    with file:
-        if _TEXT_FIELD not in file.schema_arrow.names:
-            raise RefusedError(
-                f"no column {_TEXT_FIELD!r} among {', '.join(file.schema_arrow.names)}", path=path
-            )
-        for batch in file.iter_batches(batch_size=256, columns=[_TEXT_FIELD]):
-            for text in batch.column(0).to_pylist():
-                if isinstance(text, str):
-                    yield text
+        with parquet.ParquetFile(path) as file:
+            if _TEXT_FIELD not in file.schema_arrow.names:
+                raise RefusedError(
+                    f"no column {_TEXT_FIELD!r} among {', '.join(file.schema_arrow.names)}", path=path
+                )
+            for batch in file.iter_batches(batch_size=256, columns=[_TEXT_FIELD]):
+                yield from (text for text in batch.column(0).to_pylist() if isinstance(text, str))
+    except AprError:
+        raise
+    except ValueError as error:  # pyarrow's ArrowInvalid, at the beginning or in the middle
+        raise CorruptError(f"not a whole Parquet file: {error}", path=path) from error
 
 
 def _tokens(path: Path, separator: int) -> Iterator[Document]:

@@ -48,7 +48,7 @@ def make_student(
     cannot be had from this teacher.
     """
     words = how.split("+")
-    if not all(word.startswith(("layers:", "width:")) for word in words):
+    if not _is_taken(how):
         return fresh_student(how, teacher.tokenizer, seed=seed, dtype=dtype, device=device)
     kinds = [word.partition(":")[0] for word in words]
     if len(set(kinds)) < len(kinds):
@@ -65,6 +65,15 @@ def make_student(
     decoder = Decoder(student.shape, dtype, device)
     _take(teacher, decoder, layers)
     return decoder, student
+
+
+def _is_taken(how: str) -> bool:
+    return all(word.startswith(("layers:", "width:")) for word in how.split("+"))
+
+
+def without_folders(how: str | None) -> str | None:
+    """`how` a student is made, as a file that goes elsewhere may tell it: of a config.json its name."""
+    return how if how is None or _is_taken(how) else Path(how).name
 
 
 def _layers(text: str, n_layers: int) -> tuple[int, ...]:

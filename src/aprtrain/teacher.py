@@ -38,6 +38,7 @@ class Teacher:
         residency: one of RESIDENCIES.
         gate: how an fp8 teacher compares with bf16, else None.
         notes: what the user should know about it.
+        has_trunk: whether more than its head is there.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Teacher:
         dtype: torch.dtype = torch.bfloat16,
         sample_NT: Tensor | None = None,
         compiled: bool = False,
+        trunk: bool = True,
     ) -> None:
         """Loads it.
 
@@ -61,6 +63,7 @@ class Teacher:
             dtype: of matrices and hidden states; only the residency bf16 has others, for the CPU.
             sample_NT: held-out tokens by which an fp8 teacher is compared with bf16.
             compiled: whether its layers are compiled.
+            trunk: whether its layers are loaded; its head always is.
 
         Raises:
             UsageError: unknown residency, a dtype that it has not, fp8 without a sample.
@@ -74,21 +77,24 @@ class Teacher:
         self.residency = residency
         self.gate: teacher_fp8.Gate | None = None
         self.notes: list[str] = []
+        self.has_trunk = trunk
         self.decoder: Decoder
         if residency == "q4k":
-            self.decoder = BlocksDecoder(network, device)
+            only = None if trunk else teacher_blocks.head_name(network.shape)
+            self.decoder = BlocksDecoder(network, device, only)
             self.notes += self.decoder.notes
         else:
-            self.decoder = teacher_blocks.load_on_device(network, dtype, device)
+            load = teacher_blocks.load_on_device if trunk else teacher_blocks.load_head
+            self.decoder = load(network, dtype, device)
         self.decoder.requires_grad_(False).eval()
-        if residency == "fp8" and sample_NT is not None:
+        if residency == "fp8" and sample_NT is not None and trunk:
             self.gate = teacher_fp8.convert(self.decoder, sample_NT.to(device), vocabulary.n_real)
             kept = f", {' and '.join(self.gate.kept)} in bf16" if self.gate.kept else ""
             self.notes.append(
                 f"e4m3{kept}: KL to bf16 {self.gate.kl:.2g} nats, the same first choice at "
                 f"{self.gate.agreement:.2%} of {self.gate.tokens} held-out positions"
             )
-        if compiled:
+        if compiled and trunk:
             self.decoder.compile_blocks()
 
     def hidden(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
@@ -110,18 +116,30 @@ class Teacher:
         return self.decoder.head_weight[:rows].detach()
 
     @property
+    def dropped_weight(self) -> Tensor | None:
+        """The rows [R, D] of the head that stand for tokens of the teacher alone; None where there are none."""
+        rows = self.vocabulary.dropped_rows
+        if rows.start >= rows.stop:
+            return None
+        if isinstance(self.decoder, BlocksDecoder):
+            return self.decoder.head_rows(rows.stop)[rows]
+        return self.decoder.head_weight[rows].detach()
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes that it holds between batches, scratch included."""
         return teacher_blocks.resident_bytes(self.decoder)
 
 
-def planned_bytes(network: Network, residency: str) -> int:
+def planned_bytes(network: Network, residency: str, *, trunk: bool = True) -> int:
     """What `Teacher.resident_bytes` will be, from the file's index alone; fp8 as if it passes at once.
 
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """
     total, scratch = 0, dict[str, int]()
     for parameter, names in teacher_blocks.parts_of(network.shape).items():
+        if not trunk and parameter != teacher_blocks.head_name(network.shape):
+            continue
         tensors = [network.tensors[name] for name in names]
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
         if residency == "q4k" and all(map(teacher_blocks.can_stay, tensors)):

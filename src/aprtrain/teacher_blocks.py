@@ -17,7 +17,7 @@ from aprtrain.attention import Way
 from aprtrain.decoder import Decoder, hf_names
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
 from aprtrain.shape import Shape
-from aprtrain.weights import Network, check_not_zero, fill
+from aprtrain.weights import DAMAGED, Network, check_not_zero, fill
 
 _CHECKED = 1 << 24
 """Values that are looked at in one go."""
@@ -29,6 +29,20 @@ def load_on_device(network: Network, dtype: torch.dtype, device: torch.device) -
     for name, target in decoder.hf_tensors().items():
         place(network, name, target)
     return decoder
+
+
+def load_head(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The network with its head alone: the other weights take no memory and cannot be used."""
+    decoder, name = Decoder(network.shape, dtype, "meta"), head_name(network.shape)
+    weight = torch.empty_like(decoder.get_parameter(name), device=device, requires_grad=False)
+    place(network, parts_of(network.shape)[name][0], weight)
+    decoder.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+    return decoder
+
+
+def head_name(shape: Shape) -> str:
+    """The parameter of Decoder that is the head."""
+    return "embed" if shape.tied else "head"
 
 
 def place(network: Network, name: str, target: Tensor) -> None:
@@ -63,7 +77,9 @@ def _check(network: Network, name: str, pieces: Sequence[Tensor] | Iterator[Tens
     seen = False
     for piece in pieces:
         if not bool(torch.isfinite(piece).all()):
-            raise CorruptError("the tensor holds NaN or infinite values", path=network.path, tensor=name)
+            raise CorruptError(
+                "the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED
+            )  # fmt: skip
         seen = seen or bool(piece.any())
     check_not_zero(network, name, 2, seen)
 
@@ -89,14 +105,16 @@ class BlocksDecoder(Decoder):
         notes: which matrices are bf16 all the time, and why.
     """
 
-    def __init__(self, network: Network, device: torch.device) -> None:
-        """Loads it. Raises RefusedError where no matrix can stay, else as `place`."""
+    def __init__(self, network: Network, device: torch.device, only: str | None = None) -> None:
+        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `place`."""
         super().__init__(network.shape, torch.bfloat16, "meta")
         self.stored: dict[str, tuple[Blocks, ...]] = {}
         self.notes: list[str] = []
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
         for parameter, names in parts_of(network.shape).items():
+            if only not in (None, parameter):
+                continue
             tensors = [network.tensors[name] for name in names]
             if all(map(can_stay, tensors)):
                 self.stored[parameter] = tuple(self._kept(network, tensor, device) for tensor in tensors)
@@ -104,7 +122,7 @@ class BlocksDecoder(Decoder):
             if len(tensors[0].shape) > 1:
                 others[" + ".join(dict.fromkeys(tensor.dtype for tensor in tensors))] += 1
             self._put(parameter, self._loaded(network, parameter, names, device))
-        if not self.stored:
+        if not self.stored and only is None:
             raise RefusedError(
                 f"the teacher holds no matrix as {', '.join(BLOCK_TYPES)} that could stay so",
                 path=network.path,
@@ -155,7 +173,7 @@ class BlocksDecoder(Decoder):
 
     def head_rows(self, n: int) -> Tensor:
         """The first `n` rows of the head [n, D], decoded by every use."""
-        parts = self.stored.get("embed" if self.shape.tied else "head")
+        parts = self.stored.get(head_name(self.shape))
         if parts is None:
             return super().head_weight[:n].detach()
         blocks = some_rows(parts[0], 0, n)

@@ -22,6 +22,9 @@ _LITERAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
 _OTHERWISE = (
     "distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote"
 )
+_SUPERSET = (
+    "--vocab-policy renormalise learns from the shared tokens alone, if the teacher hardly uses the others"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Vocabulary:
         n_real: number of shared ids.
         teacher_rows: rows of the teacher's head, padding included.
         student_rows: rows of the student's head, padding included.
-        dropped: control tokens of the teacher at and beyond n_real, which the student has not.
+        dropped: tokens of the teacher at and beyond n_real, which the student has not.
     """
 
     n_real: int
@@ -48,19 +51,30 @@ class Vocabulary:
         """Rows of the teacher's head that are multiplied: n_real rounded up to 64 where there are as many."""
         return min(-(-self.n_real // _ALIGNMENT) * _ALIGNMENT, self.teacher_rows)
 
+    @property
+    def dropped_rows(self) -> slice:
+        """Rows of the teacher's head that stand for dropped tokens."""
+        return slice(self.n_real, min(self.n_real + len(self.dropped), self.teacher_rows))
+
 
 def align(
-    teacher: Tokenizer | None, student: Tokenizer | None, teacher_rows: int, student_rows: int
+    teacher: Tokenizer | None,
+    student: Tokenizer | None,
+    teacher_rows: int,
+    student_rows: int,
+    policy: str = "shared",
 ) -> Vocabulary:
     """The vocabulary that a teacher's and a student's tokenizer share.
 
     Args:
         teacher, student: the tokenizers of the two models.
         teacher_rows, student_rows: rows of their heads.
+        policy: whether the teacher may have tokens that the student has not: "shared" (control tokens alone) or
+            "renormalise" (any; its distribution is taken over the shared ones).
 
     Raises:
         RefusedError: a tokenizer is missing, an id stands for different bytes, one side has tokens that the other
-            has not (control tokens of the teacher aside), or a head has fewer rows than there are tokens.
+            has not and may not, or a head has fewer rows than there are tokens.
     """
     if teacher is None or student is None:
         side = "teacher" if teacher is None else "student"
@@ -71,10 +85,10 @@ def align(
     n_teacher, n_student = count_real(teacher, teacher_rows), count_real(student, student_rows)
     n_real = min(n_teacher, n_student)
     _check_same(teacher, student, n_real)
-    _check_surplus("student", student, "teacher", range(n_real, n_student))
+    _check_surplus("student", student, "teacher", range(n_real, n_student), _OTHERWISE)
     surplus = range(n_real, n_teacher)
-    if any(_kind(teacher, i) != TokenType.CONTROL for i in surplus):
-        _check_surplus("teacher", teacher, "student", surplus)
+    if policy == "shared" and any(_kind(teacher, i) != TokenType.CONTROL for i in surplus):
+        _check_surplus("teacher", teacher, "student", surplus, _SUPERSET)
     for side, rows in (("teacher", teacher_rows), ("student", student_rows)):
         if rows < n_real:
             raise RefusedError(
@@ -128,12 +142,12 @@ def _check_same(teacher: Tokenizer, student: Tokenizer, n: int) -> None:
         )
 
 
-def _check_surplus(side: str, tokenizer: Tokenizer, other: str, surplus: range) -> None:
+def _check_surplus(side: str, tokenizer: Tokenizer, other: str, surplus: range, hint: str) -> None:
     if surplus:
         raise RefusedError(
             f"the {side}'s tokenizer has {len(surplus)} tokens that the {other}'s has not, the first is id "
             f"{surplus[0]}, {_show(tokenizer, surplus[0])}",
-            hint=_OTHERWISE,
+            hint=hint,
         )
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import aprfmt
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope_math import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs.recode import recoded
@@ -106,6 +107,11 @@ def _check_frequencies(c: Canonical) -> None:
         )
 
 
+_BEGINNING = 4096
+
+DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --stats shows where"
+"""The hint where values are none."""
+
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -124,7 +130,9 @@ def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None
     for piece in pieces:
         part = _tensor(piece, dtype)
         if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
-            raise CorruptError("the tensor holds NaN or infinite values", path=path, tensor=tensor.name)
+            raise CorruptError(
+                "the tensor holds NaN or infinite values", path=path, tensor=tensor.name, hint=DAMAGED
+            )  # fmt: skip
         yield part
 
 
@@ -162,6 +170,17 @@ def fill(network: Network, name: str, target: Tensor) -> None:
     if done != flat.numel():
         raise CorruptError(f"{done} of {flat.numel()} values are there", path=network.path, tensor=name)
     check_not_zero(network, name, target.ndim, seen)
+
+
+def refuse_zeros(network: Network) -> None:
+    """Raises RefusedError for a matrix that is stored as zeros, before anything is done for it to be loaded.
+
+    Of others only the beginning is read.
+    """
+    for tensor in network.model.tensors.values() if network.model is not None else ():
+        data = memoryview(tensor.raw())
+        seen = any(data[:_BEGINNING]) or bool(np.frombuffer(data, np.uint8).any())
+        check_not_zero(network, tensor.name, len(tensor.shape), seen)
 
 
 def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None:

@@ -1,16 +1,21 @@
-"""The processes of a run: one, or those that torchrun started, each with a whole student and its part of a batch."""
+"""The processes of a run: one, or those that torchrun started, each with its part of a batch and of the weights."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aprfmt.errors import MissingDependencyError, UsageError
+
+_PATIENCE = timedelta(days=1)
+"""The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,36 @@ class World:
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
 
+    def part(self, whole: Tensor) -> Tensor:
+        """The view of `whole` that is this process's: one of as many equal stretches of its first dimension."""
+        return whole.tensor_split(self.size)[self.rank] if self.size > 1 else whole
+
+    def sum_parts(self, whole: Tensor) -> Any:
+        """Begins to sum `whole` over all processes into `part(whole)`; the rest of it is spoilt. `wait` ends it."""
+        assert len(whole) % self.size == 0
+        # NCCL may find its result among what it is given; gloo may not.
+        given = whole if whole.is_cuda else whole.clone()
+        begin = _named("reduce_scatter_single", "reduce_scatter_tensor")
+        return begin(self.part(whole), given, async_op=True)
+
+    def gather_parts(self, whole: Tensor) -> Any:
+        """Begins to give `whole` the `part(whole)` of every process; `wait` ends it."""
+        assert len(whole) % self.size == 0
+        given = self.part(whole)
+        given = given if whole.is_cuda else given.clone()
+        begin = _named("all_gather_single", "all_gather_into_tensor")
+        return begin(whole, given, async_op=True)
+
     def barrier(self) -> None:
         """Waits for the other processes."""
         if self.size > 1:
             torch.distributed.barrier()
+
+
+def _named(name: str, before: str) -> Callable[..., Any]:
+    """A function of torch.distributed, which had another name before torch 2.13."""
+    found: Callable[..., Any] = getattr(torch.distributed, name, None) or getattr(torch.distributed, before)
+    return found
 
 
 def device_of(word: str, local_rank: int = 0) -> torch.device:
@@ -47,27 +78,35 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cuda", "cpu"):
-        raise UsageError(f"--device is cuda, cuda:N or cpu, not {word!r}")
+        raise UsageError(
+            f"--device is cuda, cuda:N or cpu, not {word!r}",
+            hint="nothing is chosen for you: --device cuda, or --device cpu",
+        )
     if device.type == "cpu":
         return device
     if not torch.cuda.is_available():
         raise MissingDependencyError(
             "no CUDA device is available",
-            hint="check nvidia-smi and the torch build; --device cpu trains on the CPU",
+            hint="check nvidia-smi and the torch build; --device cpu does it on the CPU, slowly",
         )
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise MissingDependencyError(
-            f"there is no cuda:{index}; {torch.cuda.device_count()} devices are visible"
+            f"there is no cuda:{index}; {torch.cuda.device_count()} devices are visible",
+            hint="--device cuda takes the first; CUDA_VISIBLE_DEVICES says which are seen",
         )
     return torch.device("cuda", index)
+
+
+def planned_size() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def joined(word: str) -> Iterator[World]:
     """The world that torchrun's variables describe, or a world of one. Raises as `device_of`."""
-    # torchrun sets these.
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    size, rank = planned_size(), int(os.environ.get("RANK", "0"))
     device = device_of(word, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -78,7 +117,9 @@ def joined(word: str) -> Iterator[World]:
         raise UsageError(f"{size} processes cannot share {word}", hint="--device cuda gives each its own")
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     on_gpu = device.type == "cuda"
-    torch.distributed.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, timeout=_PATIENCE
+    )
     try:
         yield World(device, rank, size)
     finally:

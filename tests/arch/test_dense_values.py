@@ -46,6 +46,14 @@ def test_smollm3_refuses_what_its_runtime_does_not_compute(config: dict[str, Any
         gguf("smollm3", **config)
 
 
+def test_qwen2_refuses_heads_that_its_runtime_does_not_load() -> None:
+    assert "qwen2.attention.key_length" not in gguf("qwen2")
+    assert gguf("qwen2", head_dim=16)["qwen2.attention.key_length"] == 16
+    for config in ({"head_dim": 32}, {"hidden_size": 32, "head_dim": 16}):
+        with pytest.raises(RefusedError, match="heads that make up the hidden size"):
+            gguf("qwen2", **config)
+
+
 def test_a_mistral3_file_without_a_temperature_is_a_ministral3_with_none() -> None:
     kv = gguf("mistral", sliding_window=None)
     kv = {key.replace("llama.", "mistral3."): value for key, value in kv.items()}

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from aprfmt.arch import fields, rope_math
 from aprfmt.arch.hparams import (
-    Hyperparams,
     active_window,
     from_apr,
     from_gguf,
@@ -23,6 +22,7 @@ from aprfmt.arch.hparams import (
     to_gguf,
     to_hf_config,
 )
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, RefusedError, UnmappedError
 

@@ -13,15 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import keys, rope
-from aprfmt.arch.hparams import (
-    Hyperparams,
-    from_apr,
-    from_gguf,
-    from_hf_config,
-    to_apr,
-    to_gguf,
-    to_hf_config,
-)
+from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError

@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from aprfmt.arch import names
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layers import applies
 from aprfmt.arch.links import link_of
 from aprfmt.arch.orders import ORDERS, VALUES

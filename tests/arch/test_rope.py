@@ -11,7 +11,8 @@ import pytest
 from arch_cases import DIMS, LINEAR, LLAMA3, LLAMA3_FACTORS, YARN
 
 from aprfmt.arch import rope, rope_math
-from aprfmt.arch.hparams import Hyperparams, from_gguf, from_hf_config, to_gguf, to_hf_config
+from aprfmt.arch.hparams import from_gguf, from_hf_config, to_gguf, to_hf_config
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows.parts import DECODER, ROPE_DIM
 from aprfmt.arch.table import ARCHITECTURES

@@ -10,7 +10,8 @@ import pytest
 
 from aprfmt import limits
 from aprfmt.arch import fields, keys
-from aprfmt.arch.hparams import Hyperparams, from_apr, from_gguf, from_hf_config
+from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError

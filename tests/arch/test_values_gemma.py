@@ -94,6 +94,11 @@ def test_only_unusual_layer_types_are_written(base: dict[str, Any], row: str, us
     assert back(row, found)["layer_types"] == other
 
 
+def test_gemma2_without_sliding_layers_has_no_runtime() -> None:
+    with pytest.raises(RefusedError, match="a sliding layer at least"):
+        keys({**GEMMA2, "layer_types": [FULL] * 4}, "gemma2")
+
+
 def test_an_old_period_is_no_usual_one() -> None:
     found = keys({**GEMMA3, "sliding_window_pattern": 2}, "gemma3_text")
     assert found["attention.sliding_window_pattern"] == [True, False, True, False]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import hparams
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, RefusedError
 

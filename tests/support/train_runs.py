@@ -66,8 +66,9 @@ def make_teacher(folder: Path, data: Path, *, steps: int = 120) -> Path:
 
 
 def lines(folder: Path, event: str = "step") -> list[dict[str, Any]]:
-    """The lines of a run's metrics that tell of `event`."""
-    return [line for line in metrics.read(folder / metrics.FILE) if line["event"] == event]
+    """The lines of a run's metrics that tell of `event`, without the time of day."""
+    found = [line for line in metrics.read(folder / metrics.FILE) if line["event"] == event]
+    return [{key: value for key, value in line.items() if key != "time"} for line in found]
 
 
 def weights(path: Path) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ import torch
 import train_runs
 
 from aprtrain.run import run
+from aprtrain.teacher_cache import Answers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +38,9 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def teacher_file(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Path:
-    """A tiny llama of two layers that has learnt the corpus."""
+    """A tiny llama of two layers that has learnt the corpus; APR_TEST_TEACHER names one that was made before."""
+    if made := os.environ.get("APR_TEST_TEACHER"):
+        return Path(made)
     return train_runs.make_teacher(tmp_path_factory.mktemp("teacher"), corpus_file)
 
 
@@ -59,3 +62,17 @@ def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..
         )
 
     return start
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The windows that were asked for, batch by batch, when the reading began."""
+    found: list[tuple[int, ...]] = []
+    honest = Answers._begin
+
+    def spied(self: Answers, windows: tuple[int, ...]) -> Any:
+        found.append(windows)
+        return honest(self, windows)
+
+    monkeypatch.setattr(Answers, "_begin", spied)
+    return found

@@ -18,9 +18,19 @@ from aprfmt.convert import provenance
 from aprfmt.convert.verify import greedy
 from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError
 from aprtrain import checkpoint
-from aprtrain.checkpoint import BEST, LATEST, LINEAGE, Identity, save_model, save_state, snapshot
+from aprtrain.checkpoint import (
+    BEST,
+    LATEST,
+    LINEAGE,
+    Host,
+    Identity,
+    copied,
+    save_model,
+    save_state,
+    snapshot,
+)
 from aprtrain.decoder import Decoder
-from aprtrain.optim import Optimizer
+from aprtrain.optim import Optimizer, Settings, load_states, states
 from aprtrain.weights import Network, load_decoder, open_network
 
 
@@ -46,7 +56,7 @@ def train(decoder: Decoder, optimizer: Optimizer, steps: int, seed: int = 0) -> 
     tokens = torch.randint(0, 200, (2, 17), generator=torch.Generator().manual_seed(seed))
     losses = []
     for _ in range(steps):
-        optimizer.grad.zero_()
+        optimizer.clear()
         logits = decoder.logits(decoder(tokens[:, :-1]))
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         torch.autograd.backward(loss)
@@ -62,12 +72,11 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     tmp_path: Path, network: Network, decoder: Decoder, dtype: str, kind: torch.dtype
 ) -> None:
     before = {name: tensor.clone() for name, tensor in decoder.hf_tensors().items()}
-    optimizer = Optimizer(decoder.named_parameters())
+    optimizer = Optimizer(decoder)
     losses = train(decoder, optimizer, 8)
     assert losses[-1] < losses[0] / 2
     path = tmp_path / "m.apr"
-    with optimizer.masters():
-        weights = snapshot(decoder.hf_tensors(), dtype)
+    weights, _ = copied(optimizer, decoder.shape, dtype, Host(), keeps=True)
     save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
     live = decoder.hf_tensors()
     with aprfmt.open(path) as model:
@@ -91,7 +100,7 @@ def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
     tmp_path: Path, network: Network, decoder: Decoder
 ) -> None:
     pytest.importorskip("llama_cpp")
-    train(decoder, Optimizer(decoder.named_parameters()), 8)
+    train(decoder, Optimizer(decoder), 8)
     save_model(snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     from llama_peer import LlamaPeer
@@ -144,20 +153,43 @@ def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
 
 def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> None:
     whole = load_decoder(network)
-    losses = train(whole, Optimizer(whole.named_parameters()), 6)
+    losses = train(whole, Optimizer(whole), 6)
     part = load_decoder(network)
-    optimizer = Optimizer(part.named_parameters())
+    optimizer = Optimizer(part)
     first = train(part, optimizer, 3)
-    save_state(optimizer.state(), {"layout": optimizer.layout(), "step": 3}, tmp_path / "s.state")
+    _, state = copied(optimizer, part.shape, "f32", Host(), keeps=True)
+    save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
-    fresh = Optimizer(resumed.named_parameters())
-    tensors, facts = checkpoint.load_state(tmp_path / "s.state")
-    fresh.load(tensors, facts["layout"])
+    fresh = Optimizer(resumed)
+    tensors, _ = checkpoint.load_state(tmp_path / "s.state")
+    load_states(fresh, tensors)
     assert [*first, *train(resumed, fresh, 3)] == losses
     for name, tensor in resumed.hf_tensors().items():
         assert torch.equal(tensor, whole.hf_tensors()[name]), name
-    with pytest.raises(RefusedError):
-        fresh.load(tensors, facts["layout"][1:])
+    for other in (
+        {**tensors, "mean.norm": torch.zeros(1)},
+        {k: t for k, t in tensors.items() if "down" not in k},
+    ):
+        with pytest.raises(RefusedError, match="another network"):
+            load_states(fresh, other)
+
+
+def test_pinned_copies_share_slabs_and_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU's tensors are copied into; here the memory is not pinned."""
+    made: list[torch.Tensor] = []
+
+    def plain(self: Host, n_bytes: int) -> torch.Tensor:
+        made.append(torch.empty(n_bytes, dtype=torch.uint8))
+        return made[-1]
+
+    monkeypatch.setattr(Host, "_pinned", plain)
+    monkeypatch.setattr(checkpoint, "_SLAB", 1024)
+    host = Host()
+    tensors = [torch.rand(5, 7), torch.tensor(3.0), torch.rand(90, dtype=torch.float64), torch.rand(900)]
+    rooms = [host._room(tensor).copy_(tensor) for tensor in tensors]
+    assert [len(slab) for slab in made] == [1024, 4096]
+    for tensor, room in zip(tensors, rooms, strict=True):
+        assert torch.equal(tensor, room)
 
 
 def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
@@ -246,7 +278,7 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 4)
     start = {name: p.detach().clone() for name, p in layer.named_parameters()}
-    optimizer = Optimizer(layer.named_parameters(), clip=0.5, weight_decay=0.1)
+    optimizer = Optimizer(layer, Settings(clip=0.5, weight_decay=0.1))
     peer = {name: p.clone().requires_grad_() for name, p in start.items()}
     theirs = torch.optim.AdamW(
         [{"params": [peer["weight"]], "weight_decay": 0.1}, {"params": [peer["bias"]], "weight_decay": 0.0}],
@@ -254,7 +286,7 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
     )
     for step in range(3):
         x = torch.full((2, 8), step + 3.0)
-        optimizer.grad.zero_()
+        optimizer.clear()
         torch.autograd.backward(layer(x).square().sum())
         for name, p in peer.items():
             p.grad = optimizer.grad_of(name).clone()
@@ -268,23 +300,22 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
         for name, p in layer.named_parameters():
             assert torch.allclose(p, peer[name], atol=1e-6), name
     kept = optimizer.master.clone()
-    steps = optimizer.state()["step"].clone()
+    steps = optimizer.adam.count.clone()
     optimizer.grad[1] = float("nan")
     assert not torch.isfinite(optimizer.step(1e-2))
     assert torch.equal(optimizer.master, kept)
-    assert torch.equal(optimizer.state()["step"], steps)
+    assert torch.equal(optimizer.adam.count, steps)
 
 
 def test_a_bf16_network_computes_in_copies_of_float32_masters() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 16, bias=False).to(torch.bfloat16)
-    optimizer = Optimizer(layer.named_parameters(), clip=0)
+    optimizer = Optimizer(layer, Settings(clip=0))
     first = optimizer.master.clone()
     for _ in range(20):
-        with optimizer.masters():  # as every save does
-            assert layer.weight.dtype == torch.float32
+        assert {name: t.dtype for name, t in states(optimizer)}["master.weight"] == torch.float32
         before = optimizer.master.clone()
-        optimizer.grad.zero_()
+        optimizer.clear()
         torch.autograd.backward(layer(torch.ones(1, 16, dtype=torch.bfloat16)).sum())
         assert layer.weight.grad is None
         optimizer.step(1e-5)
@@ -293,5 +324,4 @@ def test_a_bf16_network_computes_in_copies_of_float32_masters() -> None:
     assert layer.weight.dtype == torch.bfloat16
     assert torch.equal(layer.weight, moved.to(torch.bfloat16))
     assert (first - optimizer.master)[:256].mean().item() == pytest.approx(20 * 1e-5, rel=0.02)
-    with optimizer.masters():
-        assert torch.equal(layer.weight, moved)
+    assert torch.equal(dict(optimizer.whole("master"))["weight"], moved)

@@ -131,6 +131,21 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no training documents: 3 read, 3 empty"):
         make(tmp_path, write_jsonl(tmp_path / "a.jsonl", ["", " \n", "\t"]))
     assert not (tmp_path / "data").exists()
+    (tmp_path / "empty/a.csv").touch()
+    with pytest.raises(RefusedError, match="left out 1 files that are no source code"):
+        make(tmp_path, tmp_path / "empty")
+
+
+def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aprtrain.corpus._TELL_S", 0.0)
+    monkeypatch.setattr("aprtrain.corpus._LONG", 0)
+    paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
+    lines: list[str] = []
+    make(tmp_path, *paths, held_out=0.3, log=lines.append)
+    assert lines[0].startswith("looking whether 0.0 GB")
+    told = [line for line in lines if " MB/s, about " in line]
+    assert len(told) == 40
+    assert told[0].startswith("read 0 of 0 MB")
 
 
 def test_one_document_alone_leaves_nothing_to_train_on(tmp_path: Path) -> None:

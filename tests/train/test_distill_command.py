@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprtrain import checkpoint
+from aprtrain import checkpoint, metrics
 from aprtrain.checkpoint import LATEST
 from aprtrain.loop import Trainer
 from aprtrain.weights import load_decoder, open_network
@@ -199,29 +202,37 @@ def test_from_scratch_with_a_config(
         assert (network.shape.n_layers, network.shape.vocab_rows, network.shape.tied) == (1, 320, False)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_run_goes_on_from_there(
-    teacher_file: Path, corpus_file: Path, tmp_path: Path
-) -> None:
-    """SIGTERM and SIGINT, to two runs at the same time."""
-    signals = {signal.SIGTERM: 143, signal.SIGINT: 130}
-    many = ["--steps", MANY, "--total-steps", MANY, "--json"]
-    with ExitStack() as stack:
-        processes = {}
-        for number in signals:
-            how = words(teacher_file, corpus_file, tmp_path / number.name, *many)
-            processes[number] = stack.enter_context(started(["-m", "aprfmt", *how]))
-        for number, process in processes.items():
-            assert process.stderr is not None
-            for line in process.stderr:
-                if line.startswith("step 5/"):
-                    process.send_signal(number)
-                    break
-        said = {number: process.communicate(timeout=60) for number, process in processes.items()}
-    for number, (out, err) in said.items():
-        assert processes[number].returncode == signals[number], err
-        body = json.loads(out)
-        assert (body["interrupted"], body["model"]) == (number, None)
-        goes_on(teacher_file, corpus_file, tmp_path / number.name, body["steps"])
+    teacher_file: Path, corpus_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    number: int, code: int,
+) -> None:  # fmt: skip
+    folder = tmp_path / "o"
+    how = words(teacher_file, corpus_file, folder, "--steps", MANY, "--total-steps", MANY, "--json")
+
+    def work() -> None:
+        found = apr(how)
+        sys.stdout.flush()
+        os._exit(found)
+
+    with forked(work) as child:
+        until(lambda: (folder / metrics.FILE).read_text().count('"event": "step"') >= 5)
+        os.kill(child.pid, number)
+        assert child.wait() == code
+    body = json.loads(capfd.readouterr().out)
+    assert (body["interrupted"], body["model"]) == (number, None)
+    goes_on(teacher_file, corpus_file, folder, body["steps"])
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for files that another process writes."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):
+            if is_so():
+                return
+        time.sleep(0.02)
+    raise AssertionError("it did not come to pass")
 
 
 def goes_on(teacher: Path, data: Path, folder: Path, done: int) -> None:

@@ -26,7 +26,7 @@ CPU = ("--device", "cpu", "--seq-len", "32")
 KEYS = {
     *("schema", "ok", "file", "format", "architecture", "parameters", "teacher", "data", "documents"),
     *("data_tokens", "device", "dtype", "seq_len", "windows", "tokens", "ce", "perplexity", "accuracy", "kl"),
-    *("agreement", "teacher_ce", "seconds"),
+    *("agreement", "teacher_ce", "dropped_mass", "seconds", "left_out"),
 }
 
 
@@ -65,6 +65,17 @@ def test_scores_are_those_of_the_definition(teacher_file: Path, tmp_path: Path, 
     assert body["accuracy"] == pytest.approx(float((logits.argmax(-1) == ids[1:]).double().mean()))
     assert (body["schema"], body["windows"], body["tokens"]) == ("apr.eval/1", 1, len(ids) - 1)
     assert body["teacher"] is body["kl"] is body["agreement"] is body["teacher_ce"] is None
+
+
+def test_what_of_a_folder_is_not_read_is_said(
+    teacher_file: Path, tmp_path: Path, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text("the cat sat on a mat and then it ran to the dog")
+    (tmp_path / "src/a.so").touch()
+    assert told(teacher_file, tmp_path / "src")[1]["left_out"] == {"files that are no source code": 1}
+    assert apr(["eval", str(teacher_file), "--data", str(tmp_path / "src"), *CPU]) == 0
+    assert "1 files that are no source code" in capsys.readouterr().out
 
 
 def test_every_container_has_the_same_scores(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -35,6 +35,7 @@ class FakeTeacher:
 
     decoder: Decoder
     head_weight: Tensor
+    dropped_weight: Tensor | None = None
 
     @property
     def shape(self) -> Shape:
@@ -103,6 +104,19 @@ def test_scores_are_those_of_the_definition(rows: int, softcap: float, data: Win
     assert 0 < wanted.accuracy < 1
     assert_same(evaluate(student, data, rows=rows, teacher=other, vocabulary=VOCABULARY), wanted)
     assert_same(evaluate(student, data, rows=rows), dense(student, data))
+
+
+def test_the_mass_of_tokens_that_only_the_teacher_has(data: Windows) -> None:
+    student, other = tiny_decoder(1), teacher()
+    other.dropped_weight = other.head_weight[N_REAL:310]
+    more = Vocabulary(N_REAL, 310, 320, tuple("0123456789"))
+    found = evaluate(student, data, rows=3, teacher=other, vocabulary=more)
+    batch = batch_of(data, range(len(data)))
+    with torch.no_grad():
+        hidden = other.hidden(batch.tokens_NT, batch.documents)[batch.labels_NT != IGNORED].double()
+    p = torch.softmax(hidden @ other.head_weight.double().T, -1)
+    assert found.dropped_mass == pytest.approx(float(p[:, N_REAL:].sum(-1).mean()), rel=1e-5)
+    assert_same(replace(found, dropped_mass=None), dense(student, data, other))
 
 
 def test_a_model_is_no_distance_from_itself(data: Windows) -> None:
@@ -250,3 +264,9 @@ def test_errors_of_all_kinds_become_one() -> None:
             raise AssertionError
 
     fails(silent, "AssertionError")
+
+
+def test_a_full_gpu_says_what_takes_less() -> None:
+    with pytest.raises(RunError, match="no score") as caught, scoring():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert "--micro-tokens" in str(caught.value.hint)

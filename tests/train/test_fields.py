@@ -15,7 +15,7 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.errors import AprError
 from aprtrain.config import schema
-from aprtrain.run import plan
+from aprtrain.planning import plan
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -44,7 +44,7 @@ def observe(distil: Distil, tmp_path: Path, given: dict[str, Any], to: str) -> d
     return {
         "weights": weights(folder / "model.apr"),
         "losses": [(line["loss"], line["grad_norm"]) for line in lines(folder)],
-        "scores": lines(folder, "evaluation"),
+        "scores": [line | {"time": None} for line in lines(folder, "evaluation")],
         "files": sorted(path.name for path in folder.iterdir()),
         "checkpoints": summary["checkpoints"],
     }
@@ -85,7 +85,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seq_len": ({}, {"seq_len": 16}),
     "tokens_per_step": ({}, {"tokens_per_step": 64}),
     "held_out": ({}, {"held_out": 0.3}),
-    "eval_data": ({}, {"eval_data": "OTHER"}),
+    "eval_data": ({}, {"eval_data": "OTHER", "held_out": None}),
     "seed": ({}, {"seed": 1}),
     "save_every": ({}, {"save_every": 1}),
     "save_minutes": ({}, {"save_minutes": 1e-6}),
@@ -97,6 +97,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smoke": ({}, {"smoke": 1}),
     "teacher_residency": ({}, {"teacher_residency": "q4k"}),
     "device": ({}, {"device": "cuda:77"}),
+    "shard": ({}, {"shard": "weights"}),  # refused by one process; test_sharding has several
 }
 """Field -> what is given before and after a change that a run must show."""
 
@@ -110,7 +111,12 @@ def test_a_field_changes_what_a_run_does(distil: Distil, tmp_path: Path, name: s
     two = observe(distil, tmp_path, after, "after")
     assert one != two
     assert "error" not in one
-    assert ("error" in two) is (name in ("repeat", "device", "teacher_residency"))
+    assert ("error" in two) is (name in ("repeat", "device", "teacher_residency", "shard"))
+
+
+def test_two_runs_of_the_same_options_show_the_same(distil: Distil, tmp_path: Path) -> None:
+    """Else every field would seem to have an effect."""
+    assert observe(distil, tmp_path, {}, "after") == usual(distil, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +164,6 @@ def test_a_field_changes_the_plan(corpus_file: Path, teacher_file: Path, name: s
 
 def test_no_field_is_left_out() -> None:
     elsewhere = {"teacher", "student", "init", "like", "shape", "data", "output", "resume", "allow_changed"}
-    elsewhere |= {"allow_same_arch", "allow_weaker_teacher", "deadline"}
+    elsewhere |= {"allow_same_arch", "allow_weaker_teacher", "deadline", "teacher_cache", "vocab_policy"}
     planned = {"micro_tokens", "chunk", "recompute", "logits", "compile", "deterministic"}
     assert set(schema()) == set(CHANGES) | elsewhere | planned

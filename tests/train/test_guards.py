@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import train_runs
 from train_children import forked
+from train_corpora import SHAPE
 
 import aprfmt
 from aprfmt.cli import demo_model
@@ -21,8 +24,7 @@ from aprtrain.budget import Row
 from aprtrain.checkpoint import LINEAGE
 from aprtrain.config import Config
 from aprtrain.guards import Utilisation, Watchdog
-from aprtrain.run import plan, run
-from aprtrain.weights import open_network
+from aprtrain.run import run
 from aprtrain.world import World, device_of, joined
 
 Distil = Callable[..., dict[str, Any]]
@@ -45,6 +47,13 @@ def copy_of(
 
 
 # --- teacher and student ---
+
+
+def test_windows_longer_than_the_models_were_made_for_are_refused(distil: Distil) -> None:
+    sizes = {"seq_len": 512, "tokens_per_step": 512, "micro_tokens": 512}
+    with pytest.raises(RefusedError, match="512 tokens are longer than the 256 that the teacher") as caught:
+        distil(**sizes)
+    assert "--seq-len 256" in str(caught.value.hint)
 
 
 def test_the_teacher_as_its_own_student_is_refused(
@@ -102,6 +111,18 @@ def test_a_teacher_with_damaged_layers_is_refused(distil: Distil, teacher_file: 
         with pytest.raises(AprError, match=word) as caught:
             distil(change.__name__, teacher=str(copy))
         assert caught.value.exit_code in (4, 5)
+
+
+def test_a_layer_of_zeros_is_refused_before_the_data_are_read(
+    distil: Distil, teacher_file: Path, tmp_path: Path
+) -> None:
+    def unwritten(name: str, values: Any) -> Any:
+        return np.zeros_like(values) if "layers.1.mlp.up" in name else values
+
+    zero = copy_of(teacher_file, tmp_path / "z.apr", unwritten)
+    with pytest.raises(RefusedError, match="zero") as caught:
+        distil(teacher=str(zero), data=tmp_path / "absent.jsonl")
+    assert caught.value.tensor == "model.layers.1.mlp.up_proj.weight"
 
 
 def test_swapped_models_are_noticed(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
@@ -173,9 +194,14 @@ def test_data_that_are_missing_or_teach_nothing_are_refused(distil: Distil, tmp_
     constant.write_text("".join(json.dumps({"text": "aaaa" * (50 + i)}) + "\n" for i in range(50)))
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    for data, exits in ((tmp_path / "absent.jsonl", 3), (constant, 5), (empty, 5)):
+    absent = tmp_path / "absent.jsonl"
+    for data, exits, word in (
+        (absent, 3, "no such"),
+        (constant, 5, "nearly constant"),
+        (empty, 5, "no training"),
+    ):
         begin = time.monotonic()
-        with pytest.raises(AprError) as caught:
+        with pytest.raises(AprError, match=word) as caught:
             distil(data=data)
         assert caught.value.exit_code == exits, data
         assert time.monotonic() - begin < 5
@@ -224,14 +250,14 @@ def test_a_batch_that_processes_cannot_share_is_refused(
     from aprtrain.metrics import Recorder
     from aprtrain.models import opened
     from aprtrain.packing import Windows
-    from aprtrain.run import _corpus, _settled
+    from aprtrain.run import _corpus, _Folder, _settled
 
     config = train_runs.options(
         "distill", corpus_file, tmp_path, teacher=str(teacher_file), student_init="layers:1", steps=2
     )
     world = World(torch.device("cpu"))
     with opened("distill", config) as pair:
-        corpus = _corpus(config, world, tmp_path, pair, Recorder(None, None))
+        corpus = _corpus(config, world, _Folder(tmp_path, None), pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:
         _settled(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
@@ -257,6 +283,15 @@ def test_a_step_that_hangs_is_ended_at_its_deadline() -> None:
         time.sleep(0.3)
         assert watchdog.limit_s == 120
     assert len(stalls) == 1
+
+
+def test_a_step_that_fails_is_no_longer_watched() -> None:
+    stalls: list[RunError] = []
+    with Watchdog(0.2, stalls.append) as watchdog:
+        with pytest.raises(KeyError), watchdog.step():
+            raise KeyError
+        time.sleep(0.4)
+    assert stalls == []
 
 
 def test_a_stall_in_a_run_ends_the_process_with_exit_8(
@@ -323,44 +358,16 @@ def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> N
     assert "largest part is teacher" in str(caught.value.hint)
 
 
-def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
-    corpus_file: Path, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbidden() -> bool:
-        raise AssertionError("the plan asked for a GPU")
-
-    monkeypatch.setattr(torch.cuda, "is_available", forbidden)
-    config = train_runs.options(
-        "distill",
-        corpus_file,
-        tmp_path / "o",
-        teacher=str(teacher_file),
-        student_init="layers:1",
-        steps=10,
-        device="cuda",
+def test_scores_that_are_written_out_for_a_softcap_are_planned() -> None:
+    config = Config(seq_len=1024, micro_tokens=4096)
+    sizes: dict[str, Any] = {"resident": 0, "head": 0, "on_gpu": True, "compiled": True}
+    plain, capped = (
+        budget.total(budget.memory(config, replace(SHAPE, attn_softcap=cap), None, **sizes))
+        for cap in (0.0, 50.0)
     )
-    body = plan("distill", config)
-    with open_network(teacher_file) as network:
-        assert body["teacher"]["parameters"] == network.shape.n_params
-    assert body["memory_bytes"] == sum(row["bytes"] for row in body["memory"])
-    assert body["vocabulary"]["n_real"] == 300
-    assert body["tokens"] == 10 * 128
-    assert body["digest"] == config.digest() or body["config"]["warmup_steps"] is not None
-    assert not (tmp_path / "o").exists()
-
-
-def test_flops_of_a_known_network() -> None:
-    """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the trunk, 0.82 in the head."""
-    from aprtrain.rotary import Rope
-    from aprtrain.shape import Shape
-
-    fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
-    fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}
-    fields |= {"vocab_rows": 151_936, "tied": True, "windows": (0,) * 24}
-    assert Rope is not None
-    work = budget.flops(Config(seq_len=2048), Shape(**fields), None)
-    assert work.teacher == 0
-    assert work.student / 1e9 == pytest.approx(2.15 + 0.82 + 0.26, rel=0.02)
+    assert capped - plain == 4096 * 1024 * SHAPE.n_heads * SHAPE.n_layers * 8
+    one = replace(config, recompute="block")
+    assert budget.total(budget.memory(one, replace(SHAPE, attn_softcap=50.0), None, **sizes)) < capped
 
 
 def test_run_refuses_in_the_order_that_costs_least(tmp_path: Path, corpus_file: Path) -> None:

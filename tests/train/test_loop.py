@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import train_runs
+from train_faults import CONFIG
 from train_runs import lines, weights
 
 import aprfmt
@@ -41,6 +44,15 @@ def test_a_student_learns_from_its_teacher(distil: Distil, tmp_path: Path) -> No
         assert model.tokenizer is not None
         assert model.metadata["license"] == "mit"
     assert str(tmp_path) not in json.dumps(lineage), "a checkpoint must not name folders of this machine"
+
+
+def test_a_checkpoint_names_no_folder_of_this_machine(distil: Distil, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 320}))
+    other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=20, seed=5)
+    summary = distil(steps=1, student_init=str(tmp_path / "config.json"), eval_data=str(other), held_out=None)
+    with aprfmt.open(summary["model"]) as model:
+        assert model.metadata[LINEAGE]["student"]["made"] == "config.json"
+        assert str(tmp_path) not in json.dumps(dict(model.metadata), default=str)
 
 
 def test_the_saved_model_is_the_one_that_was_evaluated(distil: Distil, tmp_path: Path) -> None:
@@ -217,6 +229,17 @@ def test_a_failed_periodic_save_is_told_and_counted_and_the_training_goes_on(
     assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["failed_saves"] == 1
 
 
+def test_latest_moves_when_model_and_state_are_there(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, lambda path: path.endswith("ckpt-step-000004.state"))
+        assert distil(steps=4, total_steps=8, save_every=2)["failed_saves"] == 1
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 2
+    assert distil(steps=5, total_steps=8, save_every=0, resume=True)["steps"] == 5
+    assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
+
+
 def test_a_save_that_works_at_the_second_try_does_not_count(
     distil: Distil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +261,7 @@ def test_a_folder_that_takes_no_model_is_noticed_before_the_first_step(
     with pytest.raises(StorageError) as caught:
         distil()
     assert caught.value.exit_code == 7
-    assert lines(tmp_path / "run") == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["tokens"]
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -258,6 +281,32 @@ def test_a_failed_final_save_ends_with_exit_7_and_leaves_what_was_there(
         assert str(path) in str(caught.value.hint)
         assert weights(path) == weights(tmp_path / "run/ckpt-step-000004.apr")
     assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+
+
+class Interrupting(io.StringIO):
+    """Sends this process a signal when it is told of step 3."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        if text.startswith("step 3/"):
+            os.kill(os.getpid(), self.number)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
+    distil: Distil, tmp_path: Path, number: int
+) -> None:
+    handler = signal.signal(number, lambda *_: None)  # what a signal that nobody catches would find
+    try:
+        summary = distil(steps=6, save_every=0, stream=Interrupting(number))
+    finally:
+        signal.signal(number, handler)
+    assert (summary.get("interrupted"), summary["steps"], summary["model"]) == (number, 3, None)
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 3
 
 
 # --- smoke, files, progress ---

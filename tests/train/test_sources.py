@@ -51,6 +51,7 @@ def source_tree(root: Path) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     (root / "b/link.py").symlink_to(root / "b/two.py")
+    (root / "b/round").symlink_to(root)
     return root
 
 
@@ -62,22 +63,51 @@ def test_a_source_tree_is_read_in_order_without_what_is_no_source(
     found = read_all(root, skipped)
     assert found == ["Größe\n", "#" * sources.MAX_SOURCE_BYTES, "one = 1\r\n", "two = 2\n"]
     assert skipped == {
-        "binary files": 2,
+        "files that are not UTF-8 text": 2,
         "files above 1 MiB": 1,
         "files that are no source code": 1,
         "hidden folders": 1,
         "hidden files": 1,
-        "links and devices": 1,
+        "links and devices": 2,
     }
     walk = os.walk
 
-    def reversed_walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-        for place, folders, names in walk(folder):
+    def reversed_walk(folder: Path, **options: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        for place, folders, names in walk(folder, **options):
             folders.sort(reverse=True)
             yield place, folders, sorted(names, reverse=True)
 
     monkeypatch.setattr(os, "walk", reversed_walk)
     assert read_all(root) == found
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = source_tree(tmp_path / "tree")
+    scan = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if os.fspath(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(StorageError) as caught:
+        read_all(root)
+    assert str(caught.value.path).endswith("/a")
+
+
+def test_long_text_in_a_folder_is_read_in_pieces(tmp_path: Path) -> None:
+    text = "a line of text\n" * 100_000
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_bytes(text.encode() + b"\xe9t\xe9")
+    (tmp_path / "c.md").write_text(text)
+    skipped: Counter[str] = Counter()
+    pieces = read_all(tmp_path, skipped)
+    assert "".join(pieces) == text
+    assert len(pieces) > 5
+    assert +skipped == {"files that are not UTF-8 text": 1, "files above 1 MiB": 1}
 
 
 def test_a_file_named_by_itself_is_read_whatever_its_size(tmp_path: Path) -> None:
@@ -104,7 +134,10 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.ndjson", ["a"])
     np.array([7, 8, EOS, 9], "<u4").tofile(tmp_path / "c.bin")
     (tmp_path / "README.md").write_text("about these data")
-    found = read_all(tmp_path)
+    (tmp_path / "more").mkdir()
+    skipped: Counter[str] = Counter()
+    found = read_all(tmp_path, skipped)
+    assert skipped == {"files and folders beside the data files": 2}
     assert found[:2] == ["a", "b"]
     assert [ids.tolist() for ids in found[2:]] == [[7, 8], [9]]
 
@@ -126,6 +159,13 @@ def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
         make(tmp_path, path)
     assert caught.value.path == str(path)
     assert not (tmp_path / "data").exists()
+
+
+def test_half_of_a_surrogate_pair_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "cut \\ud83d"}\n{"text": "whole \\ud83d\\ude00"}\n')
+    assert read_all(path) == ["cut \ufffd", "whole \U0001f600"]
+    assert len(make(tmp_path, path).train.ends) == 1
 
 
 def test_an_endless_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +220,8 @@ class FakeParquet:
 
     def iter_batches(self, batch_size: int, columns: list[str]) -> Iterator[Any]:
         for value in self.columns[columns[0]]:
+            if value == "damaged":
+                raise ValueError("Corrupt snappy data")
             column = types.SimpleNamespace(to_pylist=lambda value=value: [value])
             yield types.SimpleNamespace(column=lambda _, column=column: column)
 
@@ -192,9 +234,10 @@ def test_parquet_gives_its_text_column(tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(json.dumps({"id": [1]}))
     with pytest.raises(RefusedError, match="no column 'text' among id"):
         read_all(path)
-    path.write_text("PAR0")
-    with pytest.raises(CorruptError, match="not a Parquet file"):
-        read_all(path)
+    for text, message in (("PAR0", "no magic"), ('{"text": ["a", "damaged"]}', "snappy")):
+        path.write_text(text)
+        with pytest.raises(CorruptError, match=f"not a whole Parquet file: .*{message}"):
+            read_all(path)
 
 
 def test_real_parquet_is_read(tmp_path: Path) -> None:

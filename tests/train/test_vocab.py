@@ -106,6 +106,20 @@ def test_control_tokens_at_the_end_of_the_teacher_are_dropped_and_named() -> Non
         align(words(["a", "b"]), teacher, 4, 4)
 
 
+def test_a_teacher_may_have_more_words_where_that_is_asked_for() -> None:
+    teacher, student = words(["a", "b", "c", "d"]), words(["a", "b"])
+    with pytest.raises(RefusedError, match="the teacher's tokenizer has 2 tokens") as caught:
+        align(teacher, student, 8, 4)
+    assert "--vocab-policy renormalise" in str(caught.value.hint)
+    found = align(teacher, student, 8, 4, "renormalise")
+    assert found == Vocabulary(2, 8, 4, ("c", "d"))
+    assert found.dropped_rows == slice(2, 4)
+    with pytest.raises(RefusedError, match="the student's tokenizer has 2 tokens"):
+        align(student, teacher, 8, 8, "renormalise")
+    with pytest.raises(RefusedError, match="id 1 is 'x' to the teacher"):
+        align(words(["a", "x", "c"]), student, 8, 8, "renormalise")
+
+
 def test_a_control_token_without_a_row_does_not_count() -> None:
     tok = words(["a", "b", "<|image|>"], [NORMAL, NORMAL, CONTROL])
     assert count_real(tok, 2) == 2

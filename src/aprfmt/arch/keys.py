@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import (
@@ -20,14 +20,12 @@ from aprfmt.arch.fields import (
     typed_key,
     untyped,
 )
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Key
 from aprfmt.arch.values import base, dense, gemma, gpt, hybrid, moe
 from aprfmt.arch.values.base import DEFAULT, Converter, Side, head_dim_is_named, plain_head_dim
 from aprfmt.errors import LimitError, RefusedError
 from aprfmt.limits import MAX_LAYERS
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
 
 UNKNOWN_KEYS: tuple[Key, ...] = (
     *(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layers import applies
 from aprfmt.arch.names import Match, expand, matches, spell
 from aprfmt.arch.orders import ORDERS, VALUES, Order, check_order

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layers import applies
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.sizes import evaluate, sizes_of

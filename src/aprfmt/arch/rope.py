@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch.fields import as_float, as_int, from_f32, shortest
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope_math import (
     DEFAULT_THETA,
     attention_factor,
@@ -26,9 +27,6 @@ from aprfmt.arch.rope_math import (
 )
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
 
 __all__ = [
     "DEFAULT_THETA",

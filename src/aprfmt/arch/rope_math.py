@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch.fields import as_float, as_int, shortest
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
 
 DEFAULT_THETA = 10000.0
 """Base frequency where a Hugging Face config names none."""

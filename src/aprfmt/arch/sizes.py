@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 
 _WORD = re.compile(r"\d+|[A-Za-z_][A-Za-z0-9_]*|[-+*/]")
 

@@ -85,10 +85,12 @@ def _text(body: dict[str, Any]) -> Iterator[str]:
             ("agreement", f"the same first choice at {body['agreement']:.2%} of the tokens"),
         ]
     read = f"{body['tokens']:,} tokens in {body['windows']:,} windows of {body['seq_len']:,}"
+    left_out = ", ".join(f"{n} {what}" for what, n in body["left_out"].items())
     yield from pairs(
         [
             *rows,
             ("read", f"{read}; {body['data_tokens']:,} tokens in documents: {body['documents']:,}"),
+            *([("left out", left_out)] if left_out else []),
             ("time", f"{human_seconds(body['seconds'])} on {body['device']} in {body['dtype']}"),
         ]
     )

@@ -52,13 +52,16 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
     from aprtrain import run as trainer
     from aprtrain.config_build import build
     from aprtrain.guards import abort
+    from aprtrain.planning import plan as planned
 
     said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     settings, lines = build(command, said, config, os.environ)
     if plan:
-        body = trainer.plan(command, settings)
+        body = planned(command, settings)
         out.result(body, _plan_text(body))
         return 0
+    if os.environ.get("RANK", "0") != "0":  # torchrun starts several; the first one answers for all
+        out.mode = "quiet"
     summary = trainer.run(
         command,
         settings,
@@ -66,8 +69,7 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
         lines=lines,
         on_stall=partial(abort, tell=report),
     )
-    if os.environ.get("RANK", "0") == "0":  # torchrun starts several
-        out.result(summary, _summary_text(summary))
+    out.result(summary, _summary_text(summary))
     number: int = summary.get("interrupted", 0)
     return 128 + number if number else 0
 
@@ -76,7 +78,8 @@ def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
     stopped = "interrupted" in summary
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {human_count(summary['tokens'])} tokens"
-    rows = [("time", f"{human_seconds(summary['seconds'])}, {summary['tokens_per_s']:,.0f} tokens/s")]
+    rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
+    rows = [("time", human_seconds(summary["seconds"]) + rate)]
     for label, scores in (("before", summary["first"]), ("after", summary["last"])):
         if scores:
             names = ("ce", "kl", "agreement", "teacher_ce")
@@ -107,6 +110,12 @@ def _plan_text(body: dict[str, Any]) -> Iterator[str]:
     if body["tokens"] is not None:
         time = human_seconds(body["seconds_at_400_tflops"])
         facts.append(("tokens", f"{human_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+    data = body["data"]
+    if data["tokens"] is not None:
+        facts.append(("data", f"shards of {data['tokens']:,} tokens"))
+    else:
+        left_out = "".join(f"; left out {n:,} {what}" for what, n in data["left_out"].items())
+        facts.append(("data", f"{data['files']:,} files, {human_bytes(data['bytes'])}{left_out}"))
     for who in ("teacher", "student"):
         if body[who]:
             facts.append(
@@ -120,7 +129,15 @@ def _plan_text(body: dict[str, Any]) -> Iterator[str]:
                 f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}",
             )
         )
-    facts += [
-        ("configuration", f"{name} = {value}") for name, value in body["config"].items() if value is not None
-    ]
-    yield from pairs([*facts, ("digest", body["digest"])])
+    if body["teacher_cache"]:
+        kept = body["teacher_cache"]
+        most = f", at most {human_bytes(kept['bytes'])}" if kept["bytes"] else ""
+        each, free = human_bytes(kept["bytes_per_token"]), human_bytes(kept["free"])
+        facts.append(
+            ("teacher's answers", f"{each} a token{most}; {free} free in {printable(kept['folder'])}")
+        )
+    yield from pairs(facts)
+    yield f"configuration {body['digest']}"
+    yield from pairs(
+        [(name, printable(str(value))) for name, value in body["config"].items() if value is not None]
+    )

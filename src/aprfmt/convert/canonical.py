@@ -7,7 +7,7 @@ from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
 from aprfmt.codecs.dtypes import n_elements

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aprfmt.arch import names
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layers import applies
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match

@@ -127,17 +127,17 @@ class RecipeWriter:
     def tokenizer_file(self, text: bytes) -> None:
         """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference where that is exact."""
         tokenizer = self.tokenizer
-        pieces = splice.split(text, tokenizer) if tokenizer is not None else None
-        if tokenizer is None or pieces is None:
+        pieces = splice.sized(text, tokenizer) if tokenizer is not None else None
+        if pieces is None:
             self.literal(text)
             return
         file = self.files[-1]
-        for piece in pieces:
+        for piece, n_bytes in pieces:
             if isinstance(piece, str):
                 self.literal(piece.encode())
             else:
                 file.segments.append(["j", piece])
-                file.size += len(splice.join([piece], tokenizer))
+                file.size += n_bytes
 
     def value(self) -> dict[str, Any]:
         """The value of the metadata key."""

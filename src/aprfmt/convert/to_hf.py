@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert import envelope, origin, packed, provenance
@@ -183,7 +184,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     return (source, True) if config == base else (_json(config), False)
 
 
-def _as_imported(c: Canonical, source: hp.Hyperparams) -> hp.Hyperparams:
+def _as_imported(c: Canonical, source: Hyperparams) -> Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
     if source.tied and c.head in c.tensors:
         source.tied = False  # a head of its own was found, see canonical

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from aprfmt.arch import names
-from aprfmt.arch.hparams import Hyperparams
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.convert import packed
 from aprfmt.convert.mixes import find_mix

@@ -351,6 +351,6 @@ def open_model(path: Path) -> Model:
 
 
 def _no_hparams(_: Model) -> Any:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
 
     return Hyperparams()

@@ -38,7 +38,7 @@ from aprfmt.limits import MAX_METADATA_BYTES
 from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
 
 MAGIC = b"APR\0"

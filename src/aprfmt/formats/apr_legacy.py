@@ -32,7 +32,7 @@ from aprfmt.limits import (
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
 
 _FOOTER = 4

@@ -37,7 +37,7 @@ from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
 
 DEFAULT_ALIGNMENT = 32

@@ -32,7 +32,7 @@ from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

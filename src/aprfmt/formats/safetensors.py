@@ -24,7 +24,7 @@ from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
 
 MAX_LIBRARY_HEADER_BYTES = 100_000_000

@@ -25,7 +25,7 @@ from aprfmt.errors import CorruptError
 from aprfmt.tokenizer.hf_write_words import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
 
-__all__ = ["explain", "join", "split"]
+__all__ = ["explain", "join", "sized", "split"]
 
 Piece = str | dict[str, Any]
 
@@ -52,6 +52,16 @@ def split(text: bytes, tok: Tokenizer) -> list[Piece] | None:
 
 def explain(text: bytes, tok: Tokenizer) -> tuple[list[Piece] | None, str]:
     """As `split`, with the reason why there are no pieces ("" where there are)."""
+    pieces, reason = _sized(text, tok)
+    return None if pieces is None else [piece for piece, _ in pieces], reason
+
+
+def sized(text: bytes, tok: Tokenizer) -> list[tuple[Piece, int]] | None:
+    """As `split`, each piece with the number of bytes that it stands for."""
+    return _sized(text, tok)[0]
+
+
+def _sized(text: bytes, tok: Tokenizer) -> tuple[list[tuple[Piece, int]] | None, str]:
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError:
@@ -64,13 +74,14 @@ def explain(text: bytes, tok: Tokenizer) -> tuple[list[Piece] | None, str]:
         found = _json_parts(decoded, parsed, tok)
     if isinstance(found, str):
         return None, found
-    pieces: list[Piece] = []
+    pieces: list[tuple[Piece, int]] = []
     at = 0
-    for start, stop, piece in sorted(found, key=lambda part: part[0]):
-        pieces += [decoded[at:start], piece]
+    for start, stop, piece in [*sorted(found, key=lambda part: part[0]), (len(decoded), len(decoded), "")]:
+        pieces += [(decoded[at:start], len(decoded[at:start].encode()))]
+        if piece:  # compared with its place in the text
+            pieces += [(piece, len(decoded[start:stop].encode()))]
         at = stop
-    pieces.append(decoded[at:])
-    return pieces, ""  # each was compared with its place in the text
+    return pieces, ""
 
 
 def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:

@@ -30,6 +30,7 @@ from aprfmt.arch.rows.parts import (
 
 _WINDOW = Key("attention.sliding_window", ("sliding_window",))
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="own_layer_types")
+_SOME_LAYERS = replace(_ODD_LAYERS, via="some_layer_types")
 _QUERY_SCALE = Key("", ("query_pre_attn_scalar",), via="query_scale")
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
@@ -156,7 +157,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", via="softcap"),
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", via="softcap"),
             _WINDOW,
-            _ODD_LAYERS,
+            _SOME_LAYERS,
             _QUERY_SCALE,
             _NO_BIAS,
             _GELU,
@@ -244,7 +245,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         head_never=True,
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
-        keys=(*_COHERE, _WINDOW, _ODD_LAYERS, VOCAB, ROPE_DIM),
+        keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
         defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},
         **MULTIMODAL,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
     MULTIMODAL,
@@ -22,6 +22,9 @@ from aprfmt.arch.rows.parts import (
     named,
     norm,
 )
+
+_WHOLE_HEADS = Key("", via="whole_heads")
+"""Stands for no key: the runtime loads heads of no other size than hidden / heads."""
 
 _BIASED = attention("attention_bias", "attention_bias")
 
@@ -50,7 +53,7 @@ ROWS: tuple[Architecture, ...] = (
         **named("Qwen2", "qwen2"),
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
-        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU),
+        keys=(*DECODER, _WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         defaults={
             "": {
                 "rms_norm_eps": 1e-6,

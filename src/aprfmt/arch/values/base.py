@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int, from_f32, shortest
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.errors import CorruptError, RefusedError
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hparams import Hyperparams
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,16 @@ def _rotated_to(value: Any, side: Side) -> None:
         )
 
 
+def _whole_heads_to(value: Any, side: Side) -> None:
+    """The runtime has no other size of the projections than hidden_size."""
+    h = side.h
+    if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
+        raise RefusedError(
+            f"{h.num_heads} heads of {h.head_dim} values: llama.cpp's {side.row.gguf} loads heads that make up the "
+            f"hidden size, {h.hidden_size}"
+        )
+
+
 def _window(side: Side) -> Any:
     return COMMON["window"].to_gguf(side.h.extra.get("sliding_window"), side)
 
@@ -79,6 +89,7 @@ def _unit_mscale_from(value: Any, side: Side) -> Any:
 
 CONVERTERS: dict[str, Converter] = {
     "every_fourth": Converter(_rotated_to, lambda value, side: _rotated_fill(side), _rotated_fill),
+    "whole_heads": Converter(_whole_heads_to, lambda value, side: DEFAULT),
     "sliding_layers": Converter(_sliding_to, _sliding_from, COMMON["layer_types"].fill),
     "pad_token": Converter(lambda value, side: None, _pad_token_from),
     "llama_4_scaling": Converter(_temperature_to, _temperature_from),

@@ -29,6 +29,16 @@ def _own_layers_to(value: Any, side: Side) -> Any:
     return None if sliding == [bool((i + 1) % period) for i in range(len(sliding))] else sliding
 
 
+def _some_layers_to(value: Any, side: Side) -> Any:
+    """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
+    sliding = _LAYER_TYPES.to_gguf(value, side)
+    if sliding and not any(sliding):
+        raise RefusedError(
+            f"{side.key.hf[0]}: llama.cpp's {side.row.gguf} runs with a sliding layer at least"
+        )
+    return _own_layers_to(value, side)
+
+
 def _any_window_to(value: Any, side: Side) -> int | None:
     """Gemma 3's runtime takes a window to mean that some layer slides."""
     kinds = side.h.extra.get("layer_types")
@@ -94,6 +104,7 @@ def _unscaled_to(value: Any, side: Side) -> str | None:
 
 
 CONVERTERS: dict[str, Converter] = {
+    "some_layer_types": replace(_LAYER_TYPES, to_gguf=_some_layers_to),
     "own_layer_types": replace(_LAYER_TYPES, to_gguf=_own_layers_to),
     "any_layer_types": replace(_LAYER_TYPES, to_gguf=_any_layers_to, from_gguf=_any_layers_from),
     "any_window": Converter(_any_window_to, lambda value, side: as_int(value, side.key.gguf) or DEFAULT),

@@ -1,0 +1,132 @@
+"""The page about a model: every layer in its place, histograms that count every value, any container."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pages import Page
+
+import aprfmt
+from aprfmt.cli.demo_model import build
+from aprfmt.cli.main import run as apr
+from aprfmt.inspect.heatmaps import Cell, heat_map, histograms
+from aprfmt.inspect.model_page import Histogram, html, survey
+
+Arrays = dict[str, "np.ndarray[Any, Any]"]
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    build(path)
+    return path
+
+
+def test_a_histogram_counts_every_value_where_it_lies() -> None:
+    histogram = Histogram()
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=50_000).astype("f4")
+    for block in np.split(values, 10):
+        histogram.add(block)
+    body = histogram.to_json()
+    assert body is not None
+    edges = np.linspace(-body["reach"], body["reach"], 129)
+    expected = np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0]
+    assert sum(body["counts"]) == 50_000
+    assert np.abs(np.array(body["counts"]) - expected).sum() <= 20, "values on an edge may go either way"
+
+
+def test_what_is_not_finite_or_far_away_breaks_no_histogram() -> None:
+    histogram = Histogram()
+    histogram.add(np.array([np.nan, np.inf], "f4"))
+    assert histogram.to_json() is None
+    histogram.add(np.zeros(4, "f4"))
+    histogram.add(np.array([1e38, -1e38, np.nan], "f4"))
+    body = histogram.to_json()
+    assert body is not None
+    assert (body["counts"][0], body["counts"][64], body["counts"][-1]) == (1, 4, 1)
+
+
+def test_the_page_of_a_gguf_and_of_its_apr(tiny: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(tiny, tmp_path / "m.apr")
+    for path, name in ((tiny, "ffn_up.weight"), (tmp_path / "m.apr", "mlp.up_proj.weight")):
+        with aprfmt.open(path) as model:
+            body = survey(model)
+        page = Page(html(body))
+        assert {name, "Dtypes"} < set(page.titles)
+        for tensor in body["tensors"]:
+            assert sum(tensor["histogram"]["counts"]) == np.prod(tensor["shape"])
+        layers = body["metadata"]["num_layers"]
+        assert sum(f"{name}: " in word for word in page.words) == 3 * layers, (
+            "a square a layer in each of the maps"
+        )
+        assert "<|" in page.text or "special tokens" in page.text.lower()
+
+
+def test_layers_stand_in_their_order_and_gaps_show(write: Write, arrays: Arrays) -> None:
+    for layer in (10, 2):
+        arrays[f"model.layers.{layer}.mlp.up_proj.weight"] = np.full((12, 8), layer, "f4")
+    path = write(arrays)
+    with aprfmt.open(path) as model:
+        text = html(survey(model))
+    found = re.findall(r"layer (\d+) mlp.up_proj.weight: ([\d.]+)<", text)
+    assert [n for n, _ in found if n != "0"] == ["2", "10", "2", "10"]
+    assert ("10", "10") in found, "the largest magnitude"
+    assert text.count('class="cell none"') == 3 * 2 * 8, "the other kinds are only in layer 0"
+
+
+def test_experts_share_a_square(write: Write, arrays: Arrays) -> None:
+    for expert, value in enumerate((1.0, 3.0)):
+        arrays[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = np.full((4, 4), value, "f4")
+    with aprfmt.open(write(arrays)) as model:
+        text = html(survey(model))
+    assert "layer 0 mlp.experts.*.up_proj.weight: 2<" in text
+
+
+def test_values_that_are_not_finite_are_told(write: Write, arrays: Arrays) -> None:
+    arrays["model.norm.weight"][0] = np.nan
+    with aprfmt.open(write(arrays)) as model:
+        assert "1 values are NaN or infinite" in Page(html(survey(model))).text
+
+
+def test_the_picture_holds_the_counts() -> None:
+    text = histograms("h", [[0, 4, 1], [0, 0, 9]], 1.0, ("first", "last"))
+    data = base64.b64decode(re.search(r"base64,([^\"]*)\"", text)[1])  # type: ignore[index]
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (3, 2)
+    at = data.index(b"IDAT")
+    pixels = zlib.decompress(data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at], "big")])
+    rows = [pixels[i * 13 + 1 : i * 13 + 13] for i in range(2)]
+    assert [row[3::4] for row in rows] == [bytes([0, 255, 128]), bytes([0, 0, 255])]
+
+
+def test_a_heat_map_needs_rows_and_columns() -> None:
+    assert heat_map("t", [], ["1"]) == ""
+    text = heat_map("t", [("a" * 50, [Cell(1.0, "w"), Cell(0.0, "v"), Cell(None)])], ["1", "2", "3"])
+    assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["1.00", "0.12"]
+    assert "…" + "a" * 32 in text
+
+
+def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "page.html"
+    assert apr(["report", str(tiny), "-o", str(target)]) == 0
+    assert "ffn_up.weight" in Page(target.read_text()).titles
+    assert apr(["report", str(tiny), "-o", str(target)]) == 5
+    assert apr(["report", str(tiny), "-o", str(tmp_path / "page.png")]) == 2
+    assert apr(["report", str(tiny)]) == 2
+    (tmp_path / "cut.gguf").write_bytes(tiny.read_bytes()[:200])
+    assert apr(["report", str(tmp_path / "cut.gguf"), "-o", str(tmp_path / "cut.html")]) == 4
+    assert not (tmp_path / "cut.html").exists()
+    capsys.readouterr()
+    assert apr(["report", str(tiny), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["tensors"][0]["histogram"]["counts"]

@@ -1,0 +1,109 @@
+"""What a plan tells, without a device and without writing anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+
+from aprfmt.errors import NotFoundError
+from aprtrain import budget
+from aprtrain.config import Config
+from aprtrain.corpus import prepare
+from aprtrain.planning import plan
+from aprtrain.weights import open_network
+
+
+def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden() -> bool:
+        raise AssertionError("the plan asked for a GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", forbidden)
+    config = train_runs.options(
+        "distill",
+        corpus_file,
+        tmp_path / "o",
+        teacher=str(teacher_file),
+        student_init="layers:1",
+        steps=10,
+        device="cuda",
+    )
+    body = plan("distill", config)
+    with open_network(teacher_file) as network:
+        assert body["teacher"]["parameters"] == network.shape.n_params
+    assert body["memory_bytes"] == sum(row["bytes"] for row in body["memory"])
+    assert body["vocabulary"]["n_real"] == 300
+    assert body["tokens"] == 10 * 128
+    assert body["digest"] == config.digest() or body["config"]["warmup_steps"] is not None
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path
+) -> None:
+    """In float16 always; a head that is decoded by every use is a copy even in bf16."""
+    given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 1}
+    found = {}
+    for residency in ("bf16", "q4k"):
+        for logits in ("fp16", "fp32"):
+            how = {**given, "teacher_residency": residency, "logits": logits, "device": "cuda"}
+            body = plan("distill", train_runs.options("distill", corpus_file, tmp_path / "o", **how))
+            rows = {row["name"]: row["bytes"] for row in body["memory"]}
+            found[residency, logits] = rows["teacher: head for the loss"]
+    copy = 2 * 300 * 64
+    assert list(found.values()) == [copy, 0, copy, copy]
+
+
+def test_the_plan_tells_what_the_disk_must_hold(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 10}
+    given["teacher_cache"] = str(tmp_path / "deep/er")
+    for device, width in (("cpu", 4), ("cuda", 2)):
+        found = plan("distill", train_runs.options("distill", corpus_file, tmp_path, **given, device=device))
+        kept = found["teacher_cache"]
+        assert kept["bytes_per_token"] == 64 * width
+        assert kept["bytes"] == (10 * 128 + 512) * 64 * width
+        assert kept["free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
+    assert not (tmp_path / "deep").exists()
+
+
+def test_flops_of_a_known_network() -> None:
+    """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the trunk, 0.82 in the head."""
+    from aprtrain.rotary import Rope
+    from aprtrain.shape import Shape
+
+    fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
+    fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}
+    fields |= {"vocab_rows": 151_936, "tied": True, "windows": (0,) * 24}
+    assert Rope is not None
+    work = budget.flops(Config(seq_len=2048), Shape(**fields), None)
+    assert work.teacher == 0
+    assert work.student / 1e9 == pytest.approx(2.15 + 0.82 + 0.26, rel=0.02)
+
+
+def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:1", "steps": 2}
+
+    def data(path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = plan("distill", train_runs.options("distill", path, None, smoke=1, **given))[
+            "data"
+        ]
+        return found
+
+    size = corpus_file.stat().st_size
+    assert data(corpus_file) == {"tokens": None, "files": 1, "bytes": size, "left_out": {}}
+    (tmp_path / "a.py").write_text("x = 1")
+    (tmp_path / "a.so").touch()
+    assert data(tmp_path)["left_out"] == {"files that are no source code": 1}
+    with open_network(teacher_file) as network:
+        corpus = prepare([corpus_file], network.tokenizer, tmp_path / "tokens")
+    assert data(tmp_path / "tokens")["tokens"] == len(corpus.train.tokens)
+    with pytest.raises(NotFoundError):
+        data(tmp_path / "nowhere")

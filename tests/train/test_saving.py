@@ -1,0 +1,297 @@
+"""A run's folder: one run at a time, nothing half-written left, and what would go wrong late is told early."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import train_runs
+from train_corpora import functions
+from train_models import Maker
+from train_runs import weights
+
+import aprfmt
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.convert import provenance
+from aprfmt.convert.run import write_file
+from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
+from aprtrain import checkpoint, saving
+from aprtrain.checkpoint import LATEST, LINEAGE, Identity, snapshot
+from aprtrain.evaluate import evaluate
+from aprtrain.head import distill_head
+from aprtrain.run import run
+from aprtrain.saving import Moment, Saver, held
+from aprtrain.student import make_student
+from aprtrain.weights import open_network
+
+Distil = Callable[..., dict[str, Any]]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool], error: Exception) -> None:
+    """Makes writing raise `error` for the paths of which `fails` says so."""
+    honest: Callable[..., None] = write_file
+
+    def write(target: str, *rest: Any) -> None:
+        if fails(target):
+            raise error
+        honest(target, *rest)
+
+    monkeypatch.setattr(checkpoint, "write_file", write)
+    monkeypatch.setattr(checkpoint, "_PAUSE_S", 0.0)
+
+
+# --- the folder ---
+
+
+def test_two_runs_do_not_share_a_folder(distil: Distil, tmp_path: Path) -> None:
+    with held(tmp_path / "run"), pytest.raises(ExistsError, match="another run is writing"):
+        distil()
+    assert distil()["model"]
+
+
+def test_what_a_killed_run_was_writing_is_removed(distil: Distil, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (folder / ".tokens.abc.tmp").mkdir(parents=True)
+    (folder / ".tokens.abc.tmp/train.bin").touch()
+    left = (
+        ".ckpt-step-000007.state.x_1.tmp",
+        ".model.apr.abc.tmp",
+        "rehearsal.apr",
+        "notes.tmp",
+        ".mine.tmp",
+    )
+    for name in left:
+        (folder / name).touch()
+    distil()
+    found = {path.name for path in folder.iterdir()}
+    assert {"notes.tmp", ".mine.tmp"} <= found
+    assert not {*left[:3], ".tokens.abc.tmp"} & found
+
+
+def test_a_failed_save_leaves_no_half_of_a_checkpoint(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda path: "000002.state" in path, StorageError("No space left on device"))
+    assert distil(steps=4, save_every=2)["failed_saves"] == 1
+    assert [path.name for path in (tmp_path / "run").glob("ckpt-*.apr")] == ["ckpt-step-000004.apr"]
+
+
+def test_a_checkpoint_that_a_pointer_names_is_not_discarded(tmp_path: Path) -> None:
+    for step in (3, 4):
+        (tmp_path / f"{checkpoint.step_name(step)}.apr").touch()
+        checkpoint.point(tmp_path, LATEST, 3)
+        checkpoint.discard(tmp_path, step)
+    assert [path.name for path in tmp_path.glob("*.apr")] == ["ckpt-step-000003.apr"]
+
+
+def test_a_defect_in_the_thread_that_saves_is_counted(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, lambda path: "000002.apr" in path, RuntimeError("a defect"))
+    said = io.StringIO()
+    assert distil(steps=4, save_every=2, stream=said)["failed_saves"] == 1
+    assert "NO CHECKPOINT of step 2 was saved: RuntimeError: a defect" in said.getvalue()
+
+
+# --- the data of a run ---
+
+
+def test_other_data_do_not_replace_those_of_the_run(
+    distil: Distil, tmp_path: Path, corpus_file: Path
+) -> None:
+    folder = tmp_path / "run"
+    distil(steps=2, total_steps=6)
+    tokens = (folder / "tokens/train.bin").read_bytes()
+    other = train_runs.write_corpus(tmp_path / "other.jsonl", seed=9)
+    with pytest.raises(RefusedError, match="data differ") as caught:
+        distil(steps=4, total_steps=6, resume=True, data=other)
+    assert f"--data {folder / 'tokens'}" in str(caught.value.hint)
+    assert (folder / "tokens/train.bin").read_bytes() == tokens
+    assert distil(steps=4, total_steps=6, resume=True, data=folder / "tokens")["steps"] == 4
+    assert distil(steps=5, total_steps=6, resume=True)["steps"] == 5
+
+
+def test_a_run_inside_its_data_does_not_read_itself(distil: Distil, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for i, text in enumerate(functions(200)):
+        (data / f"{i}.py").write_text(text)
+    distil("data/run", data=data, steps=2, total_steps=4, allow_weaker_teacher=True)
+    (data / "run/page.html").write_text("<p>what a run says of itself</p>" * 20)
+    assert distil("data/run", data=data, steps=3, total_steps=4, resume=True, allow_weaker_teacher=True)
+    with pytest.raises(UsageError, match="the data and the output"):
+        distil("data", data=data)
+
+
+# --- before the first step ---
+
+
+def test_what_is_said_of_a_run_is_what_decides_it(distil: Distil, corpus_file: Path, tmp_path: Path) -> None:
+    said = io.StringIO()
+    summary = distil(stream=said, warmup_steps=0, clip=0.0)
+    assert "warmup_steps=0  " in said.getvalue(), "a nought is a value"
+    assert "clip=0.0  " in said.getvalue()
+    assert "resume=" not in said.getvalue()
+    said = io.StringIO()
+    config = train_runs.options("pretrain", corpus_file, tmp_path / "more", init=summary["model"], steps=1)
+    model = run("pretrain", config, stream=said)["model"]
+    assert "kd_weight" not in said.getvalue()
+    with aprfmt.open(model) as opened:
+        assert not {"kd_weight", "student_init"} & opened.metadata[LINEAGE]["config"].keys()
+    said = io.StringIO()
+    distil(stream=said, warmup_steps=0, clip=0.0, steps=5, resume=True, allow_changed=("total_steps",))
+    assert "goes on after step 4" in said.getvalue()
+
+
+def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
+    """What the rehearsal of a student of SmolLM3 tells, of which every fourth layer is not rotated."""
+    told: list[str] = []
+    with open_network(tiny("smollm3").folder) as teacher:
+        decoder, student = make_student(teacher, how)
+        assert teacher.model is not None
+        identity = Identity(student.hparams, student.tokenizer, provenance.read(teacher.model))
+        saver = Saver(folder, identity, 3, told.append)
+        saver.rehearse(Moment(0, snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {}))
+    assert list(folder.iterdir()) == []
+    return told
+
+
+def test_a_student_that_no_gguf_can_hold_is_told_of_before_the_first_step(
+    tmp_path: Path, smollm2_gguf: Path
+) -> None:
+    pytest.importorskip("transformers")
+    tiny = Maker(tmp_path / "models")
+    (tmp_path / "run").mkdir()
+    assert rehearsed(tiny, tmp_path / "run", "layers:0,1") == []
+    told = rehearsed(tiny, tmp_path / "run", "layers:0,3")
+    assert len(told) == 1
+    assert "a GGUF cannot be made of this student: no_rope_layers" in told[0]
+
+
+def test_a_disk_that_will_be_full_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    saver = Saver(tmp_path, Identity(Hyperparams(), None, provenance.Provenance({}, None)), 3, told.append)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 << 30))
+    saver._check_space(1 << 30)
+    assert told == []
+    saver._check_space(2 << 30)
+    assert "take 10.0 GiB, the disk has 5.0 GiB free" in told[0]
+
+
+# --- the end ---
+
+
+def test_a_failed_evaluation_does_not_lose_the_weights(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def failing_late(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise RunError("no score")
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr("aprtrain.run.evaluate", failing_late)
+    with pytest.raises(RunError, match="no score"):
+        distil(steps=4)
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+    assert weights(tmp_path / "run/ckpt-step-000004.apr")
+
+
+def test_a_run_that_a_defect_ends_is_no_running_one(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defect(*args: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("aprtrain.loop.distill_head", defect)
+    with pytest.raises(ZeroDivisionError):
+        distil()
+    assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["status"] == "failed"
+    (error,) = train_runs.lines(tmp_path / "run", "error")
+    assert error["message"] == "ZeroDivisionError: a defect"
+
+
+class Interrupting(io.StringIO):
+    """Sends this process SIGTERM when it reads `words`."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def write(self, text: str) -> int:
+        if text.startswith(self.words):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
+@pytest.fixture
+def sigterm() -> Any:
+    """A signal that nobody else catches does no harm."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_run_may_end_before_its_first_step(distil: Distil) -> None:
+    summary = distil(stream=Interrupting("held-out, step 0"))
+    assert (summary["interrupted"], summary["steps"], summary["tokens_per_s"]) == (signal.SIGTERM, 0, None)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_smoke_run_that_is_ended_early_projects_nothing(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*args: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*args, **options)
+
+    monkeypatch.setattr("aprtrain.run.evaluate", ended)
+    summary = distil(smoke=3, stream=io.StringIO())
+    assert (summary["steps"], "projected_steps" in summary) == (0, False)
+
+
+@pytest.mark.usefixtures("sigterm")
+def test_a_signal_whose_checkpoint_fails_is_exit_7(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, lambda path: "ckpt-step" in path, StorageError("No space left on device"))
+    with pytest.raises(StorageError, match="last checkpoint could not be saved") as caught:
+        distil(steps=9, stream=Interrupting("step 3/"))
+    assert caught.value.exit_code == 7
+
+
+def test_the_save_after_a_nan_may_take_its_time(
+    corpus_file: Path, teacher_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_write, stalls = Saver._write, list[RunError]()
+
+    def slow(self: Saver, moment: Moment) -> None:
+        time.sleep(1.5)
+        honest_write(self, moment)
+
+    def poisoned(*args: Any, **options: Any) -> Any:
+        out = distill_head(*args, **options)
+        return out._replace(loss=out.loss * float("nan"))
+
+    monkeypatch.setattr("aprtrain.loop.distill_head", poisoned)
+    monkeypatch.setattr(Saver, "_write", slow)
+    config = train_runs.options(
+        "distill", corpus_file, tmp_path / "run", teacher=str(teacher_file), student_init="layers:1", steps=2,
+        repeat=True, deadline=1.0,
+    )  # fmt: skip
+    with pytest.raises(RunError, match="step 1 is not finite"):
+        run("distill", config, stream=None, on_stall=stalls.append)
+    assert stalls == []
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 1
+    assert saving.METADATA in {path.name for path in (tmp_path / "run").iterdir()}

@@ -1,0 +1,68 @@
+"""A teacher with more tokens than its student: refused, or its distribution is taken over the shared ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_runs
+
+from aprfmt.cli import demo_model
+from aprfmt.errors import RefusedError, RunError
+from aprtrain.weights import open_network
+
+Distil = Callable[..., dict[str, Any]]
+UNUSED = ("q q", "z z", "x x", "j j")
+"""Merges of which the text has none."""
+
+
+def demo(path: Path, merges: tuple[str, ...]) -> Path:
+    """The demo model with these merges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_model, "MERGES", merges)
+        patch.setattr(demo_model, "N_TOKENS", 260 + len(merges))
+        demo_model.build(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wide_teacher(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path) -> Path:
+    """Has learnt the corpus with four tokens more than the demo model."""
+    folder = tmp_path_factory.mktemp("wide")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo_model, "MERGES", demo_model.MERGES + UNUSED)
+        patch.setattr(demo_model, "N_TOKENS", 304)
+        return train_runs.make_teacher(folder, corpus_file)
+
+
+def test_the_shared_tokens_alone_are_learnt_and_the_rest_is_told(
+    distil: Distil, tmp_path: Path, wide_teacher: Path
+) -> None:
+    given: dict[str, Any] = {"teacher": str(wide_teacher), "student_init": None, "steps": 30}
+    given["student"] = str(demo(tmp_path / "s.gguf", demo_model.MERGES))
+    with pytest.raises(RefusedError, match="the teacher's tokenizer has 4 tokens that the student's has not"):
+        distil("refused", **given)
+    summary = distil("run", **given, vocab_policy="renormalise")
+    assert summary["last"]["kl"] < 0.8 * summary["first"]["kl"]
+    assert 0 < summary["first"]["dropped_mass"] < 1e-3
+    assert summary["last"]["dropped_mass"] == summary["first"]["dropped_mass"], "the teacher stays what it is"
+    described = json.loads((tmp_path / "run/distillation_metadata.json").read_text())
+    assert described["resolved"]["vocab_policy"] == "renormalise"
+    with open_network(summary["model"]) as network:
+        assert network.shape.vocab_rows == 300
+
+
+def test_a_teacher_that_uses_its_other_tokens_stops_the_run(
+    distil: Distil, tmp_path: Path, teacher_file: Path
+) -> None:
+    given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": None}
+    given["student"] = str(demo(tmp_path / "s.gguf", demo_model.MERGES[:-4]))
+    with pytest.raises(
+        RunError, match=r"gives \d+\.\d+% of its probability to tokens that the student"
+    ) as caught:
+        distil("run", **given, vocab_policy="renormalise", allow_weaker_teacher=True)
+    assert caught.value.exit_code == 8
+    assert not list((tmp_path / "run").glob("*.apr"))

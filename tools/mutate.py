@@ -1,0 +1,195 @@
+"""Proof that the trainer's tests bite: each fault of mutations.py must turn its tests red.
+
+    python tools/mutate.py                  all of them
+    python tools/mutate.py "lr dropped"     only those
+
+The tests first run on a copy without faults and must be green there; then each fault is put into a copy of its own.
+A test that fails for a reason that any slip of the pen would cause is no proof, nor is one whose setup fails. Exit 1
+where a fault survives, or its place in the sources is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from mutations import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[1]
+_TIMEOUT_S = 180
+_COPIED = ("src", "tests", "tools", "pyproject.toml")
+_SLIPS = re.compile(r"(Name|Syntax|Import|ModuleNotFound|Attribute|UnboundLocal)Error\b")
+_MAKE_TEACHER = """
+import sys
+from pathlib import Path
+import train_runs
+folder = Path(sys.argv[1])
+print(train_runs.make_teacher(folder, train_runs.write_corpus(folder / "corpus.jsonl")))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a mutant's tests said: the one that failed, "" where none did in earnest; why; how long it took."""
+
+    name: str
+    caught_by: str
+    reason: str
+    seconds: float
+
+
+class Copy:
+    """The sources and tests in a temporary folder, and a teacher that sound code has trained there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes it. Raises CalledProcessError where no teacher can be trained."""
+        self.folder = folder / "sound"
+        self._mutants = folder / "mutants"
+        for name in _COPIED:
+            source, target = ROOT / name, self.folder / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+            else:
+                shutil.copy2(source, target)
+        (folder / "teacher").mkdir()
+        arguments = ["-c", _MAKE_TEACHER, str(folder / "teacher")]
+        environment = self._environment("tests/support")
+        made = subprocess.run(
+            [sys.executable, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=True
+        )  # fmt: skip
+        self._teacher = made.stdout.split()[-1]
+
+    def _environment(self, *paths: str | Path) -> dict[str, str]:
+        # Compiled files are told apart by their size and second: two mutants could share one.
+        return os.environ | {
+            "PYTHONPATH": os.pathsep.join(str(self.folder / path) for path in (*paths, "src")),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "1000",
+        }
+
+    def test(self, tests: Iterable[str], mutant: Path | None = None) -> tuple[int, str]:
+        """Runs tests of tests/train, with a mutant's packages before the sound ones: exit code, output."""
+        where = self._mutants / "temporary" / (mutant.name if mutant else "sound")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
+        found = subprocess.run(  # noqa: PLW1510
+            [*command, f"--basetemp={where}", *(f"tests/train/{test}" for test in tests)],
+            cwd=self.folder,
+            env=self._environment(*([mutant] if mutant else [])) | {"APR_TEST_TEACHER": self._teacher},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        return found.returncode, found.stdout + found.stderr
+
+    def mutated(self, number: int, mutation: Mutation) -> Path:
+        """A folder with the package of a mutant."""
+        folder = self._mutants / str(number)
+        shutil.copytree(self.folder / "src/aprtrain", folder / "aprtrain")
+        (folder / "aprtrain" / mutation.file).write_text(faulty(mutation, self.folder / "src/aprtrain"))
+        return folder
+
+
+def faulty(mutation: Mutation, package: Path) -> str:
+    """The text of the file with the fault in it. Raises ValueError where its place is gone or nothing compiles."""
+    text = (package / mutation.file).read_text()
+    if (count := text.count(mutation.old)) != 1:
+        raise ValueError(f"{mutation.file} holds {count} times {mutation.old!r}")
+    mutant = text.replace(mutation.old, mutation.new)
+    try:
+        compile(mutant, mutation.file, "exec")
+    except SyntaxError as error:
+        raise ValueError(f"{mutation.file} does not compile with the fault: {error}") from error
+    return mutant
+
+
+def judged(code: int, output: str) -> tuple[str, str]:
+    """(the test that noticed the fault, its words), or ("", why that is no proof)."""
+    if code == 0:
+        return "", "all tests pass"
+    failed = re.search(r"^FAILED tests/train/(.+?)(?: - (.*))?$", output, re.MULTILINE)
+    if failed is None:
+        error = re.search(r"^ERROR .*$", output, re.MULTILINE)
+        return "", error[0] if error else f"pytest ended with {code}: {output.strip()[-200:]}"
+    test, words = failed[1], failed[2] or ""
+    if _SLIPS.match(words):
+        return "", f"{test} fails for another reason: {words}"
+    return test, words
+
+
+def tried(copy: Copy, number: int, mutation: Mutation) -> Outcome:
+    """Puts the fault in and runs its tests."""
+    begin = time.monotonic()
+    try:
+        code, output = copy.test(mutation.tests.split(), copy.mutated(number, mutation))
+        test, reason = judged(code, output)
+    except subprocess.TimeoutExpired:
+        test, reason = "", f"no end after {_TIMEOUT_S} s"
+    except ValueError as error:
+        test, reason = "", str(error)
+    return Outcome(mutation.name, test, reason, time.monotonic() - begin)
+
+
+def chosen(names: list[str]) -> list[Mutation]:
+    """The mutations of these names, for none all that can be tried here. Raises SystemExit for an unknown one."""
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"no such mutation: {', '.join(unknown)}")
+    return [known[name] for name in names] or [m for m in MUTATIONS if not m.cuda or _has_cuda()]
+
+
+@cache
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def outcomes(mutations: list[Mutation], jobs: int) -> Iterator[Outcome]:
+    """The sound copy's outcome, then those of the mutants as they end, in the order of the table."""
+    with tempfile.TemporaryDirectory(prefix="apr-mutants-") as name:
+        copy, begin = Copy(Path(name)), time.monotonic()
+        tests = dict.fromkeys(test for mutation in mutations for test in mutation.tests.split())
+        code, output = copy.test(tests)
+        if code:
+            raise SystemExit(f"the tests are not green without a fault:\n{output[-3000:]}")
+        yield Outcome("(no fault)", f"{len(tests)} tests are green", "", time.monotonic() - begin)
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(lambda pair: tried(copy, *pair), enumerate(mutations))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The table; 1 where something survives."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="mutations to try (default: all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    given = parser.parse_args(arguments)
+    mutations = chosen(given.names)
+    width = max(len(mutation.name) for mutation in mutations)
+    survivors = 0
+    for outcome in outcomes(mutations, given.jobs):
+        survivors += not outcome.caught_by
+        verdict = outcome.caught_by.partition("[")[0] or f"SURVIVES: {outcome.reason}"
+        print(f"{outcome.name:<{width}}  {outcome.seconds:5.1f} s  {verdict}", flush=True)
+    print(
+        f"{len(mutations)} of {len(MUTATIONS)} mutations, {survivors} survive; those of CUDA kernels need a GPU"
+    )
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
