@@ -64,11 +64,13 @@ class Fork:
 @contextmanager
 def forked(work: Callable[[], object]) -> Iterator[Fork]:
     """Does `work` in a fork, which has exit code 1 if it returns; killed and reaped at the end of the block."""
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
             _die_with_parent()
-            work()
+            if os.getppid() == parent:  # it may have been killed before the kernel was asked
+                work()
         finally:
             os._exit(1)
     fork = Fork(pid)
