@@ -126,6 +126,8 @@ class Trainer:
         self._on_gpu = world.device.type == "cuda"
         self._head_name = "embed" if parts.student.shape.tied else "head"
         self._teacher_head: Tensor | None = None
+        models = (parts.student, parts.teacher)
+        self._softcaps = Softcaps(*(model.shape.logit_softcap if model else 0.0 for model in models))
         self._pending: _Pending | None = None
         self._asked_to_stop = False
         self._asked_to_save = False
@@ -218,16 +220,13 @@ class Trainer:
         config, parts = self._config, self._parts
         hidden, head = None, None
         if parts.teacher is not None:
-            if parts.answers is not None:
-                hidden = parts.answers(batch).flatten(0, 1)
-            else:
-                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
+            hidden = (parts.answers or parts.teacher.answers)(batch).flatten(0, 1)
             head = self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, batch.labels_NT.flatten(), parts.objective,
             parts.vocabulary, n_valid=batch.n_valid, chunk=config.chunk,
-            logits="fp32" if config.logits == "fp32" else "fp16", softcaps=softcaps(parts.student, parts.teacher),
+            logits="fp32" if config.logits == "fp32" else "fp16", softcaps=self._softcaps,
             grad_w=parts.optimizer.grad_of(self._head_name),
         )  # fmt: skip
         torch.autograd.backward(out.loss)
@@ -337,16 +336,21 @@ class Trainer:
             self._utilisation.wanted.clear()
 
     def evaluate(self) -> dict[str, Any]:
-        """Scores of now; recorded, and said. Other processes than the first give {} where they are not needed."""
-        is_needed = self._world.is_first or self._parts.optimizer.is_spread
-        if not is_needed or self._config.smoke is not None:
+        """Scores of now, recorded and said; {} where not needed. If it fails, all save the weights, then raise."""
+        scores: dict[str, Any] = {}
+        error: AprError | None = None
+        if (self._world.is_first or self._parts.optimizer.is_spread) and self._config.smoke is None:
+            try:
+                scores = {"step": self.progress.step, **self._parts.evaluate()}
+            except AprError as found:
+                error = found
+        if self._world.any(error is not None):
+            if self.progress.step:
+                self.save_now()
+            self._world.barrier()
+            raise error or RunError("the evaluation failed in another process")
+        if not scores:
             return {}
-        try:
-            scores = {"step": self.progress.step, **self._parts.evaluate()}
-        except AprError:
-            if self.progress.step and self._world.size == 1:  # of several, all would have to take part
-                self.save_now()  # the weights are worth more than their score
-            raise
         self.progress.evaluations.append(scores)
         self._parts.recorder.record("evaluation", scores)
         words = [f"{k} {v:.4f}" for k, v in scores.items() if isinstance(v, float) and k != "best"]
@@ -392,8 +396,3 @@ class Trainer:
             "cursor": self._parts.batches.cursor,
         }
         return Moment(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)
-
-
-def softcaps(student: Decoder, teacher: Teacher | None) -> Softcaps:
-    """The bounds of both models' logits."""
-    return Softcaps(student.shape.logit_softcap, teacher.shape.logit_softcap if teacher is not None else 0.0)

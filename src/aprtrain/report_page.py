@@ -316,7 +316,7 @@ def _draw(axes: Any, panel: _Panel, body: _Body) -> None:
     axes.set_xlabel("tokens")
     if panel.zero:
         axes.set_ylim(bottom=0)
-    elif is_wide([y for s in panel.series for y in s.ys if y is not None]):
+    elif is_wide([y for s in panel.series for y in s.ys if y is not None], panel.kind):
         axes.set_yscale("log")
     if panel.kind == "percent":
         axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")

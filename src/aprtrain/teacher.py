@@ -19,6 +19,7 @@ from torch import Tensor
 from aprfmt.errors import UsageError
 from aprtrain import teacher_blocks, teacher_fp8
 from aprtrain.attention import Documents
+from aprtrain.batches import Batch
 from aprtrain.decoder import Decoder
 from aprtrain.shape import Shape
 from aprtrain.teacher_blocks import BlocksDecoder
@@ -103,6 +104,10 @@ class Teacher:
             hidden_NTD = self.decoder(tokens_NT, documents)
         assert isinstance(hidden_NTD, Tensor)
         return hidden_NTD
+
+    def answers(self, batch: Batch) -> Tensor:
+        """`hidden` of a batch."""
+        return self.hidden(batch.tokens_NT, batch.documents)
 
     @property
     def head_weight(self) -> Tensor:

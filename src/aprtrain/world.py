@@ -56,6 +56,14 @@ class World:
         begin = _named("all_gather_single", "all_gather_into_tensor")
         return begin(whole, given, async_op=True)
 
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true in some process; waits for all of them."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor(float(flag), device=self.device)
+        self.add_up(found)
+        return bool(found)
+
     def barrier(self) -> None:
         """Waits for the other processes."""
         if self.size > 1:

@@ -38,6 +38,7 @@ def test_decades_are_as_far_apart_as_others() -> None:
     assert ticks(figure)[:3] == ["0.01", "0.1", "1"]
     linear = curve(chart("t", [Series("s", [0, 1, 2], [0.01, 0.1, 1.0])], zero=True))
     assert linear[0][1] - linear[1][1] == pytest.approx((linear[1][1] - linear[2][1]) / 10, abs=0.2)
+    assert curve(chart("t", [Series("s", [0, 1, 2], [0.01, 0.1, 1.0])], kind="percent")) != curve(figure)
 
 
 def test_figures_share_a_range_and_marks_stand_in_it() -> None:

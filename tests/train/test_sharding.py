@@ -20,6 +20,7 @@ import aprfmt
 from aprfmt.errors import RunError, UsageError
 from aprtrain import checkpoint, loop, optim
 from aprtrain.decoder import Decoder, hf_parts
+from aprtrain.evaluate import evaluate
 from aprtrain.head import distill_head
 from aprtrain.objective import Objective
 from aprtrain.optim import KINDS, Optimizer, Owner, Settings, load_states, states
@@ -297,6 +298,28 @@ def test_a_nan_leaves_the_weights_before_it_in_divided_runs(
         ):
             for name, tensor in one.tensors.items():
                 assert torch.allclose(tensor.torch(), two.tensors[name].torch(), atol=1e-5), name
+
+
+def test_a_failed_evaluation_does_not_lose_the_weights_of_several_processes(
+    train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def failing_late(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise RunError("no score")
+        return evaluate(*args, **options)
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            monkeypatch.setattr("aprtrain.run.evaluate", failing_late)
+        with pytest.raises(RunError, match="in another process" if rank else "no score"):
+            train("run")
+
+    together(work)
+    assert checkpoint.pointed(tmp_path / "run", checkpoint.LATEST) == 6
 
 
 def test_the_first_process_says_when_it_is_time_to_save(train: Run, tmp_path: Path) -> None:

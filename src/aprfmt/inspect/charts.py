@@ -119,14 +119,14 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return found[:: max(1, math.ceil(len(found) / 6))]
 
 
-def is_wide(values: Sequence[float]) -> bool:
-    """Whether `values` are best seen over a logarithmic axis."""
-    return min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+def is_wide(values: Sequence[float], kind: str) -> bool:
+    """Whether `values` are best seen over a logarithmic axis, which shares of one never are."""
+    return kind != "percent" and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
 
 
-def _axis(values: Sequence[float], start: float, end: float, *, zero: bool) -> Axis:
+def _axis(values: Sequence[float], start: float, end: float, kind: str, *, zero: bool) -> Axis:
     low, high = min(values), max(values)
-    if is_wide(values) and not zero:
+    if is_wide(values, kind) and not zero:
         return Axis(low / 1.15, high * 1.15, start, end, is_log=True)
     if zero:
         low = min(low, 0.0)
@@ -188,7 +188,7 @@ def chart(
         return ""
     low, high = x_range or (min(min(s.xs) for s in drawn), max(max(s.xs) for s in drawn))
     x = Axis(low, high if high > low else low + 1, _LEFT, WIDTH - _RIGHT)
-    y = _axis(values, HEIGHT - _BOTTOM, _TOP, zero=zero)
+    y = _axis(values, HEIGHT - _BOTTOM, _TOP, kind, zero=zero)
     say = _percent if kind == "percent" else brief
     body = [*_grid(x, y, say), *_marks(x, marks)]
     kept = []
