@@ -47,7 +47,7 @@ COMMANDS = {
         Row("distill", "distill", "A student learns what a larger model answers.", "Train"),
         Row("pretrain", "pretrain", "A model learns from text alone.", "Train"),
         Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
-        Row("report", "report", "A page about a training run: result, curves, configuration.", "Train"),
+        Row("report", "report", "One page about a training run, or about a model.", "Train"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
 }
