@@ -25,7 +25,7 @@ def build(
 ) -> tuple[Config, list[str]]:
     """The configuration of a run of `command`, and lines that name the environment variables that count.
 
-    `given` holds the command line's values, None (or False, or an empty tuple) where nothing was said.
+    `given` holds the command line's values, None (or an empty tuple) where nothing was said.
     Raises UsageError, for a file that is not there NotFoundError.
     """
     rows = {f.name: f for f in command_fields(command)}
@@ -33,11 +33,7 @@ def build(
     if file is not None:
         values |= {name: (value, f"{file}") for name, value in _file_values(Path(file), rows).items()}
     values |= (from_environment := dict(_environment_values(environment or {}, rows)))
-    said = {
-        name: value
-        for name, value in given.items()
-        if value is not None and value is not False and value != ()
-    }
+    said = {name: value for name, value in given.items() if value is not None and value != ()}
     values |= {name: (value, rows[name].flag) for name, value in said.items()}
     checked = {name: _checked(rows[name], value, where) for name, (value, where) in values.items()}
     lines = [
@@ -65,11 +61,16 @@ def _file_values(path: Path, rows: Mapping[str, Field]) -> dict[str, Any]:
         found = _parse(text, path.suffix.lower())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"cannot be parsed: {str(error)[:200]}", path=path) from error
+    if found is None:  # an empty .yaml
+        found = {}
     if not isinstance(found, dict):
         raise UsageError("a configuration is a table of options", path=path)
-    values = {str(key).replace("-", "_"): value for key, value in found.items()}
-    if len(values) < len(found):
-        raise UsageError("an option is given twice", path=path)
+    values: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name in values:
+            raise UsageError(f"{name!r} is given twice", path=path)
+        values[name] = value
     for name in values:
         if name not in rows:
             raise _unknown(name, rows, f"{path}")

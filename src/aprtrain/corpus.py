@@ -26,14 +26,14 @@ from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.shards import HEADER, PARTS, Corpus, PartWriter, open_corpus, read_header, write_header
 from aprtrain.sources import Document, SourceFile, list_files, read_documents
 
-__all__ = ["HELD_OUT", "Encoder", "prepare"]
+__all__ = ["HELD_OUT", "Encoder", "Pace", "prepare"]
 
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
 
 _BATCH_CHARS = 4 << 20
 _BATCH_DOCUMENTS = 4096
-_TELL_S = 20.0  # between lines about how far the reading is
+TELL_S = 20.0  # between lines about how far the reading is
 _LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64
 
@@ -221,13 +221,13 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
     log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
         skipped = Counter(plan.skipped)
-        tally, parts = _write_parts(plan, temporary, skipped, _Pace(n_bytes, log))
+        tally, parts = _write_parts(plan, temporary, skipped, Pace(n_bytes, log))
         threshold = plan.threshold
         if threshold is not None and not parts["held_out"]["documents"] and tally.smallest < _HASHES:
             threshold = tally.smallest + 1  # a small corpus: the one document with the smallest hash
             skipped = Counter(plan.skipped)
             tally, parts = _write_parts(
-                replace(plan, threshold=threshold), temporary, skipped, _Pace(n_bytes, log)
+                replace(plan, threshold=threshold), temporary, skipped, Pace(n_bytes, log)
             )
         _check_not_empty(tally, parts, skipped)
         header = {
@@ -244,7 +244,7 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
     log(_counts(header))
 
 
-class _Pace:
+class Pace:
     """Tells now and then how far the reading is."""
 
     def __init__(self, n_bytes: int, log: Log) -> None:
@@ -258,11 +258,11 @@ class _Pace:
         """A file is read to its end."""
         self._done, self._here = self._done + n_bytes, 0
 
-    def document(self, length: int) -> None:
+    def document(self, document: Document) -> None:
         """A document is read."""
-        self._here += length
+        self._here += len(document) * (1 if isinstance(document, str) else 4)
         now = time.monotonic()
-        if now - self._told < _TELL_S:
+        if now - self._told < TELL_S:
             return
         self._told = now
         done = min(self._done + self._here, self._n_bytes)
@@ -275,7 +275,7 @@ class _Pace:
 
 
 def _write_parts(
-    plan: _Plan, folder: Path, skipped: Counter[str], pace: _Pace
+    plan: _Plan, folder: Path, skipped: Counter[str], pace: Pace
 ) -> tuple[_Tally, dict[str, dict[str, Any]]]:
     tally = _Tally()
     with ExitStack() as stack:
@@ -291,9 +291,7 @@ def _write_parts(
 _Batch = list[tuple[str, int, Document]]
 
 
-def _encoded(
-    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: _Pace
-) -> Iterator[tuple[str, int, Ids]]:
+def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace) -> Iterator[tuple[str, int, Ids]]:
     """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
 
     def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
@@ -325,14 +323,14 @@ def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]
 
 
 def _chosen(
-    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: _Pace
+    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace
 ) -> Iterator[tuple[str, int, Document]]:
     """(part, content hash, document) without empty documents and copies."""
     for side, files in plan.files.items():
         for file in files:
             for document in read_documents(file, plan.encoder.separator, skipped):
                 tally.read += 1
-                pace.document(len(document) * (1 if isinstance(document, str) else 4))
+                pace.document(document)
                 if len(document) == 0 or (isinstance(document, str) and not document.strip()):
                     tally.empty += 1
                     continue

@@ -146,7 +146,7 @@ def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
 
 
 class Watchdog:
-    """Ends the process when a step takes too long: `first_s` for the first, then 20 times the median, at least 2 min.
+    """Ends the process when a step takes longer than 20 times the median and 2 min, the first two than `first_s`.
 
     Use in `with`; steps run in `with watchdog.step():`. What is outside of them may take any time.
     """
@@ -173,7 +173,9 @@ class Watchdog:
         """Seconds that the next step may take."""
         if not self._times:
             return self._first_s
-        return max(_STALL_LEAST_S, _STALL_FACTOR * statistics.median(self._times))
+        usual = max(_STALL_LEAST_S, _STALL_FACTOR * statistics.median(self._times))
+        # The second one waits for the first, which other processes may still be compiling.
+        return max(usual, self._first_s) if len(self._times) == 1 else usual
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -178,7 +178,7 @@ class Trainer:
     # --- a step ---
 
     def _step(self) -> None:
-        if self._utilisation is not None:
+        if self._utilisation is not None and self.step_seconds:  # before, kernels are compiled
             self._utilisation.wanted.set()
             self._utilisation.check()
         launched = self._launch(next(self._parts.batches))
@@ -343,6 +343,8 @@ class Trainer:
             try:
                 scores = {"step": self.progress.step, **self._parts.evaluate()}
             except AprError as found:
+                if self._parts.optimizer.is_spread and found.__cause__ is not None:
+                    raise  # perhaps in this process alone: the others are still busy with the divided network
                 error = found
         if self._world.any(error is not None):
             if self.progress.step:
@@ -390,9 +392,5 @@ class Trainer:
         state["rng"] = torch.get_rng_state()
         progress = vars(self.progress) | {"evaluations": list(self.progress.evaluations)}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
-        facts = {
-            **self._parts.facts,
-            "progress": progress,
-            "cursor": self._parts.batches.cursor,
-        }
+        facts = {**self._parts.facts, "progress": progress, "cursor": self._parts.batches.cursor}
         return Moment(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)

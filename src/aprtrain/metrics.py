@@ -110,10 +110,10 @@ def _until(path: Path, step: int) -> str:
     if not path.exists():
         return ""
     kept = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            is_old = int(json.loads(text).get("step", 0)) <= step
-        except (ValueError, TypeError, AttributeError):  # the line that a killed run was writing
+            is_old = json.loads(text).get("step", 0) <= step
+        except (ValueError, TypeError, AttributeError, RecursionError):  # what a killed run was writing
             continue
         if is_old:
             kept.append(text + "\n")

@@ -31,6 +31,7 @@ CURVES = (
 SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
 _SHARES = ("accuracy", "agreement")
 _COLD = 2  # first steps of a process, which compile and are no measure of speed
+_ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
 
 
 def is_run(folder: Path) -> bool:
@@ -95,7 +96,11 @@ def _body(
     command = str(start.get("command") or metadata.get("command") or "distill")
     config = _options(command, _mapping(start.get("config") or metadata.get("resolved")))
     last = steps[-1] if steps else {}
-    done = max(int(number(metadata.get("steps")) or 0), int(number(last.get("step")) or 0))
+    # The last evaluation may be of a later step than the last line of one.
+    done = max(
+        int(number(n) or 0) for n in (metadata.get("steps"), *(e["step"] for e in (*steps, *evaluations)))
+    )
+    tokens = [metadata.get("tokens"), last.get("tokens"), *(e["at_tokens"] for e in evaluations)]
     now = _latest_process(events)
     return {
         "folder": str(folder),
@@ -104,10 +109,10 @@ def _body(
         "error": next((str(e.get("message")) for e in now if e.get("event") == "error"), None),
         "heard_at": max((t for e in events if (t := number(e.get("time"))) is not None), default=None),
         **_who(metadata, config),
-        "device": start.get("device"),
+        "device": str(start.get("device") or "") or None,
         "steps": done,
         "total_steps": number(config.get("steps")),
-        "tokens": max(number(metadata.get("tokens")) or 0, number(last.get("tokens")) or 0),
+        "tokens": max(number(n) or 0 for n in tokens),
         "seconds": _seconds(events) or number(metadata.get("seconds")),
         **_speed(steps),
         "before": evaluations[0] if evaluations else None,
@@ -135,13 +140,10 @@ def _latest_process(events: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]
 
 
 def number(value: Any) -> float | None:
-    """`value` where it is a finite number, else None."""
+    """`value` where it is a finite number of a size that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
-        return None
+    return value if abs(value) < _ABSURD else None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def _curves(steps: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
 
 
 def _speed(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    warm = steps[_COLD:] or steps
+    warm = steps[_COLD:] or steps[-1:]
     found: dict[str, Any] = {}
     for name in ("tokens_per_s", "mfu", "utilisation"):
         values = [v for e in warm if (v := number(e.get(name))) is not None]

@@ -85,7 +85,7 @@ def html(body: _Body) -> str:
         for p in _panels(body)
     ]
     parts = [*_head(body), _tiles(body), heading("Curves over tokens"), _notes(body), grid(figures)]
-    parts += [*_tables(body), *_origin(body), _foot(body)]
+    parts += [*_tables(body), *_origin(body), _foot(body, any(figures))]
     return page(f"{name(body)}: {sentence(body)}", parts, style=STYLE, script=SCRIPT)
 
 
@@ -107,9 +107,11 @@ def sentence(body: _Body) -> str:
         moved = change.get(key)
         if moved is not None:
             a, b = body["before"][key], body["after"][key]
-            verb = "fell" if b < a else "rose" if b > a else "stayed"
+            if a == b:
+                return f"held-out {words} stayed at {a:.4g}"
+            verb = "fell" if b < a else "rose"
             return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_signed(moved)})"
-    return "no result yet: the run was evaluated less than twice"
+    return "no result yet: there are no two evaluations to compare"
 
 
 def _signed(share: float, unit: str = "%") -> str:
@@ -126,7 +128,7 @@ def _head(body: _Body) -> Iterator[str]:
         model = body[who]
         if model and model["architecture"]:
             size = f" {brief(model['parameters'])} parameters" if model["parameters"] else ""
-            told.append(f"{who} {model['architecture']}{size}")
+            told.append(f"{who if body['teacher'] else 'model'} {model['architecture']}{size}")
     yield f"<p class=soft>{text(' · '.join(word for word in told if word))}</p>"
     if body["error"]:
         yield f"<p class=bad>{text(body['error'])}</p>"
@@ -222,7 +224,8 @@ def _tables(body: _Body) -> Iterator[str]:
         ("seconds", "seconds", "{:.3g}".format),
         ("", "note", str),
     ]
-    yield from _numbers_table("Checkpoints", columns, sorted(kept + gone, key=lambda row: row["step"]))
+    rows = sorted(kept + gone, key=lambda row: row["step"])
+    yield from _numbers_table("Checkpoints written, also those removed since", columns, rows)
 
 
 def _numbers_table(
@@ -253,7 +256,7 @@ def _origin(body: _Body) -> Iterator[str]:
     for title, part in (
         ("Environment", "environment"),
         ("Versions", "versions"),
-        ("Lineage, SHA-256", "lineage"),
+        ("Lineage (SHA-256)", "lineage"),
     ):
         found = [(key, _word(value)) for key, value in body[part].items() if value is not None]
         if found:
@@ -270,10 +273,9 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _foot(body: _Body) -> str:
-    return (
-        f"<footer>Report of {text(body['folder'])}{text(_heard(body))}. Point at a curve to read it.</footer>"
-    )
+def _foot(body: _Body, is_drawn: bool) -> str:
+    point = " Point at a curve to read it." if is_drawn else ""
+    return f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
 
 
 def png(body: _Body) -> bytes:

@@ -73,9 +73,10 @@ def run(
     except RuntimeError as error:
         if planned_size() == 1 or not any(word in str(error) for word in _LOST):
             raise
+        last = str(error).strip().splitlines()[-1]
         raise RunError(
             "the connection to the other processes broke",
-            hint="one of them ended: its own message says why",
+            hint=f"if one of them ended, its own message says why; here it was: {last}",
         ) from error
 
 
@@ -116,7 +117,12 @@ def _train(
     load = partial(load_teacher, config, pair, held_out, world.device)
     teacher = load(trunk=trunk)
     _check_devices(student, teacher, world)
-    answers = cache.connect(teacher, load) if cache is not None and teacher is not None else {}
+
+    def load_late() -> Teacher | None:
+        plan[:] = memory_plan(config, pair, world.device, processes=world.size)
+        return load()
+
+    answers = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
     parts = Parts(
         student=student,
         optimizer=optimizer,
@@ -252,9 +258,12 @@ def _evaluation(
     world: World,
     answers: Answers | None,
 ) -> Any:
+    # No more than a step's passes take, for which the memory is planned.
+    rows = min(config.windows_per_pass, config.windows_per_step // world.size)
+
     def score() -> dict[str, Any]:
         found = evaluate(
-            student, held_out, rows=config.windows_per_pass, device=world.device, teacher=teacher,
+            student, held_out, rows=rows, device=world.device, teacher=teacher,
             vocabulary=vocabulary, max_windows=config.eval_windows, answers=answers,
         )  # fmt: skip
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}

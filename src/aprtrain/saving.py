@@ -128,7 +128,10 @@ class Saver:
         checkpoint.point(self.folder, LATEST, moment.step)
         if moment.is_best:
             checkpoint.point(self.folder, BEST, moment.step)
-        checkpoint.prune(self.folder, self.keep)
+        try:
+            checkpoint.prune(self.folder, self.keep)
+        except (AprError, OSError) as error:  # this one is saved; the next one tries again
+            self.tell(f"old checkpoints could not be removed: {error}")
         if moment.step not in self.saved:
             self.saved.append(moment.step)
         size = (self.folder / f"{name}.apr").stat().st_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from aprfmt.errors import UsageError
-from aprtrain.corpus import Encoder
+from aprtrain.corpus import Encoder, Pace
 from aprtrain.evaluate import evaluate, scoring
+from aprtrain.guards import check_length
 from aprtrain.packing import Windows
 from aprtrain.shards import HEADER, Part, open_corpus
 from aprtrain.sources import Document, list_files, read_documents
@@ -26,9 +27,9 @@ from aprtrain.weights import Network, load_decoder, open_network
 from aprtrain.world import device_of
 
 SEQ_LEN = 2048
-"""Tokens of a window, where the model was not made for fewer."""
+"""Tokens of a window, where no model was made for fewer."""
 
-_DOCUMENTS = 1024  # tokenised at a time
+_DOCUMENTS = 256  # tokenised at a time
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 
 
@@ -40,6 +41,7 @@ def score(
     device: str = "cuda",
     seq_len: int | None = None,
     limit: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """What `apr eval` answers: the scores of `evaluate`, and what they were made from.
 
@@ -49,8 +51,9 @@ def score(
             the held-out part is read.
         teacher: the model to compare with, in any container.
         device: cuda, cuda:N or cpu; float32 on the CPU, bfloat16 on a GPU.
-        seq_len: tokens of a window; else SEQ_LEN, or as many as the model was made for.
-        limit: reads about so many tokens, as windows spread evenly.
+        seq_len: tokens of a window; else SEQ_LEN, or as many as both models were made for.
+        limit: scores about so many tokens, as windows spread evenly over all of the data.
+        log: takes a line now and then about how far the tokenising of text is.
 
     Raises:
         RunError: the weights, the tokenizer, the data or the computation give no score.
@@ -61,13 +64,17 @@ def score(
     with ExitStack() as stack:
         network = stack.enter_context(open_network(path))
         other = stack.enter_context(open_network(teacher)) if teacher is not None else None
-        length = seq_len or min(SEQ_LEN, network.hparams.max_position_embeddings or SEQ_LEN)
+        models = {"model": network} if other is None else {"model": network, "teacher": other}
+        made_for = {who: n for who, m in models.items() if (n := m.hparams.max_position_embeddings)}
+        length = seq_len or min(SEQ_LEN, min(made_for.values(), default=SEQ_LEN))
+        for who, positions in made_for.items():
+            check_length(length, who, positions)
         if limit is not None and limit < length:
             raise UsageError(
                 f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len"
             )
         skipped: Counter[str] = Counter()
-        part, separator = _read(data, network, skipped)
+        part, separator = _read(data, network, skipped, log)
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
@@ -114,14 +121,16 @@ def _described(path: str, network: Network) -> dict[str, Any]:
     }
 
 
-def _read(data: Path, network: Network, skipped: Counter[str]) -> tuple[Part, int]:
+def _read(
+    data: Path, network: Network, skipped: Counter[str], log: Callable[[str], None]
+) -> tuple[Part, int]:
     """The documents to read, and the id that separates them; `skipped` counts what is left out, by reason."""
     with scoring():
         encoder = Encoder(network.tokenizer)
     if (data / HEADER).is_file():
         return open_corpus(data, encoder.digest).held_out, encoder.separator
     ids = []
-    documents = _documents(data, encoder.separator, skipped)
+    documents = _documents(data, encoder.separator, skipped, log)
     while some := list(islice(documents, _DOCUMENTS)):
         with scoring():
             ids += encoder.encode(some)
@@ -130,9 +139,16 @@ def _read(data: Path, network: Network, skipped: Counter[str]) -> tuple[Part, in
     return Part(tokens, ends, np.zeros(len(ids), np.uint64)), encoder.separator
 
 
-def _documents(data: Path, separator: int, skipped: Counter[str]) -> Iterator[Document]:
+def _documents(
+    data: Path, separator: int, skipped: Counter[str], log: Callable[[str], None]
+) -> Iterator[Document]:
     """Every document that is not empty."""
-    for file in list_files([data], skipped):
+    files = list_files([data], skipped)
+    sizes = [file.path.stat().st_size for file in files]
+    pace = Pace(sum(sizes), log)
+    for file, size in zip(files, sizes, strict=True):
         for document in read_documents(file, separator, skipped):
+            pace.document(document)
             if not isinstance(document, str) or document.strip():
                 yield document
+        pace.file(size)

@@ -28,6 +28,7 @@ from aprfmt.errors import (
     UsageError,
     storage_error,
 )
+from aprtrain.shards import HEADER
 
 __all__ = ["Document", "SourceFile", "list_files", "read_documents"]
 
@@ -82,7 +83,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
 
     Raises:
         NotFoundError: a path does not exist.
-        UsageError: a path is `own`.
+        UsageError: a path is `own`, or the folder of another run.
         StorageError: a folder cannot be listed.
     """
     found: list[SourceFile] = []
@@ -91,6 +92,10 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
             found.append(SourceFile(path, path.name, _SUFFIXES.get(path.suffix.lower(), "text")))
         elif own is not None and path.is_dir() and own.is_dir() and path.samefile(own):
             raise UsageError(f"{path} cannot be the data and the output", hint="name another folder with -o")
+        elif (path / "tokens" / HEADER).is_file():
+            raise UsageError(
+                "the folder of a run is no text", path=path, hint=f"name its token shards: {path / 'tokens'}"
+            )
         elif path.is_dir():
             found += _data_files(path, skipped) or _tree(path, skipped, own)
         else:

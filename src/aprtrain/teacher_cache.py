@@ -156,16 +156,21 @@ class Answers:
             ready.synchronize()
         try:
             for row_TD, window in zip(states_NTD, windows, strict=True):
-                if self._store.writes and not self._store.has([window]):
+                is_new = self._store.writes and not self._store.has([window])
+                if is_new and bool(
+                    torch.isfinite(row_TD).all()
+                ):  # a fault must not meet every run that reads it
                     self._store.write(window, row_TD)
         except OSError as error:
             self._store.writes = False
             self._log(f"no more of the teacher's answers are kept: {error.strerror}; the training goes on")
 
     def close(self) -> None:
-        """Waits until all is written."""
+        """Waits until all is written; a failure is told."""
         self._readers.shutdown(cancel_futures=True)
         self._writer.shutdown()
+        for error in filter(None, (future.exception() for future in self._writing)):
+            self._log(f"the teacher's answers were not all kept: {type(error).__name__}: {error}")
         self._store.close()
 
 

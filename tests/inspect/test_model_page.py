@@ -89,13 +89,22 @@ def test_experts_share_a_square(write: Write, arrays: Arrays) -> None:
         arrays[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = np.full((4, 4), value, "f4")
     with aprfmt.open(write(arrays)) as model:
         text = html(survey(model))
-    assert "layer 0 mlp.experts.*.up_proj.weight: 2<" in text
+    assert "layer 0 mlp.experts.*.up_proj.weight: 3<" in text, "the largest magnitude of all"
+    assert "layer 0 mlp.experts.*.up_proj.weight: 0<" in text, "the mean spread"
 
 
 def test_values_that_are_not_finite_are_told(write: Write, arrays: Arrays) -> None:
     arrays["model.norm.weight"][0] = np.nan
     with aprfmt.open(write(arrays)) as model:
         assert "1 values are NaN or infinite" in Page(html(survey(model))).text
+
+
+def test_a_tensor_that_cannot_be_read_is_told(write: Write, arrays: Arrays) -> None:
+    with aprfmt.open(write(arrays)) as model:
+        body = survey(model)
+    assert "cannot be read" not in html(body)
+    body["tensors"][0] |= {"error": "no <such> block"}
+    assert f"{body['tensors'][0]['name']} cannot be read: no <such> block" in Page(html(body)).text
 
 
 def test_the_picture_holds_the_counts() -> None:

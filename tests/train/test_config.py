@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from aprfmt.cli import demo_model
+from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
 from aprtrain.config import Config, changed_fields, command_fields, schema, settled, what_fields
 from aprtrain.config_build import build
@@ -34,6 +36,25 @@ def test_the_command_line_goes_before_the_environment_before_the_file_before_the
         "jsd",
         1.0,
     )
+
+
+def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the plan, whose answer holds the configuration of a command with every switch."""
+    demo_model.build(tmp_path / "m.gguf")
+    (tmp_path / "d.txt").write_text("some text")
+    switches = [row.name for row in command_fields("pretrain") if row.kind is bool]
+    file = tmp_path / "c.json"
+    paths = {"init": str(tmp_path / "m.gguf"), "data": str(tmp_path / "d.txt"), "output": str(tmp_path / "o")}
+    sizes = {"seq_len": 32, "tokens_per_step": 32, "micro_tokens": 32, "steps": 2}
+    file.write_text(json.dumps({**paths, **sizes, **dict.fromkeys(switches, True)}))
+    words = ["pretrain", "--config", str(file), "--plan", "--json"]
+    for more, wanted in ((False, True), (True, False)):
+        off = [f"--no-{name.replace('_', '-')}" for name in switches] if more else []
+        assert apr([*words, *off]) == 0
+        config = json.loads(capsys.readouterr().out)["config"]
+        assert {config[name] for name in switches} == {wanted}
 
 
 def test_environment_variables_are_echoed_and_an_overruled_one_is_named() -> None:
@@ -73,6 +94,19 @@ def test_every_file_form_is_read_and_an_unknown_key_is_refused_with_the_nearest(
     with pytest.raises(UsageError) as caught:
         made(file)
     assert caught.value.hint == "did you mean weight_decay?"
+
+
+def test_an_option_that_a_file_gives_twice_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("lr = 1\nlog-every = 7\nlog_every = 8\n")
+    with pytest.raises(UsageError, match="'log_every' is given twice"):
+        made(file)
+
+
+def test_an_empty_file_of_options_is_one(tmp_path: Path) -> None:
+    for suffix in ("toml", "yaml"):
+        (tmp_path / f"c.{suffix}").write_text("# nothing yet\n")
+        assert made(tmp_path / f"c.{suffix}") == made()
 
 
 @pytest.mark.parametrize(

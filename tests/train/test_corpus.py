@@ -137,7 +137,7 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprtrain.corpus._TELL_S", 0.0)
+    monkeypatch.setattr("aprtrain.corpus.TELL_S", 0.0)
     monkeypatch.setattr("aprtrain.corpus._LONG", 0)
     paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
     lines: list[str] = []

@@ -21,6 +21,7 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.cli.main import run as apr
+from aprfmt.errors import RefusedError
 from aprtrain import checkpoint, metrics
 from aprtrain.checkpoint import LATEST
 from aprtrain.loop import Trainer
@@ -128,6 +129,16 @@ def test_refusals_have_their_exit_codes(
     assert apr([*words(teacher_file, corpus_file, tmp_path / "o"), *change, "--json"]) == code
     error = answer(capsys)["error"]
     assert word in f"{error['message']} {error['hint']} {error['path']}"
+
+
+def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
+    teacher_file: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = words(teacher_file, corpus_file, tmp_path / "o", "--total-steps", "10")
+    assert apr([*how, "--steps", "2"]) == 0
+    assert "since it was resumed" not in capsys.readouterr().out
+    assert apr([*how, "--steps", "4", "--resume"]) == 0
+    assert re.search(r"time +\S+ m?s since it was resumed, [\d,]+ tokens/s", capsys.readouterr().out)
 
 
 def test_without_data_nothing_is_trained(teacher_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,6 +271,30 @@ def test_a_stall_is_a_json_error_with_exit_8(
     assert error["code"] == "run"
     assert "first step" in error["message"]
     assert "_step" in said.err, "the stacks are shown"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_the_first_answers_and_none_waits_at_its_end(
+    rank: int, teacher_file: Path, corpus_file: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def refused(*_: object, **__: object) -> None:
+        raise RefusedError("the folder holds a run already")
+
+    def fail() -> None:
+        os._exit(apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "2", "--json")) + 100)
+
+    monkeypatch.setattr("aprtrain.run.run", refused)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    with forked(fail) as child:
+        assert child.wait() == 5
+    said = capfd.readouterr()
+    if rank == 0:
+        assert json.loads(said.out)["error"]["message"] == "the folder holds a run already"
+    else:
+        assert said.out == ""
+        assert said.err.startswith("error: the folder holds a run already")
 
 
 def free_port() -> str:

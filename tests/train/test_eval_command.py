@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from train_corpora import functions, write_jsonl
 
 import aprfmt
 from aprfmt.cli.main import run as apr
+from aprtrain import corpus
 from aprtrain.corpus import Encoder
 from aprtrain.decoder import Decoder
-from aprtrain.weights import load_decoder, open_network
+from aprtrain.score import SEQ_LEN, score
+from aprtrain.weights import Network, load_decoder, open_network
 
 CPU = ("--device", "cpu", "--seq-len", "32")
 KEYS = {
@@ -133,6 +137,50 @@ def test_a_limit_reads_fewer_windows(teacher_file: Path, corpus_file: Path, told
     assert told(teacher_file, corpus_file, "--limit", "100")[1]["windows"] == 3
     code, body = told(teacher_file, corpus_file, "--limit", "31")
     assert (code, body["error"]["code"]) == (2, "usage")
+
+
+def test_windows_are_no_longer_than_either_model_was_made_for(
+    teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told
+) -> None:
+    code, body = told(teacher_file, corpus_file, "--seq-len", "257")
+    assert (code, body["error"]["message"]) == (
+        5,
+        "windows of 257 tokens are longer than the 256 that the model was made for",
+    )
+    folder = tmp_path / "short"
+    aprfmt.export_model(teacher_file, folder, format="hf")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    code, body = told(teacher_file, corpus_file, "--seq-len", "65", "--teacher", str(folder))
+    assert (code, "64 that the teacher" in body["error"]["message"]) == (5, True)
+    assert score(str(teacher_file), corpus_file, teacher=str(folder), device="cpu", limit=64)["seq_len"] == 64
+
+
+def test_a_model_that_does_not_say_its_context_is_read_in_usual_windows(
+    teacher_file: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def silent(path: str) -> Iterator[Network]:
+        with open_network(path) as network:
+            yield replace(network, hparams=replace(network.hparams, max_position_embeddings=None))
+
+    monkeypatch.setattr("aprtrain.score.open_network", silent)
+    assert score(str(teacher_file), corpus_file, device="cpu", limit=2048)["seq_len"] == SEQ_LEN
+
+
+def test_how_far_the_tokenising_is_is_said_now_and_then(
+    teacher_file: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", str(teacher_file), "--data", str(corpus_file), *CPU, "--limit", "100"]
+    for now_and_then, more in ((False, ()), (True, ("--quiet",))):
+        monkeypatch.setattr(corpus, "TELL_S", 0.0 if now_and_then else 20.0)
+        assert apr([*words, *more]) == 0
+        assert capsys.readouterr().err == ""
+    assert apr([*words, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["windows"] == 3
+    assert len(said.err.splitlines()) == json.loads(said.out)["documents"]
+    assert re.search(r"^read 0 of 0 MB, [\d.]+ MB/s, about 0 s left$", said.err, re.MULTILINE)
 
 
 # --- failures: the exit code, and no number ---

@@ -20,10 +20,12 @@ import aprfmt
 from aprfmt.cli import demo_model
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
 from aprtrain import budget, guards
+from aprtrain.batches import Batch
 from aprtrain.budget import Row
 from aprtrain.checkpoint import LINEAGE
 from aprtrain.config import Config
 from aprtrain.guards import Utilisation, Watchdog
+from aprtrain.loop import Trainer
 from aprtrain.run import run
 from aprtrain.world import World, device_of, joined
 
@@ -345,6 +347,22 @@ def test_samples_of_pauses_and_of_a_mute_device_do_not_count() -> None:
     resting.check()
     mute.check()
     assert resting.latest is mute.latest is None
+
+
+def test_a_gpu_that_rests_while_kernels_are_compiled_is_not_idle(
+    distil: Distil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, wanted = Trainer._launch, list[bool]()
+    watch = Utilisation(lambda: 0, lambda text: None)
+
+    def launch(self: Trainer, micro_batches: list[Batch]) -> Any:
+        wanted.append(watch.wanted.is_set())
+        return honest(self, micro_batches)
+
+    monkeypatch.setattr(Trainer, "_watch_device", lambda self, stack: setattr(self, "_utilisation", watch))
+    monkeypatch.setattr(Trainer, "_launch", launch)
+    distil(steps=3)
+    assert wanted == [False, True, True]
 
 
 def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> None:

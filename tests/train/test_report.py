@@ -23,8 +23,8 @@ from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
 from aprtrain import checkpoint, report
 from aprtrain.config import Config, settled
 from aprtrain.loop import Trainer
-from aprtrain.metrics import FILE, METADATA
-from aprtrain.report_page import html
+from aprtrain.metrics import FILE, METADATA, Recorder
+from aprtrain.report_page import html, sentence
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]
@@ -155,6 +155,8 @@ def test_a_run_without_a_teacher_has_no_panels_of_one(tmp_path: Path, corpus_fil
     assert not TEACHER_PANELS & set(page.titles)
     assert "Cross entropy, nats" in page.titles
     assert "held-out cross entropy" in page.text.lower()
+    assert "model llama" in page.text
+    assert "student llama" not in page.text
     body = report.numbers(tmp_path / "run")
     assert "kd_weight" not in body["config"]
 
@@ -229,6 +231,15 @@ def test_a_killed_run_has_a_report(tmp_path: Path) -> None:
         ('{"event": "evaluation", "step": 1e400, "ce": 1}\n{"event": ["step"], "step": 1}\n', None),
         ('{"event": "step", "step": 1, "tokens": 5, "time": 1e300, "lr": null}\n', None),
         ('{"event": "step", "step": -3, "tokens": -5, "loss": 0}\n', None),
+        (
+            '{"event": "step", "step": 1, "tokens": 1e300, "ce": -1e308}\n'
+            '{"event": "step", "step": 2, "tokens": 5, "ce": 1e308}\n',
+            None,
+        ),
+        (
+            '{"event": "start", "device": 5, "command": 7, "config": {"teacher": 7, "student_init": [1]}}\n',
+            None,
+        ),
     ],
 )
 def test_odd_files_give_a_page_all_the_same(
@@ -238,7 +249,43 @@ def test_odd_files_give_a_page_all_the_same(
         (tmp_path / FILE).write_text(metrics)
     if metadata is not None:
         (tmp_path / METADATA).write_text(metadata)
-    assert "no result yet" in Page(html(report.numbers(tmp_path))).text.lower()
+    page = Page(html(report.numbers(tmp_path)))
+    assert "no result yet" in page.text.lower()
+    assert ("Point at a curve" in page.text) == bool(page.titles)
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ({"kl": 2.0}, "held-out KL to the teacher stayed at 2"),
+        ({"kl": 3.0}, "held-out KL to the teacher rose from 2 to 3 (+50.0 %)"),
+        ({"kl": None, "ce": None}, "no result yet: there are no two evaluations to compare"),
+    ],
+)
+def test_the_result_in_words(tmp_path: Path, last: dict[str, Any], words: str) -> None:
+    assert sentence(report.numbers(made(tmp_path / "r", [scores(0), scores(4, **last)]))) == words
+
+
+def test_notes_on_checkpoints_are_words_not_code(resumed_run: Path) -> None:
+    """A cell of code breaks anywhere: on a phone there was a line for every letter."""
+    page = html(report.numbers(resumed_run))
+    assert "<td>best so far</td>" in page
+    assert "<td>not saved: no space left</td>" in page
+
+
+def test_what_was_seen_after_the_last_logged_step_counts(tmp_path: Path) -> None:
+    """Killed between two lines: the evaluation is further than they are, and inside the figure."""
+    folder = made(tmp_path / "r", [scores(0), step(1), step(2), scores(4)])
+    body = report.numbers(folder)
+    assert (body["steps"], body["tokens"]) == (4, 400)
+    assert Page(html(body)).charts["Cross entropy, nats"]["hi"] == 400
+
+
+def test_the_first_steps_are_no_measure_of_speed(tmp_path: Path) -> None:
+    few = [step(1, tokens_per_s=10.0), step(50)]
+    assert report.numbers(made(tmp_path / "few", few))["tokens_per_s"] == 100
+    more = [step(1, tokens_per_s=10.0), step(2, tokens_per_s=10.0), step(3)]
+    assert report.numbers(made(tmp_path / "more", more))["tokens_per_s"] == 100
 
 
 def test_text_of_a_run_is_only_text(tmp_path: Path) -> None:
@@ -316,6 +363,15 @@ def test_a_figure_is_a_png_of_all_panels(resumed_run: Path, tmp_path: Path) -> N
     pytest.importorskip("matplotlib")
     assert apr(["report", str(resumed_run), "-o", str(tmp_path / "c.png")]) == 0
     assert (tmp_path / "c.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_damaged_lines_keep_no_run_from_going_on(tmp_path: Path) -> None:
+    folder = made(tmp_path / "r", [step(1), step(2), step(3)])
+    with open(folder / FILE, "ab") as file:
+        file.write(b'\xff\x00\n{"step": 1e999}\n' + b"[" * 100_000 + b"\n[1]\n")
+    Recorder(folder, None).begin(2)
+    assert report.numbers(folder)["curves"]["step"] == [1, 2]
+    assert report.numbers(folder)["skipped_lines"] == 0
 
 
 def test_the_environment_that_counts_is_recorded(

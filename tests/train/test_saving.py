@@ -103,6 +103,20 @@ def test_a_defect_in_the_thread_that_saves_is_counted(
     assert "NO CHECKPOINT of step 2 was saved: RuntimeError: a defect" in said.getvalue()
 
 
+def test_a_checkpoint_is_saved_though_an_older_one_cannot_be_removed(
+    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path, keep: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint, "prune", refused)
+    said = io.StringIO()
+    summary = distil(steps=4, save_every=2, stream=said)
+    assert (summary["failed_saves"], summary["checkpoints"]) == (0, [2, 4])
+    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+    assert "old checkpoints could not be removed: [Errno 13] Permission denied" in said.getvalue()
+
+
 # --- the data of a run ---
 
 

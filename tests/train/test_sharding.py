@@ -322,6 +322,21 @@ def test_a_failed_evaluation_does_not_lose_the_weights_of_several_processes(
     assert checkpoint.pointed(tmp_path / "run", checkpoint.LATEST) == 6
 
 
+def test_an_evaluation_reads_as_much_at_once_as_a_step(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def seen(*args: Any, **options: Any) -> Any:
+        rows.append(options["rows"])
+        return evaluate(*args, **options)
+
+    def work(rank: int) -> None:
+        monkeypatch.setattr("aprtrain.run.evaluate", seen)
+        train("two", steps=1, micro_tokens=128)
+        assert rows == [] if rank else rows == [2, 2], "128 tokens a step, 32 a window, two processes"
+
+    together(work)
+
+
 def test_the_first_process_says_when_it_is_time_to_save(train: Run, tmp_path: Path) -> None:
     def work(rank: int) -> None:
         train("run", save_every=0, save_minutes=1e-6 if rank == 0 else 0.0, keep=9)

@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
-from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError
+from aprfmt.errors import (
+    CorruptError,
+    LimitError,
+    MissingDependencyError,
+    RefusedError,
+    StorageError,
+    UsageError,
+)
 from aprtrain import sources
 from aprtrain.corpus import prepare
 from aprtrain.shards import Corpus
@@ -53,6 +60,17 @@ def source_tree(root: Path) -> Path:
     (root / "b/link.py").symlink_to(root / "b/two.py")
     (root / "b/round").symlink_to(root)
     return root
+
+
+def test_the_folder_of_a_run_is_no_text(tmp_path: Path) -> None:
+    """Its metrics.jsonl would be taken for documents."""
+    (tmp_path / "d.txt").write_text("one\n")
+    (tmp_path / "e.txt").write_text("two\n")
+    (tmp_path / "run").mkdir()
+    prepare([tmp_path / "d.txt", tmp_path / "e.txt"], TOKENIZER, tmp_path / "run/tokens")
+    with pytest.raises(UsageError) as caught:
+        read_all(tmp_path / "run")
+    assert caught.value.hint == f"name its token shards: {tmp_path}/run/tokens"
 
 
 def test_a_source_tree_is_read_in_order_without_what_is_no_source(

@@ -20,7 +20,8 @@ from train_runs import lines, weights
 from train_worlds import together
 
 import aprfmt
-from aprfmt.errors import AprError, StorageError
+from aprfmt.errors import AprError, RunError, StorageError
+from aprtrain.budget import Row
 from aprtrain.planning import memory_plan
 from aprtrain.teacher import Teacher, planned_bytes
 from aprtrain.teacher_store import Store
@@ -243,6 +244,26 @@ def test_damaged_answers_are_computed_again_with_a_word(
     assert (folder / "train.sums").read_bytes() == before
 
 
+def test_a_teacher_that_is_loaded_after_all_is_planned(
+    kept: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans, trunks = list[list[Row]](), list[bool]()
+
+    def planned(*args: Any, trunk: bool = True, **options: Any) -> list[Row]:
+        trunks.append(trunk)
+        plans.append([Row("all", 9 if trunk else 1)])
+        return plans[-1]
+
+    kept("filling")
+    (folder,) = folders(tmp_path)
+    with open(folder / "held_out.states", "r+b") as file:
+        file.write(b"\xff" * 99)
+    monkeypatch.setattr("aprtrain.run.memory_plan", planned)
+    kept("reading")
+    assert trunks == [False, True]
+    assert plans[0] == [Row("all", 9)], "what the peak of memory is held against"
+
+
 @pytest.mark.parametrize("what", ["cut", "gone", "sums gone", "held-out"])
 def test_files_that_are_cut_or_gone_are_made_again(
     kept: Distil, tmp_path: Path, calls: list[int], what: str
@@ -261,6 +282,26 @@ def test_files_that_are_cut_or_gone_are_made_again(
     assert same(tmp_path, "filling", "reading")
     assert 0 < sum(calls) <= n
     assert ("was cut off" in said.getvalue()) is (what != "sums gone")
+
+
+def test_answers_that_are_not_finite_are_not_kept(
+    kept: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the device must not meet every run that reads them."""
+    honest, n = Teacher.hidden, 0
+
+    def faulty(self: Teacher, *args: Any) -> Tensor:
+        nonlocal n
+        n += 1
+        return honest(self, *args) * (float("nan") if n == 4 else 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Teacher, "hidden", faulty)
+        with pytest.raises(RunError, match="not finite"):
+            kept("faulty")
+    kept("reading")
+    kept("plain", teacher_cache=None)
+    assert same(tmp_path, "plain", "reading")
 
 
 def test_a_disk_that_fills_on_the_way_does_not_end_the_run(

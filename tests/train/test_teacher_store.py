@@ -148,3 +148,17 @@ def test_nothing_is_written_that_is_there(data: Windows, tmp_path: Path) -> None
         assert found is not None
         assert torch.equal(found, wanted)
     again.close()
+
+
+def test_a_defect_in_the_thread_that_writes_is_said(
+    data: Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Store, window: int, states_TD: Tensor) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(Store, "write", broken)
+    told: list[str] = []
+    answers = Answers(store(tmp_path, len(data)), torch.device("cpu"), made_up, told.append)
+    answers(batch_of(data, [0]))
+    answers.close()
+    assert told == ["the teacher's answers were not all kept: ValueError: a defect"]

@@ -43,13 +43,16 @@ def command(
             "--seq-len",
             metavar="N",
             min=2,
-            help="Tokens of a window. [default: 2048, or the model's context where it is less]",
+            help="Tokens of a window. [default: 2048, or the context of a model where it is less]",
         ),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", metavar="N", min=2, help="Read about N tokens, spread evenly. [default: all]"
+            "--limit",
+            metavar="N",
+            min=2,
+            help="Score about N tokens, spread evenly; text is tokenised whole all the same. [default: all]",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -68,8 +71,14 @@ def command(
         raise MissingDependencyError("an evaluation needs torch", hint="pip install 'aprfmt[train]'")
     from aprtrain.score import score
 
-    body = score(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit)
+    body = score(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say)
     out.result(body, _text(body))
+
+
+def _say(text: str) -> None:
+    """A line on stderr about how far it is, unless --quiet."""
+    if out.mode != "quiet":
+        print(text, file=out.error_stream, flush=True)
 
 
 def _text(body: dict[str, Any]) -> Iterator[str]:

@@ -50,7 +50,7 @@ def command(
     written = {"output": str(output) if output is not None else None}
     if not is_run(path):
         body = _model(file, output, force=force)
-        lines = pairs([("tensors", f"{body['tensor_count']:,}"), ("page", str(output))])
+        lines = pairs([("tensors", f"{body['tensor_count']:,}"), ("wrote", str(output))])
         out.result({**body, **written}, lines)
         return
     body = numbers(path) if output is None else write(path, output, force=force)
@@ -103,5 +103,5 @@ def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:
     if body["skipped_lines"]:
         rows.append(("damaged lines", f"{body['skipped_lines']}, passed over"))
     if output is not None:
-        rows.append(("page", str(output)))
+        rows.append(("wrote", str(output)))
     yield from pairs(rows)

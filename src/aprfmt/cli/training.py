@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ import typer
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Group
 from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pairs, printable, table
-from aprfmt.errors import MissingDependencyError
+from aprfmt.errors import AprError, MissingDependencyError
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Options as .toml, .yaml or .json.")
@@ -32,7 +33,8 @@ def options(command: str) -> Group:
     for row in command_fields(command):
         names = (row.flag, *row.flags)
         if row.kind is bool:
-            group[row.name] = Annotated[bool, typer.Option(*names, help=row.help)], False
+            pair = f"{row.flag}/--no-{row.flag[2:]}"  # the second one overrules a file's true
+            group[row.name] = Annotated[bool | None, typer.Option(pair, help=row.help)], None
             continue
         if row.kind is tuple:
             group[row.name] = Annotated[list[str], typer.Option(*names, metavar="NAME", help=row.help)], []
@@ -53,6 +55,7 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
     from aprtrain.config_build import build
     from aprtrain.guards import abort
     from aprtrain.planning import plan as planned
+    from aprtrain.world import planned_size
 
     said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     settings, lines = build(command, said, config, os.environ)
@@ -62,16 +65,29 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
         return 0
     if os.environ.get("RANK", "0") != "0":  # torchrun starts several; the first one answers for all
         out.mode = "quiet"
-    summary = trainer.run(
-        command,
-        settings,
-        stream=None if out.mode == "quiet" else out.error_stream,
-        lines=lines,
-        on_stall=partial(abort, tell=report),
-    )
+    try:
+        summary = trainer.run(
+            command,
+            settings,
+            stream=None if out.mode == "quiet" else out.error_stream,
+            lines=lines,
+            on_stall=partial(abort, tell=report),
+        )
+    except AprError as error:
+        if planned_size() > 1:
+            _end(error)
+        raise
     out.result(summary, _summary_text(summary))
     number: int = summary.get("interrupted", 0)
     return 128 + number if number else 0
+
+
+def _end(error: AprError) -> None:
+    """Says the error and ends the process, whose orderly end could wait for the others, as they wait for it."""
+    report(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)
 
 
 def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
@@ -79,7 +95,8 @@ def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {human_count(summary['tokens'])} tokens"
     rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
-    rows = [("time", human_seconds(summary["seconds"]) + rate)]
+    part = " since it was resumed" if summary["config"]["resume"] else ""
+    rows = [("time", human_seconds(summary["seconds"]) + part + rate)]
     for label, scores in (("before", summary["first"]), ("after", summary["last"])):
         if scores:
             names = ("ce", "kl", "agreement", "teacher_ce")

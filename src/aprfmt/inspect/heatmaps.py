@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aprfmt.inspect.page import brief, text
 
 STYLE = """
-figure.wide{overflow-x:auto;margin-bottom:14px}figure.wide svg{min-width:640px}
+figure.wide{overflow-x:auto;margin-bottom:14px}figure.wide svg{min-width:720px}figure.wide svg text{font-size:11px}
 .cell{stroke:var(--card);stroke-width:.6}.none{fill:var(--grid)}
 .picture{image-rendering:pixelated}.frame{fill:none;stroke:var(--line);vector-effect:non-scaling-stroke}
 """ + "".join(f".f{n}{{fill:var(--c{n})}}figcaption i.k{n}{{background:var(--c{n})}}" for n in range(4))

@@ -156,6 +156,9 @@ def _head(body: Mapping[str, Any]) -> Iterator[str]:
     bad = sum((t["nan_count"] or 0) + (t["inf_count"] or 0) for t in body["tensors"])
     if bad:
         yield f"<p class=bad>{bad:,} values are NaN or infinite</p>"
+    for tensor in body["tensors"]:
+        if "error" in tensor:
+            yield f"<p class=bad>{text(tensor['name'])} cannot be read: {text(tensor['error'])}</p>"
     for warning in body["warnings"]:
         yield f"<p class=warn>{text(warning)}</p>"
 
@@ -246,11 +249,10 @@ def _shade(kind: str, layer: int, value: float | None, low: float, span: float) 
 
 
 def _figure(name: str, tensors: Sequence[dict[str, Any]]) -> float | None:
-    """Of one tensor, or the mean over experts."""
+    """Of one tensor; of experts the largest of all, or the mean spread."""
     if name == "largest":
-        found = [max(abs(t["min"]), abs(t["max"])) for t in tensors if t["min"] is not None]
-    else:
-        found = [t[name] for t in tensors if t[name] is not None]
+        return max((max(abs(t["min"]), abs(t["max"])) for t in tensors if t["min"] is not None), default=None)
+    found = [t[name] for t in tensors if t[name] is not None]
     return fmean(found) if found else None
 
 

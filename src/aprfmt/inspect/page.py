@@ -52,6 +52,7 @@ table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:
 th,td{text-align:left;padding:6px 14px 6px 0;border-bottom:1px solid var(--grid);vertical-align:top}
 th{color:var(--soft);font-weight:500;white-space:nowrap}
 tr:last-child>td{border-bottom:0}
+td:not([class]):last-child{min-width:7em}
 td.n,th.n{text-align:right;white-space:nowrap}
 td.code{white-space:pre-wrap;font:.82rem/1.5 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 details{margin-top:10px}
@@ -104,7 +105,7 @@ def tiles(rows: Iterable[tuple[str, str, str, str]]) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "", code: str = "") -> str:
     """A table in a card; `right` and `code` name columns (by header, separated by |) of numbers and of code."""
-    numeric, coded = set(right.split("|")), set(code.split("|"))
+    numeric, coded = ({name for name in names.split("|") if name} for names in (right, code))
     kinds = ["n" if name in numeric else "code" if name in coded else "" for name in header]
 
     def cells(tag: str, row: Sequence[str]) -> str:
