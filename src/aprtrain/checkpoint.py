@@ -109,14 +109,6 @@ class Host:
             torch.cuda.synchronize()
 
 
-def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Snapshot:
-    """A copy of live `tensors` as "bf16", "f16" or "f32"."""
-    host = Host()
-    copies = _copies(tensors.items(), dtype, host)
-    host.wait()
-    return Snapshot(_TORCH[dtype][0], copies)
-
-
 def _copies(tensors: Iterable[tuple[str, Tensor]], dtype: str, host: Host) -> dict[str, Tensor]:
     """Complete after `host.wait()`."""
     kind = _TORCH[dtype][1]
@@ -267,12 +259,6 @@ def opened_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, A
         except ValueError as error:
             raise CorruptError("the state's facts are no JSON", path=path) from error
         yield _Saved(model), facts
-
-
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All of it. Raises as `opened_state`."""
-    with opened_state(path) as (tensors, facts):
-        return dict(tensors), facts
 
 
 # --- the folder ---

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -145,7 +146,23 @@ def abort(error: RunError, tell: Callable[[RunError], object] = tell) -> None:
     os._exit(error.exit_code)
 
 
-class Watchdog:
+class _Beside:
+    """Runs `watch` in a thread of its own while a `with` block runs, until `_over` is set."""
+
+    def __init__(self, name: str, watch: Callable[[], None]) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=watch, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class Watchdog(_Beside):
     """Ends the process when a step takes longer than 20 times the median and 2 min, the first two than `first_s`.
 
     Use in `with`; steps run in `with watchdog.step():`. What is outside of them may take any time.
@@ -157,16 +174,7 @@ class Watchdog:
         self._times: deque[float] = deque(maxlen=101)
         self._began: float | None = None
         self._number = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="apr-watchdog", daemon=True)
-
-    def __enter__(self) -> Watchdog:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        super().__init__("apr-watchdog", self._watch)
 
     @property
     def limit_s(self) -> float:
@@ -226,7 +234,7 @@ def nvml_reader(device: torch.device) -> Callable[[], int] | None:
     return read
 
 
-class Utilisation:
+class Utilisation(_Beside):
     """Samples once a second; below 50 % over a minute it warns once, below 5 % the run is stopped.
 
     `read` gives percent, negative where it cannot tell. `wanted` is cleared while the device has a right to rest.
@@ -246,16 +254,7 @@ class Utilisation:
         self._interval_s = interval_s
         self._has_warned = False
         self.wanted = threading.Event()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="apr-utilisation", daemon=True)
-
-    def __enter__(self) -> Utilisation:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        super().__init__("apr-utilisation", self._watch)
 
     @property
     def latest(self) -> int | None:

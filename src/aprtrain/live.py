@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TextIO
 
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+from aprfmt.inspect.page import brief
+
 _INTERVAL_S = 0.125  # eight drawings a second, and the last one
 _HISTORY = 240  # values behind a sparkline
 _CELLS = 12  # of a sparkline
@@ -33,7 +34,7 @@ def line(values: Mapping[str, Any], total: int) -> str:
     parts += [
         f"grad {values['grad_norm']:.3g}",
         f"lr {values['lr']:.2e}",
-        f"{short(values['tokens_per_s'])} tok/s",
+        f"{brief(values['tokens_per_s'])} tok/s",
         *_device(values),
     ]
     return "  ".join([*parts, f"eta {clock(values['eta_s'])}"])
@@ -46,14 +47,6 @@ def _device(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"gpu {values['utilisation']}%"
     if values.get("memory_bytes"):
         yield f"{values['memory_bytes'] / 2**30:.1f} GiB"
-
-
-def short(number: float) -> str:
-    """Three digits and a unit: 85.2k."""
-    for size, unit in _UNITS:
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"
 
 
 def clock(seconds: float) -> str:
@@ -182,7 +175,7 @@ class Panel:
 
     def _speed(self) -> Iterator[Segment]:
         values = self._values
-        yield f"{short(values['tokens_per_s'])} tok/s", ""
+        yield f"{brief(values['tokens_per_s'])} tok/s", ""
         for words in _device(values):
             yield words, ""
         yield f"lr {values['lr']:.2e}", "2"

@@ -298,3 +298,11 @@ def test_the_cache_layout_of_links_is_read(folder: Path, tmp_path_factory: pytes
     with aprfmt.open(snapshot) as model:
         assert list(model.tensors) == ["a", "b", "c"]
         assert model.native.other_files == [Path("config.json")]
+
+
+def test_of_the_models_in_a_folder_the_one_called_model_is_named(tmp_path: Path) -> None:
+    for name in ("ckpt-step-000100.apr", "model.apr"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnknownFormatError) as caught:
+        aprfmt.open(tmp_path)
+    assert str(caught.value.hint).endswith("model.apr")

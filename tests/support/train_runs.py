@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 import aprfmt
 from aprfmt.cli import demo_model
-from aprtrain import metrics
+from aprtrain import checkpoint, metrics
+from aprtrain.checkpoint import Snapshot
 from aprtrain.config import Config
 from aprtrain.config_build import build
+from aprtrain.head import HeadOut, distill_head
 from aprtrain.run import run
 
 _TEXT = "the cat sat on a mat and then it ran to the dog that was here with one hat in her hand"
@@ -75,3 +81,28 @@ def weights(path: Path) -> dict[str, bytes]:
     """The stored bytes of a model's tensors by name."""
     with aprfmt.open(path) as model:
         return {name: bytes(tensor.raw()) for name, tensor in model.tensors.items()}
+
+
+def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All that a state file holds. Raises as checkpoint.opened_state."""
+    with checkpoint.opened_state(path) as (tensors, facts):
+        return dict(tensors), facts
+
+
+def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Snapshot:
+    """A copy of live weights as "bf16" or "f32"."""
+    name, kind = {"bf16": ("BF16", torch.bfloat16), "f32": ("F32", torch.float32)}[dtype]
+    return Snapshot(name, {key: tensor.detach().to(kind, copy=True) for key, tensor in tensors.items()})
+
+
+def poisoned(calls: int) -> Callable[..., HeadOut]:
+    """The loss head, whose loss is NaN at that call, counted from 1."""
+    seen = 0
+
+    def head(*args: Any, **options: Any) -> HeadOut:
+        nonlocal seen
+        seen += 1
+        out = distill_head(*args, **options)
+        return out._replace(loss=out.loss * float("nan")) if seen == calls else out
+
+    return head

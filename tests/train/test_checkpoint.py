@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import train_runs
 from train_children import forked
 
 import aprfmt
@@ -27,7 +28,6 @@ from aprtrain.checkpoint import (
     copied,
     save_model,
     save_state,
-    snapshot,
 )
 from aprtrain.decoder import Decoder
 from aprtrain.optim import Optimizer, Settings, load_states, states
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
 ) -> None:
     pytest.importorskip("llama_cpp")
     train(decoder, Optimizer(decoder), 8)
-    save_model(snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
+    save_model(train_runs.snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     from llama_peer import LlamaPeer
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
 def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearing(
     tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = snapshot(decoder.hf_tensors(), "bf16")
+    weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
     honest = checkpoint._out
 
     def damaged(name: str, dtype: str, tensor: torch.Tensor) -> Any:
@@ -131,17 +131,19 @@ def test_a_difference_between_file_and_live_weights_keeps_the_file_from_appearin
 
 def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: Network, decoder: Decoder) -> None:
     with pytest.raises(RunError, match="no tensor"):
-        save_model(snapshot({}, "bf16"), identity_of(network), tmp_path / "m.apr", {})
+        save_model(train_runs.snapshot({}, "bf16"), identity_of(network), tmp_path / "m.apr", {})
     decoder.hf_tensors()["model.norm.weight"][3] = float("nan")
     with pytest.raises(RunError, match="finite"):
-        save_model(snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), tmp_path / "m.apr", {})
+        save_model(
+            train_runs.snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), tmp_path / "m.apr", {}
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
     tmp_path: Path, network: Network, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = snapshot(decoder.hf_tensors(), "bf16")
+    weights = train_runs.snapshot(decoder.hf_tensors(), "bf16")
     honest = checkpoint._metadata
     for key, word in (("tokenizer.vocabulary", "tokenizer"), ("hidden_size", "hidden_size")):
         monkeypatch.setattr(
@@ -161,7 +163,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> No
     save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
     fresh = Optimizer(resumed)
-    tensors, _ = checkpoint.load_state(tmp_path / "s.state")
+    tensors, _ = train_runs.load_state(tmp_path / "s.state")
     load_states(fresh, tensors)
     assert [*first, *train(resumed, fresh, 3)] == losses
     for name, tensor in resumed.hf_tensors().items():
@@ -195,13 +197,13 @@ def test_pinned_copies_share_slabs_and_keep_their_places(monkeypatch: pytest.Mon
 def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.state"
     save_state({"a": torch.arange(3.0)}, {"step": 1}, path)
-    assert checkpoint.load_state(path)[1] == {"step": 1}
+    assert train_runs.load_state(path)[1] == {"step": 1}
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptError):
-        checkpoint.load_state(path)
+        train_runs.load_state(path)
     aprfmt.save_file({"a": torch.zeros(2).numpy()}, path)
     with pytest.raises(RefusedError):
-        checkpoint.load_state(path)
+        train_runs.load_state(path)
     assert checkpoint.pointed(tmp_path, LATEST) is None
     for text in ("", "{}", '{"step": "x"}', "[]"):
         (tmp_path / LATEST).write_text(text)
@@ -224,7 +226,11 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
 def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
     tmp_path: Path, network: Network, decoder: Decoder
 ) -> None:
-    weights, identity, rng = snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), random.Random(1)
+    weights, identity, rng = (
+        train_runs.snapshot(decoder.hf_tensors(), "bf16"),
+        identity_of(network),
+        random.Random(1),
+    )
     state = {"master": torch.randn(50_000)}
 
     def save_on_and_on() -> None:
@@ -247,7 +253,7 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             with aprfmt.open(tmp_path / f"{checkpoint.step_name(step)}.apr") as model:
                 assert model.checksum()["footer"] == "ok"
                 assert model.metadata[LINEAGE] == {"step": step}
-            assert checkpoint.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {
+            assert train_runs.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {
                 "step": step
             }
     assert checkpoint.pointed(tmp_path, LATEST), "no save ever ended; give it more time"

@@ -20,7 +20,7 @@ import aprfmt
 from aprfmt.convert.run import write_file
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprtrain import checkpoint, loop, saving
-from aprtrain.checkpoint import BEST, LATEST, LINEAGE, load_state
+from aprtrain.checkpoint import BEST, LATEST, LINEAGE
 from aprtrain.corpus import Encoder
 from aprtrain.evaluate import evaluate
 from aprtrain.head import HeadOut, distill_head
@@ -76,7 +76,7 @@ def test_deterministic_runs_repeat_and_resume_bit_by_bit(distil: Distil, tmp_pat
     assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "again/model.apr")
     assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "parts/model.apr")
     (one, one_facts), (two, two_facts) = (
-        load_state(tmp_path / name / "ckpt-step-000040.state") for name in ("whole", "parts")
+        train_runs.load_state(tmp_path / name / "ckpt-step-000040.state") for name in ("whole", "parts")
     )
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -156,16 +156,8 @@ def test_a_folder_with_a_run_is_not_written_over_and_an_empty_one_not_resumed(
 def test_a_nan_stops_the_run_and_the_weights_before_it_are_saved(
     distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, calls = distill_head, 0
-
-    def poisoned(*args: Any, **options: Any) -> HeadOut:
-        nonlocal calls
-        calls += 1
-        out = honest(*args, **options)
-        return out._replace(loss=out.loss * float("nan")) if calls == 5 else out  # the third step
-
     distil("good", steps=2, total_steps=6, save_every=0)
-    monkeypatch.setattr(loop, "distill_head", poisoned)
+    monkeypatch.setattr(loop, "distill_head", train_runs.poisoned(5))  # the third step
     with pytest.raises(RunError, match="step 3 is not finite") as caught:
         distil("bad", steps=6, total_steps=6, save_every=0)
     assert caught.value.exit_code == 8

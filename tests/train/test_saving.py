@@ -26,7 +26,7 @@ from aprfmt.convert import provenance
 from aprfmt.convert.run import write_file
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprtrain import checkpoint, saving
-from aprtrain.checkpoint import LATEST, LINEAGE, Identity, snapshot
+from aprtrain.checkpoint import LATEST, LINEAGE, Identity
 from aprtrain.evaluate import evaluate
 from aprtrain.head import distill_head
 from aprtrain.run import run
@@ -175,7 +175,9 @@ def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
         assert teacher.model is not None
         identity = Identity(student.hparams, student.tokenizer, provenance.read(teacher.model))
         saver = Saver(folder, identity, 3, told.append)
-        saver.rehearse(Moment(0, snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {}))
+        saver.rehearse(
+            Moment(0, train_runs.snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {})
+        )
     assert list(folder.iterdir()) == []
     return told
 

@@ -194,7 +194,7 @@ def test_two_processes_train_what_one_trains(train: Run, tmp_path: Path, command
     one, two = (lines(tmp_path / to, "evaluation") for to in ("one", "two"))
     assert [s["ce"] for s in one] == pytest.approx([s["ce"] for s in two], rel=1e-4)
     (a, _), (b, _) = (
-        checkpoint.load_state(tmp_path / to / "ckpt-step-000006.state") for to in ("one", "two")
+        train_runs.load_state(tmp_path / to / "ckpt-step-000006.state") for to in ("one", "two")
     )
     assert a.keys() == b.keys()
     assert {name.split(".")[0] for name in a} == {*KINDS, "step", "rng"}
@@ -216,7 +216,7 @@ def test_divided_runs_repeat_and_go_on_bit_by_bit(train: Run, tmp_path: Path, sh
     together(lambda rank: train("parts", shard=shard, steps=2))
     together(lambda rank: train("parts", shard=shard, resume=True))
     assert weights(tmp_path / "whole/model.apr") == weights(tmp_path / "parts/model.apr")
-    a, b = (checkpoint.load_state(tmp_path / to / "ckpt-step-000006.state")[0] for to in ("whole", "parts"))
+    a, b = (train_runs.load_state(tmp_path / to / "ckpt-step-000006.state")[0] for to in ("whole", "parts"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -275,17 +275,9 @@ def test_recomputed_and_compiled_blocks_of_divided_weights(
 def test_a_nan_leaves_the_weights_before_it_in_divided_runs(
     train: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, calls = distill_head, 0
-
-    def poisoned(*args: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        out = honest(*args, **options)
-        return out._replace(loss=out.loss * float("nan")) if calls == 3 else out
-
     def work(rank: int, shard: str) -> None:
         if rank == 1:
-            monkeypatch.setattr(loop, "distill_head", poisoned)
+            monkeypatch.setattr(loop, "distill_head", train_runs.poisoned(3))
         with pytest.raises(RunError, match="step 3 is not finite"):
             train(shard, shard=shard)
 

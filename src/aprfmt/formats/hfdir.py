@@ -89,7 +89,8 @@ def detect_folder(folder: Path) -> str:
         return "apr-v2"
     models = [name for name in names if name.endswith((".gguf", ".apr"))]
     if models:
-        hint = f"name the file: {folder / models[0]}"
+        best = next((name for name in models if name.startswith("model.")), models[0])
+        hint = f"name the file: {folder / best}"
         raise UnknownFormatError("the folder holds no safetensors weights", path=folder, hint=hint)
     if any(name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack")) for name in names):
         hint = "convert the weights to safetensors first (transformers: save_pretrained)"
