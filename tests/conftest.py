@@ -8,9 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_models import BYTES, build
+from tiny_models import CASES as TINY_CASES
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,3 +72,35 @@ def llama_cpp_models() -> Path:
 def llama_cpp_converter() -> Path:
     """The folder of llama.cpp's own converter: convert_hf_to_gguf.py, conversion/, gguf-py/gguf."""
     return _need(CACHE / "llama.cpp-converter", "llama.cpp's converter")
+
+
+Built = tuple[Path, Any]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str], Built]:
+    """Gives (folder, transformers model) of a case of tiny_models."""
+    pytest.importorskip("transformers")
+    made: dict[str, Built] = {}
+
+    def get(name: str) -> Built:
+        if name not in made:
+            case = TINY_CASES[name]
+            tokenizers = request.getfixturevalue("real_tokenizers") if case.tokenizer != BYTES else None
+            folder = tmp_path_factory.mktemp("models") / name
+            made[name] = folder, build(case, folder, tokenizers)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[str], Built]) -> Path:
+    """A small llama-architecture GGUF with a tokenizer, 320 tokens."""
+    import aprfmt
+
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    aprfmt.export_model(tiny_model("mistral")[0], path)
+    return path

@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprtrain.attention import VARLEN_OPTIONS, Documents
-from aprtrain.decoder import Decoder
-from aprtrain.shape import Shape, shape_of
+from aprtrain.network.attention import VARLEN_OPTIONS, Documents
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.shape import Shape, shape_of
 
 PEAK = 790e12
 T = 2048

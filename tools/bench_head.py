@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 from train_head import Head, Problem, cosine, expected, gap, problem
 
-from aprtrain.head import distill_head, head_bytes, logit_weight
 from aprtrain.kernels.kd import Launch, Widths, kd_rows
-from aprtrain.objective import Kind, Objective
+from aprtrain.loss.head import distill_head, head_bytes, logit_weight
+from aprtrain.loss.objective import Kind, Objective
 
 N = 32_768
 N_REAL, STUDENT_ROWS, STUDENT_WIDTH = 151_665, 151_936, 896

@@ -31,16 +31,16 @@ from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.convert import decode as decode_values
 from aprfmt.codecs.dtypes import DTYPES
-from aprtrain import teacher_fp8
-from aprtrain.attention import Documents
-from aprtrain.decoder import hf_names
 from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
-from aprtrain.shape import Shape, shape_of
-from aprtrain.teacher import Teacher, planned_bytes
-from aprtrain.teacher_blocks import BlocksDecoder
-from aprtrain.vocab import Vocabulary
-from aprtrain.weights import Network
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.attention import Documents
+from aprtrain.network.decoder import hf_names
+from aprtrain.network.shape import Shape, shape_of
+from aprtrain.network.weights import Network
+from aprtrain.teacher import fp8 as teacher_fp8
+from aprtrain.teacher.blocks import BlocksDecoder
+from aprtrain.teacher.teacher import Teacher, planned_bytes
 
 N, T = 8, 2048
 SIZES = {"Q4_K": 1e-4, "Q6_K": 2.5e-5, "Q8_0": 4e-4}

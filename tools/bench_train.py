@@ -34,22 +34,23 @@ from torch.nn import functional
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprtrain import budget, teacher_fp8
-from aprtrain.batches import Batches
+from aprtrain import budget
 from aprtrain.config import Config
-from aprtrain.decoder import Decoder
-from aprtrain.head import distill_head
+from aprtrain.data.batches import Batches
+from aprtrain.data.packing import Windows
+from aprtrain.data.shards import Part
 from aprtrain.loop import Parts, Progress, Trainer
-from aprtrain.metrics import Recorder
+from aprtrain.loss.head import distill_head
+from aprtrain.loss.objective import Objective
+from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Pair, load_student, load_teacher
-from aprtrain.objective import Objective
-from aprtrain.packing import Windows
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.shape import Shape, shape_of
+from aprtrain.network.weights import Network
 from aprtrain.planning import memory_plan
-from aprtrain.shape import Shape, shape_of
-from aprtrain.shards import Part
+from aprtrain.report.metrics import Recorder
 from aprtrain.signals import Stop
-from aprtrain.vocab import Vocabulary
-from aprtrain.weights import Network
+from aprtrain.teacher import fp8 as teacher_fp8
 from aprtrain.world import World
 from bench_teacher import N_REAL, random_network
 

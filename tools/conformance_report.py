@@ -109,7 +109,7 @@ def _error(step: Step | None) -> str:
 
 
 def multimodal_rows() -> set[str]:
-    """Rows that tests/hf/test_multimodal.py tests, as the language models of larger networks."""
+    """Rows that tests/formats/hf/test_multimodal.py tests, as the language models of larger networks."""
     return {case.row for case in MULTIMODAL_CASES}
 
 
@@ -199,7 +199,7 @@ def _docs_row(name: str, row: Any, results: Sequence[Result]) -> str:
     classes = ", ".join(f"`{name}`" for name in row.hf_classes)
     good = sum(r.ok for r in results)
     if not results and name in multimodal_rows():
-        return f"| {name} | {classes} | `{row.gguf}` | ✓ | ✓ | – | – | tests/hf/test_multimodal.py |"
+        return f"| {name} | {classes} | `{row.gguf}` | ✓ | ✓ | – | – | tests/formats/hf/test_multimodal.py |"
     return f"| {name} | {classes} | `{row.gguf}` | {' | '.join(ticks)} | {good} of {len(results)} |"
 
 

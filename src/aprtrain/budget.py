@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from aprfmt.errors import RefusedError, RunError
 from aprtrain.config import Config
-from aprtrain.shape import Shape
+from aprtrain.network.shape import Shape
 
 SLACK = 1.15
 """Measured peak over planned bytes beyond which a run is stopped."""

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from aprfmt.errors import AprError, StorageError
-from aprtrain import guards, report
+from aprtrain import guards
 from aprtrain.config import Config
-from aprtrain.live import clock
 from aprtrain.loop import Parts, Progress, Trainer
+from aprtrain.report import summary as report
+from aprtrain.report.live import clock
 from aprtrain.signals import caught
 from aprtrain.world import World
 

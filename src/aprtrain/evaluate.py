@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from aprfmt.errors import RunError, UsageError
-from aprtrain.attention import Documents
-from aprtrain.batches import Batch, batch_of
-from aprtrain.decoder import soft_cap
-from aprtrain.packing import IGNORED, Windows
-from aprtrain.shape import Shape
-from aprtrain.vocab import Vocabulary
+from aprtrain.data.batches import Batch, batch_of
+from aprtrain.data.packing import IGNORED, Windows
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.attention import Documents
+from aprtrain.network.decoder import soft_cap
+from aprtrain.network.shape import Shape
 
 __all__ = ["Scores", "chosen", "evaluate", "scoring"]
 

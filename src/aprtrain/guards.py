@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import RefusedError, RunError
-from aprtrain.shape import Shape
+from aprtrain.network.shape import Shape
 
 KL_FLOOR = 1e-3
 """Nats to the teacher at step 0 below which there is nothing to learn."""

@@ -18,21 +18,21 @@ from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
 from aprtrain import budget
-from aprtrain.batches import Batch, Batches
-from aprtrain.checkpoint import Host, copied
+from aprtrain.checkpoints.checkpoint import Host, copied
+from aprtrain.checkpoints.saving import Moment, Saver
 from aprtrain.config import Config
-from aprtrain.decoder import Decoder
+from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Utilisation, Watchdog, nvml_reader
-from aprtrain.head import Softcaps, distill_head, logit_weight
-from aprtrain.metrics import Recorder
-from aprtrain.objective import Objective
-from aprtrain.optim import Owner
-from aprtrain.saving import Moment, Saver
-from aprtrain.schedule import learning_rate
+from aprtrain.loss.head import Softcaps, distill_head, logit_weight
+from aprtrain.loss.objective import Objective
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.decoder import Decoder
+from aprtrain.optim.adamw import Owner
+from aprtrain.optim.schedule import learning_rate
+from aprtrain.report.metrics import Recorder
 from aprtrain.signals import Stop
-from aprtrain.teacher import Teacher
-from aprtrain.teacher_cache import Answers
-from aprtrain.vocab import Vocabulary
+from aprtrain.teacher.cache import Answers
+from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
 _SUMS = ("loss", "ce", "kl", "kl1", "agreement", "teacher_entropy", "save", "stop")

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aprfmt.convert import provenance
-from aprfmt.convert.provenance import Provenance
 from aprfmt.errors import RefusedError
-from aprtrain.batches import batch_of
-from aprtrain.checkpoint import Identity
+from aprfmt.provenance import provenance
+from aprfmt.provenance.provenance import Provenance
+from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config
-from aprtrain.decoder import Decoder, hf_parts
+from aprtrain.data.batches import batch_of
+from aprtrain.data.packing import Windows
 from aprtrain.guards import check_distinct, check_length
-from aprtrain.optim import Optimizer, Owner, Settings
-from aprtrain.packing import Windows
-from aprtrain.sharded import SpreadOptimizer, spread
+from aprtrain.loss.vocab import Vocabulary, align
+from aprtrain.network.decoder import Decoder, hf_parts
+from aprtrain.network.weights import Network, fill, fingerprint, open_network, refuse_zeros
+from aprtrain.optim.adamw import Optimizer, Owner, Settings
+from aprtrain.optim.sharded import SpreadOptimizer, spread
 from aprtrain.student import fresh_student, make_student
-from aprtrain.teacher import Teacher
-from aprtrain.vocab import Vocabulary, align
-from aprtrain.weights import Network, fill, fingerprint, open_network, refuse_zeros
+from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
 _EDGE_BYTES = 1 << 16

@@ -15,14 +15,14 @@ import aprfmt
 from aprfmt.errors import UsageError
 from aprtrain import budget
 from aprtrain.config import Config, command_fields, settled, what_fields
-from aprtrain.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.data.shards import Corpus, read_header
+from aprtrain.data.sources import list_files
+from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Pair, is_compiled, opened, quick_print, teacher_dtype
-from aprtrain.shards import Corpus, read_header
-from aprtrain.sources import list_files
 from aprtrain.student import without_folders
-from aprtrain.teacher import planned_bytes
-from aprtrain.teacher_cache import bytes_per_token
-from aprtrain.vocab import Vocabulary
+from aprtrain.teacher.cache import bytes_per_token
+from aprtrain.teacher.teacher import planned_bytes
 from aprtrain.world import planned_size
 
 SCHEMA = "aprtrain.run/1"

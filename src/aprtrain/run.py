@@ -14,25 +14,26 @@ from typing import Any, TextIO
 import torch
 
 from aprfmt.errors import RefusedError, RunError, UsageError
-from aprtrain import budget, checkpoint, guards
-from aprtrain.batches import Batches
+from aprtrain import budget, guards
+from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.saving import Saver, clear, held, prepare_folder
 from aprtrain.config import Config, changed_fields, command_fields, settled
-from aprtrain.corpus import prepare
 from aprtrain.course import Course
-from aprtrain.decoder import Decoder
+from aprtrain.data.batches import Batches
+from aprtrain.data.corpus import prepare
+from aprtrain.data.packing import Windows, check_windows
+from aprtrain.data.shards import Corpus
 from aprtrain.evaluate import evaluate
 from aprtrain.loop import Parts, Progress
-from aprtrain.metrics import Recorder
+from aprtrain.loss.objective import Kind, Objective
+from aprtrain.loss.vocab import Vocabulary
 from aprtrain.models import Pair, load_student, load_teacher, opened
-from aprtrain.objective import Kind, Objective
-from aprtrain.optim import Owner, load_states
-from aprtrain.packing import Windows, check_windows
+from aprtrain.network.decoder import Decoder
+from aprtrain.optim.adamw import Owner, load_states
 from aprtrain.planning import check_sharding, flops_of, memory_plan, origin_of
-from aprtrain.saving import Saver, clear, held, prepare_folder
-from aprtrain.shards import Corpus
-from aprtrain.teacher import Teacher
-from aprtrain.teacher_cache import Answers, check_folder, open_cache
-from aprtrain.vocab import Vocabulary
+from aprtrain.report.metrics import Recorder
+from aprtrain.teacher.cache import Answers, check_folder, open_cache
+from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, joined, planned_size
 
 _TOKENS = "tokens"

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from aprfmt.errors import UsageError
-from aprtrain.corpus import Encoder, Pace
+from aprtrain.data.corpus import Encoder, Pace
+from aprtrain.data.packing import Windows
+from aprtrain.data.shards import HEADER, Part, open_corpus
+from aprtrain.data.sources import Document, list_files, read_documents
 from aprtrain.evaluate import evaluate, scoring
 from aprtrain.guards import check_length
-from aprtrain.packing import Windows
-from aprtrain.shards import HEADER, Part, open_corpus
-from aprtrain.sources import Document, list_files, read_documents
-from aprtrain.teacher import Teacher
-from aprtrain.vocab import align
-from aprtrain.weights import Network, load_decoder, open_network
+from aprtrain.loss.vocab import align
+from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import device_of
 
 SEQ_LEN = 2048

@@ -25,9 +25,9 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.decoder import Decoder
-from aprtrain.shape import Shape, shape_of, to_hparams
-from aprtrain.weights import Network, fill, whole
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.shape import Shape, shape_of, to_hparams
+from aprtrain.network.weights import Network, fill, whole
 
 _WIDTHS = ("hidden", "ffn", "heads", "kv_heads")
 _UNIT = 32

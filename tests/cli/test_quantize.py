@@ -11,7 +11,7 @@ from quantize_peer import old_imatrix
 
 import aprfmt
 from aprfmt.codecs import libggml
-from aprfmt.convert.mixes import MIXES
+from aprfmt.convert.quantize.mixes import MIXES
 
 Apr = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from quantize_peer import quantize, write_gguf
 
 from aprfmt.codecs import ggml, libggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.mix_rules import (
+from aprfmt.convert.quantize.mix_rules import (
     CONDITIONS,
     KINDS,
     OUTPUT,
@@ -22,7 +22,7 @@ from aprfmt.convert.mix_rules import (
     needs_weights,
     usual_bits,
 )
-from aprfmt.convert.mixes import ALIASES, MIXES, Mix, find_mix
+from aprfmt.convert.quantize.mixes import ALIASES, MIXES, Mix, find_mix
 from aprfmt.errors import RefusedError
 from aprfmt.formats.gguf_kv import GgufType
 

@@ -16,7 +16,7 @@ from aprfmt.arch.links import Recast, recast_from_json
 from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.recipe import _unfolded
+from aprfmt.convert.lossless.recipe import _unfolded
 from aprfmt.errors import RefusedError
 from aprfmt.inspect.validate import validate
 

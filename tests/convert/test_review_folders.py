@@ -12,11 +12,11 @@ from plain_models import CONFIG, GGUF_KEYS, gguf_names, weights, write_folder, w
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.convert import envelope
-from aprfmt.convert.run import Way, write_file
+from aprfmt.canonical import envelope
 from aprfmt.formats import gguf_write
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
+from aprfmt.io.write import Way, write_file
 
 CARD = b"---\nlicense: mit\n---\n"
 

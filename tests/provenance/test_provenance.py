@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import aprfmt
-from aprfmt.convert import origin, provenance
-from aprfmt.convert.model_card import parse_card
 from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.io.segments import FileLayout
+from aprfmt.provenance import origin, provenance
+from aprfmt.provenance.model_card import parse_card
 
 Folder = Callable[..., Path]
 

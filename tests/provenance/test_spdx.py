@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aprfmt.convert.spdx import canonical_license, is_spdx, license_warnings, nearest_id
 from aprfmt.errors import UsageError
+from aprfmt.provenance.spdx import canonical_license, is_spdx, license_warnings, nearest_id
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from tiny_models import write_byte_tokenizer
 
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.decoder import Decoder
-from aprtrain.rotary import Rope
-from aprtrain.shape import Shape
-from aprtrain.shards import Part
+from aprtrain.data.shards import Part
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.rotary import Rope
+from aprtrain.network.shape import Shape
 from aprtrain.student import initialise
 
 

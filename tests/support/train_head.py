@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from aprtrain.head import HeadOut, Softcaps, distill_head
-from aprtrain.objective import IGNORED, Objective
-from aprtrain.vocab import Vocabulary
+from aprtrain.loss.head import HeadOut, Softcaps, distill_head
+from aprtrain.loss.objective import IGNORED, Objective
+from aprtrain.loss.vocab import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import arch_models
 import torch
 from torch import Tensor
 
-from aprtrain.attention import Documents
-from aprtrain.decoder import Decoder
-from aprtrain.weights import load_decoder, open_network
+from aprtrain.network.attention import Documents
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.weights import load_decoder, open_network
 
 TOKENS = 1000
 """Tokens of the folders' tokenizer."""

@@ -14,11 +14,12 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.cli import demo_model
-from aprtrain import checkpoint, metrics
-from aprtrain.checkpoint import Snapshot
+from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.checkpoint import Snapshot
 from aprtrain.config import Config
 from aprtrain.config_build import build
-from aprtrain.head import HeadOut, distill_head
+from aprtrain.loss.head import HeadOut, distill_head
+from aprtrain.report import metrics
 from aprtrain.run import run
 
 _TEXT = "the cat sat on a mat and then it ran to the dog that was here with one hat in her hand"

@@ -13,7 +13,7 @@ import torch
 import train_runs
 
 from aprtrain.run import run
-from aprtrain.teacher_cache import Answers
+from aprtrain.teacher.cache import Answers
 
 
 @pytest.fixture(scope="session", autouse=True)

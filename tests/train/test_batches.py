@@ -13,8 +13,8 @@ from torch.nn import functional
 from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.batches import Batch, Batches, batch_of, shuffled
-from aprtrain.packing import IGNORED, Windows
+from aprtrain.data.batches import Batch, Batches, batch_of, shuffled
+from aprtrain.data.packing import IGNORED, Windows
 
 FILLER = 2
 

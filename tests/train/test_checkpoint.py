@@ -15,11 +15,11 @@ from train_children import forked
 
 import aprfmt
 from aprfmt.cli import demo_model
-from aprfmt.convert import provenance
 from aprfmt.convert.verify import greedy
 from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError
-from aprtrain import checkpoint
-from aprtrain.checkpoint import (
+from aprfmt.provenance import provenance
+from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.checkpoint import (
     BEST,
     LATEST,
     LINEAGE,
@@ -29,9 +29,9 @@ from aprtrain.checkpoint import (
     save_model,
     save_state,
 )
-from aprtrain.decoder import Decoder
-from aprtrain.optim import Optimizer, Settings, load_states, states
-from aprtrain.weights import Network, load_decoder, open_network
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.optim.adamw import Optimizer, Settings, load_states, states
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
 from aprtrain.config import Config, changed_fields, command_fields, schema, settled, what_fields
 from aprtrain.config_build import build
-from aprtrain.schedule import learning_rate
+from aprtrain.optim.schedule import learning_rate
 
 BASE: dict[str, Any] = {"teacher": "t", "student": "s", "data": "d", "output": "o", "steps": 200}
 

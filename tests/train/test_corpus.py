@@ -22,8 +22,8 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.tokenizer.hf import read_files
-from aprtrain.corpus import Encoder, content_hash, prepare
-from aprtrain.shards import HEADER, Corpus, Part, open_corpus
+from aprtrain.data.corpus import Encoder, content_hash, prepare
+from aprtrain.data.shards import HEADER, Corpus, Part, open_corpus
 
 TOKENIZER = byte_tokenizer()
 ENCODER = Encoder(TOKENIZER)
@@ -137,8 +137,8 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprtrain.corpus.TELL_S", 0.0)
-    monkeypatch.setattr("aprtrain.corpus._LONG", 0)
+    monkeypatch.setattr("aprtrain.data.corpus.TELL_S", 0.0)
+    monkeypatch.setattr("aprtrain.data.corpus._LONG", 0)
     paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
     lines: list[str] = []
     make(tmp_path, *paths, held_out=0.3, log=lines.append)

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 from train_runs import lines
 
-from aprtrain.batches import Batches
-from aprtrain.corpus import Encoder
-from aprtrain.decoder import Decoder
-from aprtrain.packing import Windows
-from aprtrain.shards import open_corpus
+from aprtrain.data.batches import Batches
+from aprtrain.data.corpus import Encoder
+from aprtrain.data.packing import Windows
+from aprtrain.data.shards import open_corpus
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.student import make_student
-from aprtrain.weights import load_decoder, open_network
 
 STEPS, PEAK, WEIGHT, HEAT, WARM = 20, 3e-3, 0.7, 3.0, 2
 

@@ -22,10 +22,11 @@ from train_runs import lines, weights
 import aprfmt
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import RefusedError
-from aprtrain import checkpoint, metrics
-from aprtrain.checkpoint import LATEST
+from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.checkpoint import LATEST
 from aprtrain.loop import Trainer
-from aprtrain.weights import load_decoder, open_network
+from aprtrain.network.weights import load_decoder, open_network
+from aprtrain.report import metrics
 
 SIZES = (
     *(

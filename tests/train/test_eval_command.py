@@ -20,11 +20,11 @@ from train_corpora import functions, write_jsonl
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprtrain import corpus
-from aprtrain.corpus import Encoder
-from aprtrain.decoder import Decoder
+from aprtrain.data import corpus
+from aprtrain.data.corpus import Encoder
+from aprtrain.network.decoder import Decoder
+from aprtrain.network.weights import Network, load_decoder, open_network
 from aprtrain.score import SEQ_LEN, score
-from aprtrain.weights import Network, load_decoder, open_network
 
 CPU = ("--device", "cpu", "--seq-len", "32")
 KEYS = {

@@ -16,14 +16,14 @@ from train_corpora import SHAPE, part, tiny_decoder, varied
 
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprtrain import evaluate as module
-from aprtrain.attention import Documents
-from aprtrain.batches import batch_of
-from aprtrain.corpus import Encoder
-from aprtrain.decoder import Decoder, soft_cap
+from aprtrain.data.batches import batch_of
+from aprtrain.data.corpus import Encoder
+from aprtrain.data.packing import IGNORED, Windows
 from aprtrain.evaluate import Scores, evaluate, scoring
-from aprtrain.packing import IGNORED, Windows
-from aprtrain.shape import Shape
-from aprtrain.vocab import Vocabulary
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.attention import Documents
+from aprtrain.network.decoder import Decoder, soft_cap
+from aprtrain.network.shape import Shape
 
 N_REAL = 300
 VOCABULARY = Vocabulary(N_REAL, 310, 320)

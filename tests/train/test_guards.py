@@ -20,10 +20,10 @@ import aprfmt
 from aprfmt.cli import demo_model
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
 from aprtrain import budget, guards
-from aprtrain.batches import Batch
 from aprtrain.budget import Row
-from aprtrain.checkpoint import LINEAGE
+from aprtrain.checkpoints.checkpoint import LINEAGE
 from aprtrain.config import Config
+from aprtrain.data.batches import Batch
 from aprtrain.guards import Utilisation, Watchdog
 from aprtrain.loop import Trainer
 from aprtrain.run import run
@@ -249,9 +249,9 @@ def test_a_tensor_on_another_device_is_noticed() -> None:
 def test_a_batch_that_processes_cannot_share_is_refused(
     corpus_file: Path, teacher_file: Path, tmp_path: Path
 ) -> None:
-    from aprtrain.metrics import Recorder
+    from aprtrain.data.packing import Windows
     from aprtrain.models import opened
-    from aprtrain.packing import Windows
+    from aprtrain.report.metrics import Recorder
     from aprtrain.run import _corpus, _Folder, _settled
 
     config = train_runs.options(

@@ -12,9 +12,9 @@ from torch import Tensor
 from train_head import Answer, Head, Problem, expected, gap, problem
 
 from aprfmt.errors import UsageError
-from aprtrain.head import Softcaps, distill_head, head_bytes
-from aprtrain.objective import IGNORED, Kind, Objective, Rows, dense
-from aprtrain.vocab import Vocabulary
+from aprtrain.loss.head import Softcaps, distill_head, head_bytes
+from aprtrain.loss.objective import IGNORED, Kind, Objective, Rows, dense
+from aprtrain.loss.vocab import Vocabulary
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 head = Head(chunk=8)
@@ -110,7 +110,7 @@ def test_a_loss_of_the_last_position_only_shows(monkeypatch: pytest.MonkeyPatch)
     def last_only(objective: Objective, s: Tensor, t: Tensor | None, labels: Tensor) -> tuple[Rows, Tensor]:
         return dense(objective, s, t, torch.cat([torch.full_like(labels[:-1], IGNORED), labels[-1:]]))
 
-    monkeypatch.setattr("aprtrain.head.dense", last_only)
+    monkeypatch.setattr("aprtrain.loss.head.dense", last_only)
     p = problem(20, 40, 48, 64).to(torch.float64)
     with pytest.raises(AssertionError):
         check_positions(p)

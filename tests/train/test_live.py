@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aprtrain.metrics import Recorder
+from aprtrain.report.metrics import Recorder
 from aprtrain.signals import caught
 
 Distil = Callable[..., dict[str, Any]]

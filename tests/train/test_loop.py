@@ -17,16 +17,17 @@ from train_faults import CONFIG
 from train_runs import lines, weights
 
 import aprfmt
-from aprfmt.convert.run import write_file
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
-from aprtrain import checkpoint, loop, saving
-from aprtrain.checkpoint import BEST, LATEST, LINEAGE
-from aprtrain.corpus import Encoder
+from aprfmt.io.write import write_file
+from aprtrain import loop
+from aprtrain.checkpoints import checkpoint, saving
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
+from aprtrain.data.corpus import Encoder
+from aprtrain.data.packing import Windows
+from aprtrain.data.shards import open_corpus
 from aprtrain.evaluate import evaluate
-from aprtrain.head import HeadOut, distill_head
-from aprtrain.packing import Windows
-from aprtrain.shards import open_corpus
-from aprtrain.weights import load_decoder, open_network
+from aprtrain.loss.head import HeadOut, distill_head
+from aprtrain.network.weights import load_decoder, open_network
 
 Distil = Callable[..., dict[str, Any]]
 

@@ -13,9 +13,9 @@ import train_runs
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
 from aprtrain.config import Config
-from aprtrain.corpus import prepare
+from aprtrain.data.corpus import prepare
+from aprtrain.network.weights import open_network
 from aprtrain.planning import plan
-from aprtrain.weights import open_network
 
 
 def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
@@ -76,8 +76,8 @@ def test_the_plan_tells_what_the_disk_must_hold(
 
 def test_flops_of_a_known_network() -> None:
     """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the trunk, 0.82 in the head."""
-    from aprtrain.rotary import Rope
-    from aprtrain.shape import Shape
+    from aprtrain.network.rotary import Rope
+    from aprtrain.network.shape import Shape
 
     fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
     fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}

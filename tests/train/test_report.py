@@ -20,11 +20,12 @@ from pages import Page
 from aprfmt.cli.demo_model import build as build_model
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
-from aprtrain import checkpoint, report
+from aprtrain.checkpoints import checkpoint
 from aprtrain.config import Config, settled
 from aprtrain.loop import Trainer
-from aprtrain.metrics import FILE, METADATA, Recorder
-from aprtrain.report_page import html, sentence
+from aprtrain.report import summary as report
+from aprtrain.report.metrics import FILE, METADATA, Recorder
+from aprtrain.report.page import html, sentence
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]

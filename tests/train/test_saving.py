@@ -22,17 +22,17 @@ from train_runs import weights
 
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.convert import provenance
-from aprfmt.convert.run import write_file
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
-from aprtrain import checkpoint, saving
-from aprtrain.checkpoint import LATEST, LINEAGE, Identity
+from aprfmt.io.write import write_file
+from aprfmt.provenance import provenance
+from aprtrain.checkpoints import checkpoint, saving
+from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity
+from aprtrain.checkpoints.saving import Moment, Saver, held
 from aprtrain.evaluate import evaluate
-from aprtrain.head import distill_head
+from aprtrain.loss.head import distill_head
+from aprtrain.network.weights import open_network
 from aprtrain.run import run
-from aprtrain.saving import Moment, Saver, held
 from aprtrain.student import make_student
-from aprtrain.weights import open_network
 
 Distil = Callable[..., dict[str, Any]]
 

@@ -18,16 +18,18 @@ from train_worlds import Threads, together
 
 import aprfmt
 from aprfmt.errors import RunError, UsageError
-from aprtrain import checkpoint, loop, optim
-from aprtrain.decoder import Decoder, hf_parts
+from aprtrain import loop
+from aprtrain.checkpoints import checkpoint
 from aprtrain.evaluate import evaluate
-from aprtrain.head import distill_head
-from aprtrain.objective import Objective
-from aprtrain.optim import KINDS, Optimizer, Owner, Settings, load_states, states
+from aprtrain.loss.head import distill_head
+from aprtrain.loss.objective import Objective
+from aprtrain.network.decoder import Decoder, hf_parts
+from aprtrain.network.weights import fill, open_network
+from aprtrain.optim import adamw as optim
+from aprtrain.optim.adamw import KINDS, Optimizer, Owner, Settings, load_states, states
+from aprtrain.optim.sharded import SpreadOptimizer, spread
 from aprtrain.planning import plan
 from aprtrain.run import run
-from aprtrain.sharded import SpreadOptimizer, spread
-from aprtrain.weights import fill, open_network
 from aprtrain.world import World, joined
 
 SETTINGS = Settings(clip=0.5, weight_decay=0.1)

@@ -23,10 +23,10 @@ from aprfmt.errors import (
     StorageError,
     UsageError,
 )
-from aprtrain import sources
-from aprtrain.corpus import prepare
-from aprtrain.shards import Corpus
-from aprtrain.sources import list_files, read_documents
+from aprtrain.data import sources
+from aprtrain.data.corpus import prepare
+from aprtrain.data.shards import Corpus
+from aprtrain.data.sources import list_files, read_documents
 
 TOKENIZER = byte_tokenizer()
 EOS = TOKENIZER.special["eos"]

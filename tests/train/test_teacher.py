@@ -20,13 +20,13 @@ from train_quantised import LAYERS, MIX, VOCAB, D, write_gguf
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprtrain import teacher_fp8
-from aprtrain.attention import Documents
 from aprtrain.kernels import blocks as kernel
-from aprtrain.teacher import RESIDENCIES, Teacher, planned_bytes
-from aprtrain.teacher_blocks import BlocksDecoder
-from aprtrain.vocab import Vocabulary
-from aprtrain.weights import load_decoder, open_network
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.attention import Documents
+from aprtrain.network.weights import load_decoder, open_network
+from aprtrain.teacher import fp8 as teacher_fp8
+from aprtrain.teacher.blocks import BlocksDecoder
+from aprtrain.teacher.teacher import RESIDENCIES, Teacher, planned_bytes
 
 VOCABULARY = Vocabulary(300, VOCAB, VOCAB)
 

@@ -22,11 +22,11 @@ from train_worlds import together
 import aprfmt
 from aprfmt.errors import AprError, RunError, StorageError
 from aprtrain.budget import Row
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.weights import open_network
 from aprtrain.planning import memory_plan
-from aprtrain.teacher import Teacher, planned_bytes
-from aprtrain.teacher_store import Store
-from aprtrain.vocab import Vocabulary
-from aprtrain.weights import open_network
+from aprtrain.teacher.store import Store
+from aprtrain.teacher.teacher import Teacher, planned_bytes
 
 Distil = Callable[..., dict[str, Any]]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from train_children import forked
 from train_corpora import part, varied
 
-from aprtrain.batches import Batch, Batches, batch_of
-from aprtrain.packing import Windows
-from aprtrain.teacher_cache import Answers
-from aprtrain.teacher_store import Store
+from aprtrain.data.batches import Batch, Batches, batch_of
+from aprtrain.data.packing import Windows
+from aprtrain.teacher.cache import Answers
+from aprtrain.teacher.store import Store
 
 SIZE = (8, 4)
 

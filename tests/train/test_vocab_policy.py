@@ -12,7 +12,7 @@ import train_runs
 
 from aprfmt.cli import demo_model
 from aprfmt.errors import RefusedError, RunError
-from aprtrain.weights import open_network
+from aprtrain.network.weights import open_network
 
 Distil = Callable[..., dict[str, Any]]
 UNUSED = ("q q", "z z", "x x", "j j")

@@ -12,8 +12,8 @@ from train_worlds import together
 
 from aprfmt.errors import RunError
 from aprtrain.config import Config
-from aprtrain.decoder import Decoder
 from aprtrain.guards import Watchdog
+from aprtrain.network.decoder import Decoder
 from aprtrain.run import run
 from aprtrain.world import joined
 

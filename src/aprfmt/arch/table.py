@@ -19,11 +19,11 @@ from aprfmt.arch.rows import (
     moe,
     moe_shared,
     nemotron_h,
-    partial,
     qwen,
     ssm,
     vision,
 )
+from aprfmt.arch.rows import dense as partial
 
 __all__ = [
     "ARCHITECTURES",

@@ -65,7 +65,7 @@ def command(
         missing = "FILE" if file is None else "MIX" if mix is None else "--output"
         raise UsageError(f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list")
     from aprfmt.convert.api import convert_model
-    from aprfmt.convert.mixes import require_quantised
+    from aprfmt.convert.quantize.mixes import require_quantised
 
     require_quantised(mix)
     transfer(
@@ -85,8 +85,8 @@ def command(
 
 
 def _list() -> None:
-    from aprfmt.convert.mix_rules import usual_bits
-    from aprfmt.convert.mixes import ALIASES, MIXES
+    from aprfmt.convert.quantize.mix_rules import usual_bits
+    from aprfmt.convert.quantize.mixes import ALIASES, MIXES
 
     body: list[dict[str, Any]] = []
     cells = []

@@ -44,7 +44,7 @@ def command(
     apr report model.gguf -o page.html
     apr report run --json
     """
-    from aprtrain.report import is_run, numbers, write
+    from aprtrain.report.summary import is_run, numbers, write
 
     path = Path(file)
     written = {"output": str(output) if output is not None else None}
@@ -59,10 +59,10 @@ def command(
 
 def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
     """Reads the model, writes its page where one is named; what it found."""
-    from aprfmt.convert.run import Way, write_file
     from aprfmt.formats import open as open_model
     from aprfmt.inspect.model_page import html, survey
     from aprfmt.io.segments import FileLayout, Literal
+    from aprfmt.io.write import Way, write_file
 
     with open_model(file) as model:
         if output is None and out.mode != "json":
@@ -80,7 +80,7 @@ def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
 
 
 def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:
-    from aprtrain.report_page import STATUS, name, sentence
+    from aprtrain.report.page import STATUS, name, sentence
 
     words, _ = STATUS[body["status"]]
     yield out.style(printable(f"{name(body)}: {words}"), "bold")

@@ -11,30 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt import formats
+from aprfmt.canonical import packed
+from aprfmt.canonical.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
+from aprfmt.canonical.dtype_choice import Losses
+from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.unpack import Decoding
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.convert import packed, provenance
-from aprfmt.convert.canonical import Canonical, canonical
-from aprfmt.convert.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
-from aprfmt.convert.dtype_choice import Losses
+from aprfmt.convert.lossless.recipe import Recipe, read_recipe
 from aprfmt.convert.memory import flow_for, planned
 from aprfmt.convert.options import FOLDERS, TARGETS, Options, PathLike, options_of, target_format
-from aprfmt.convert.quantization import Quantization, asked
-from aprfmt.convert.recipe import KEY, Recipe, read_recipe
+from aprfmt.convert.quantize.mixes import find_mix
+from aprfmt.convert.quantize.quantization import Quantization, asked
 from aprfmt.convert.report import Report
-from aprfmt.convert.run import Way, check_inputs_stay, write_file, write_folder, write_parts
-from aprfmt.convert.shard import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
-from aprfmt.convert.to_apr import apr_layout, source_recipe
-from aprfmt.convert.to_gguf import GgufOptions, embedding_rows, gguf_layouts
-from aprfmt.convert.to_hf import folder_layouts, safetensors_layout
+from aprfmt.convert.targets.apr import apr_layout, source_recipe
+from aprfmt.convert.targets.apr_shards import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
+from aprfmt.convert.targets.gguf import GgufOptions, embedding_rows, gguf_layouts
+from aprfmt.convert.targets.hf import folder_layouts, safetensors_layout
 from aprfmt.convert.verify import require_llama, verify_gguf
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import apr2_write
+from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import source_jobs
 from aprfmt.io.segments import FileLayout, Stream
 from aprfmt.io.sink import check_target
+from aprfmt.io.write import Way, check_inputs_stay, write_file, write_folder, write_parts
 from aprfmt.model import Model
+from aprfmt.provenance import provenance
 
 __all__ = ["Report", "convert_model", "export_model", "import_model"]
 
@@ -138,8 +142,7 @@ def _plan(
         model,
         arch=options.arch,
         allow_unmapped=options.allow_unmapped,
-        dtype=options.dtype,
-        gguf=target == "gguf",
+        decoding=_decoding(options.dtype, gguf=target == "gguf"),
     )
     if c.packs.decoded:
         losses.others += packed.losses(c.packs.found)
@@ -159,6 +162,14 @@ class _Work:
     recipe: Recipe | None
     losses: Losses
     quantization: Quantization | None
+
+
+def _decoding(dtype: str, *, gguf: bool) -> Decoding:
+    """Packed weights are decoded for a GGUF and for every dtype but "keep"."""
+    if dtype == "keep":
+        return Decoding(decode=gguf, keep_blocks=gguf)
+    # Blocks that a GGUF holds as they are stay so unless floats are asked for.
+    return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 
 
 def _copy(model: Model, dst: Path) -> Canonical:
@@ -202,7 +213,7 @@ _RECIPES = {"gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "hf
 def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
     value = None
     if c.model.format == "apr-v2":
-        value = c.model.metadata.get(KEY)
+        value = c.model.metadata.get(SOURCE_KEY)
         others = [name for name in _RECIPES.values() if name != _RECIPES.get(target)]
         if isinstance(value, dict) and value.get("format") in others:
             return None  # of another format: to hold it against the tensors would be for nothing

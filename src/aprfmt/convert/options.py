@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from aprfmt.convert.run import StartProgress
 from aprfmt.errors import UsageError
+from aprfmt.io.write import StartProgress
 
 PathLike = str | os.PathLike[str]
 

@@ -9,18 +9,18 @@ from typing import Any
 
 from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY
-from aprfmt.convert import provenance
-from aprfmt.convert.canonical import canonical
-from aprfmt.convert.checks import check_vocabulary, read_tokenizer
-from aprfmt.convert.recipe import KEY
-from aprfmt.convert.run import Way, write_file
-from aprfmt.convert.to_apr import HAS_VOCAB
+from aprfmt.canonical.checks import check_vocabulary, read_tokenizer
+from aprfmt.canonical.model import canonical
+from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.io.segments import FileLayout
 from aprfmt.io.sink import check_target
+from aprfmt.io.write import Way, write_file
 from aprfmt.model import Model
+from aprfmt.provenance import provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
 
 _LISTS = ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.token_type", "tokenizer.scores")
@@ -65,7 +65,7 @@ def stamp_file(
     )
     if not patch and tokenizer is None:
         raise UsageError(
-            "nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR"
+            "nothing to stamp", hint="give --license, --data-source, --set SOURCE_KEY=JSON or --tokenizer DIR"
         )
     own = next((key for key in patch if key.startswith("aprfmt.")), None)
     if own is not None:
@@ -107,7 +107,7 @@ def _segments(model: Model, patch: Mapping[str, Any], tokenizer: str | os.PathLi
         values = _with_tokenizer(model, values, Path(tokenizer))
         flags |= HAS_VOCAB
     if _outdates_record(values, patch):
-        values.pop(KEY, None)
+        values.pop(SOURCE_KEY, None)
     values = _edited(values, patch)
     if "license" in patch:
         values |= provenance.to_metadata(provenance.without_license(values.get(provenance.GENERAL)))
@@ -121,7 +121,7 @@ def _outdates_record(values: Mapping[str, Any], patch: Mapping[str, Any]) -> boo
 
     That of a GGUF refers to the lists only; its other keys follow the metadata on export.
     """
-    record = values.get(KEY)
+    record = values.get(SOURCE_KEY)
     of_gguf = isinstance(record, Mapping) and record.get("format") == "gguf"
     return any(key in _LISTS if of_gguf else key.startswith("tokenizer.") for key in patch)
 
@@ -149,6 +149,6 @@ def _with_tokenizer(model: Model, values: dict[str, Any], folder: Path) -> dict[
     kept = {
         k: v
         for k, v in values.items()
-        if not k.startswith("tokenizer.") and k not in (KEY, "aprfmt.tokenizer")
+        if not k.startswith("tokenizer.") and k not in (SOURCE_KEY, "aprfmt.tokenizer")
     }
     return kept | tokenizer_apr.to_metadata(c.tokenizer)

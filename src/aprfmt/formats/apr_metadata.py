@@ -15,6 +15,7 @@ from aprfmt.io import jsonx
 from aprfmt.limits import MAX_METADATA_BYTES
 
 TRUE_DTYPES_KEY = "aprfmt.tensors"
+SOURCE_KEY = "aprfmt.source"
 """Custom key with the dtypes that the container has no id for; always the last one of the text."""
 
 _U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1

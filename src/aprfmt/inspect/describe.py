@@ -61,7 +61,7 @@ def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
 def _unread_card(model: Model) -> list[str]:
     if model.format not in ("hf", "safetensors"):
         return []
-    from aprfmt.convert import provenance
+    from aprfmt.provenance import provenance
 
     return provenance.read(model).warnings
 
@@ -102,7 +102,7 @@ def _from_other(model: Model) -> dict[str, Any]:
         card = metadata.get("model_card")
         found["license"] = card.get("license") if isinstance(card, Mapping) else None
     else:
-        from aprfmt.convert import provenance
+        from aprfmt.provenance import provenance
 
         found = dict(provenance.read(model).info)
         if model.format == "gguf":

@@ -243,7 +243,7 @@ def _presence(tokenizer: object) -> str:
 
 def _sides(a: Model, b: Model) -> tuple[Mapping[str, Side], Mapping[str, Side]]:
     """Tensors under Hugging Face names; under their own where either model has no such form."""
-    from aprfmt.convert.canonical import canonical
+    from aprfmt.canonical.model import canonical
 
     try:
         return canonical(a).tensors, canonical(b).tensors

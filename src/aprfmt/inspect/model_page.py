@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import CorruptError, UnsupportedError
-from aprfmt.inspect import heatmaps
+from aprfmt.html import heatmaps
+from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, text, tiles
 from aprfmt.inspect.describe import describe
-from aprfmt.inspect.page import brief, facts, folded, grid, heading, page, table, text, tiles
 from aprfmt.inspect.stats import Stats, blocks
 from aprfmt.model import Model, Tensor
 

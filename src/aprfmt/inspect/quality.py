@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aprfmt.arch.names import spellings
-from aprfmt.convert.spdx import is_spdx
 from aprfmt.model import Model
+from aprfmt.provenance.spdx import is_spdx
 
 THRESHOLD = 90
 

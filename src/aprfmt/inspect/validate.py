@@ -16,7 +16,7 @@ from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 if TYPE_CHECKING:
-    from aprfmt.convert.canonical import Canonical
+    from aprfmt.canonical.model import Canonical
 
 _MAX_DEAD_SHARE = 0.25
 _REQUIRED = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size")
@@ -86,7 +86,7 @@ class Subject:
     @cached_property
     def canonical(self) -> Canonical | AprError:
         """The model under Hugging Face names, or why it has no such form."""
-        from aprfmt.convert.canonical import canonical
+        from aprfmt.canonical.model import canonical
 
         try:
             return canonical(self.model)

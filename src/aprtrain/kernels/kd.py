@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aprtrain.objective import Kind, Objective
+from aprtrain.loss.objective import Kind, Objective
 
 __all__ = ["Launch", "Widths", "kd_rows"]
 

@@ -1,0 +1,116 @@
+"""What must hold before a byte is written: dimensions known, tensors complete, a vocabulary that fits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from aprfmt.arch import names
+from aprfmt.canonical.model import Canonical
+from aprfmt.errors import RefusedError
+from aprfmt.formats import hf_files
+from aprfmt.model import Model
+from aprfmt.tokenizer import hf as tokenizer_hf
+from aprfmt.tokenizer.model import Tokenizer
+
+# What no runtime can do without (the reference runtime's load gate asks for the same).
+REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+
+_FIRST = "model.layers.0."
+
+
+def require_config(model: Model, allow_no_config: bool) -> None:
+    """Refuses weights without a config.json, unless the user says that they go without."""
+    if allow_no_config or model.format not in ("hf", "safetensors") or model.hparams.hidden_size is not None:
+        return
+    raise RefusedError(
+        "no config.json beside the weights: dimensions and architecture are unknown",
+        path=model.path,
+        hint="put the model's config.json there, or import with --allow-no-config --arch NAME",
+    )
+
+
+def complete_hparams(c: Canonical) -> None:
+    """Takes from the tensor shapes what they tell, where there is no config.json."""
+    h = c.hparams
+    if not c.tensors or c.model.format not in ("hf", "safetensors") or h.hidden_size is not None:
+        return
+    shapes = {t.name: t.shape for t in c.tensors.values()}
+    layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}
+    h.num_layers = max(layers) + 1 if layers else None
+    # Damaged shapes are left to check_shapes, which names them.
+    if len(embedding := shapes.get(c.embedding, ())) == 2:
+        h.vocab_size, h.hidden_size = embedding
+    if len(gate := shapes.get(f"{_FIRST}mlp.gate_proj.weight", ())) == 2:
+        h.intermediate_size = gate[0]
+    norm, query, key = (
+        shapes.get(f"{_FIRST}self_attn.{name}.weight", ()) for name in ("q_norm", "q_proj", "k_proj")
+    )
+    if len(norm) == 1 and norm[0] and query and key:
+        h.head_dim, h.num_heads, h.num_kv_heads = norm[0], query[0] // norm[0], key[0] // norm[0]
+    c.warnings.append(
+        "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
+    )
+
+
+def check_before_writing(c: Canonical, allow_unmapped: bool) -> None:
+    """Raises RefusedError or UnmappedError for a model that could not be loaded again."""
+    if c.tensors and c.arch is not None:
+        shapes = _shapes(c)
+        if not allow_unmapped:
+            names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
+        names.check_shapes(c.arch, c.hparams, shapes)
+    check_vocabulary(c)
+
+
+def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the network's tensors, packed weights as they are when decoded."""
+    shapes = {t.name: t.shape for t in c.tensors.values()}
+    if c.packs.decoded or c.arch is None:
+        return shapes
+    kept = {name: shape for name, shape in shapes.items() if name not in c.packs.pieces}
+    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.found}
+
+
+def check_vocabulary(c: Canonical) -> None:
+    """The token list may be shorter than the embedding (it is padded on export), never longer."""
+    embedding = c.tensors.get(c.embedding)
+    if c.tokenizer is None:
+        if c.tensors:
+            c.warnings.append("no tokenizer: the output is not self-contained; add one with --tokenizer DIR")
+        return
+    c.warnings += c.tokenizer.notes
+    if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
+        c.warnings.append(
+            f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME"
+        )
+    size = c.hparams.vocab_size
+    if embedding is None and size is not None and len(c.tokenizer.tokens) > size:
+        raise RefusedError(
+            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, config.json a vocab_size of {size}",
+            path=c.model.path,
+            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
+        )
+    if embedding is not None and len(c.tokenizer.tokens) > embedding.shape[0]:
+        raise RefusedError(
+            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, the embedding {embedding.shape[0]} rows",
+            path=c.model.path,
+            tensor=c.embedding,
+            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
+        )
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
+    if path.is_dir():
+        config = path / "config.json"
+        tokenizer = hf_files.load_tokenizer(path, hf_files.read_config(config) if config.is_file() else None)
+    else:
+        tokenizer = tokenizer_hf.read_files({"tokenizer.json": hf_files.read_text_file(path)}, None)
+    if tokenizer is None:
+        raise RefusedError(
+            "no tokenizer in the folder",
+            path=path,
+            hint="it must hold tokenizer.json, tokenizer.model, vocab.txt, or vocab.json with merges.txt",
+        )
+    return tokenizer

@@ -1,0 +1,108 @@
+"""Which dtype each output tensor gets: what `--dtype` means, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.errors import UsageError
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(slots=True)
+class Losses:
+    """Collects what an output does not hold exactly."""
+
+    changed: dict[tuple[str, str], int] = field(default_factory=dict)
+    overflows: int = 0
+    others: list[str] = field(default_factory=list)
+
+    def dropped(self, sentence: str) -> None:
+        """Notes what the output does not hold at all."""
+        self.others.append(sentence)
+
+    def note(self, source: str, target: str) -> None:
+        """Counts one tensor converted from dtype `source` to `target`."""
+        if not is_exact(source, target):
+            key = (source, target)
+            self.changed[key] = self.changed.get(key, 0) + 1
+
+    def overflow(self, n: int) -> None:
+        """Counts values that became infinite."""
+        self.overflows += n
+
+    def sentences(self) -> list[str]:
+        """One sentence a kind of loss."""
+        out = [
+            f"{counted(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())
+        ]
+        if self.overflows:
+            out.append(
+                f"{self.overflows} values were beyond the target's range and became infinite or its largest"
+            )
+        return out + self.others
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+# Source dtype -> targets that hold each of its values exactly.
+_EXACT = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
+
+
+def is_exact(source: str, target: str) -> bool:
+    """Whether every value of `source` can be told again from `target`; decoded blocks are exact in F32."""
+    if source == target or target in _EXACT.get(source, ()):
+        return True
+    return DTYPES[source].kind != "plain" and target == "F32"
+
+
+def requested(dtype: str, also: Sequence[str] = ()) -> str | None:
+    """The dtype row that `--dtype` names where it names no mix, None for "keep".
+
+    Floats, AprQ4, AprQ8 and `also`, what the container has beside them. Raises UsageError for any other.
+    """
+    if dtype == "keep":
+        return None
+    name = find_dtype(dtype).name
+    writable = ["F32", "F16", "BF16", "AprQ4", "AprQ8", *also]
+    if name not in writable:
+        raise UsageError(
+            f"weights cannot be written as {name}",
+            hint="one of: keep, " + ", ".join(writable).lower() + "; or a mix: apr quantize --list",
+        )
+    return name
+
+
+# GGUF tensors of two dims and more that llama.cpp's kernels want in F32 whatever the file's dtype.
+_ALWAYS_F32 = (
+    "norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
+    "token_types.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
+)  # fmt: skip
+
+
+def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
+    """Whether llama.cpp keeps the GGUF tensor in the model's dtype: weights of two dims and more, few excepted."""
+    return len(shape) >= 2 and gguf_name.endswith(".weight") and not gguf_name.endswith(_ALWAYS_F32)
+
+
+def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
+    """The dtype of `tensor` in an `.apr` when `dtype`, no mix, is asked for: AprQ4 and AprQ8 apply to matrices only.
+
+    Vectors stay F32 (or become it), integers stay as they are.
+    """
+    target = requested(dtype)
+    if target is None or not _is_float(tensor.dtype):
+        return tensor.dtype
+    if target in _FLOATS:
+        return target
+    return target if is_matrix(gguf_name, tensor.shape) else "F32"
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in _FLOATS or DTYPES[dtype].kind != "plain"

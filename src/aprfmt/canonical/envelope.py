@@ -1,0 +1,168 @@
+"""What a GGUF or a Hugging Face folder cannot say of the `.apr` it was made from, kept so that the way back is exact.
+
+In a folder it is the file `apr_metadata.json`: descriptive fields that the card does not hold, and custom keys.
+
+In a GGUF it is one key. The key `aprfmt.metadata` holds a JSON object:
+
+    {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}, "exact": {tensor: [...]}}
+
+`metadata` holds what an import of the other keys would not give, null for what it would give too much; `dtypes`
+names tensors that were widened for llama.cpp, `exact` what convert.exact keeps of mapped values. Without any of them
+there is no such key. A GGUF whose keys another program
+edited no longer fits the digest: then its keys count and this one is left aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aprfmt.canonical.exact import Residues
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.formats import apr_metadata, gguf_write
+from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.hf_files import read_text_file
+from aprfmt.model import Model
+from aprfmt.provenance import origin, provenance
+from aprfmt.provenance.model_card import CARD
+
+KEY = "aprfmt.metadata"
+
+LEFT_ASIDE = "aprfmt.left_aside"
+"""Key of an `.apr` whose GGUF held an envelope that contradicts its tensors."""
+
+
+@dataclass(slots=True)
+class Envelope:
+    """What the keys of a GGUF do not say: metadata (None: remove it) and, by HF name, dtypes of widened tensors and
+    residues of mapped ones."""
+
+    metadata: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    exact: Residues = field(default_factory=dict)
+
+
+def unsaid(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `.apr` `model` holds otherwise than `said`, the metadata that an import of its GGUF gives."""
+    now = _comparable(apr_metadata.canonicalize_aliases(model.metadata))
+    then = _comparable(apr_metadata.parse(apr_metadata.dump(said)))
+    return {key: now.get(key) for key in sorted({*now, *then}) if now.get(key) != then.get(key)}
+
+
+def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if value is not None and not _is_derived(key)}
+
+
+def _is_derived(key: str) -> bool:
+    """Whether an import takes this entry from tensors and lists alone, so that no envelope may hold it."""
+    return key in (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, LEFT_ASIDE) or key.startswith(
+        "tokenizer."
+    )
+
+
+def sealed(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
+    """The entries of a GGUF with the envelope at their end, without an older one."""
+    kept = without(entries)
+    if not (envelope.metadata or envelope.dtypes or envelope.exact):
+        return kept
+    value = {"keys": _digest(kept), "metadata": envelope.metadata, "dtypes": envelope.dtypes}
+    value |= {"exact": envelope.exact} if envelope.exact else {}
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return [*kept, gguf_write.encode_kv(KEY, GgufType.STRING, text)]
+
+
+def without(entries: Iterable[bytes]) -> list[bytes]:
+    """The entries of a GGUF but for the envelope."""
+    return [entry for entry in entries if not _is_own(entry)]
+
+
+def opened(kv: KvMapping) -> tuple[Envelope | None, str | None]:
+    """The envelope of a GGUF, and a warning when there is one that no longer counts."""
+    if KEY not in kv:
+        return None, None
+    try:
+        value = json.loads(kv[KEY])
+        metadata, dtypes = dict(value["metadata"]), {str(k): str(v) for k, v in value["dtypes"].items()}
+        exact = {str(k): [str(v[0]), str(v[1])] for k, v in value.get("exact", {}).items()}
+        fits = value["keys"] == _digest(
+            [bytes(kv.raw(k)) for k in kv if k != KEY and not k.startswith("split.")]
+        )
+        # the rules of a file's own metadata hold here too
+        apr_metadata.parse(apr_metadata.dump({k: v for k, v in metadata.items() if v is not None}))
+        if any(dtype not in DTYPES for dtype in dtypes.values()):
+            raise ValueError("unknown dtype")
+        if any(map(_is_derived, metadata)):
+            raise ValueError("an entry that follows from the tensors or the tokenizer")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return None, f"{KEY} is damaged and is left aside"
+    if not fits:
+        return None, f"the GGUF's keys were edited after the export, so {KEY} is left aside"
+    return Envelope(metadata, dtypes, exact), None
+
+
+def _digest(entries: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for entry in sorted(entries):
+        digest.update(entry)
+    return digest.hexdigest()
+
+
+def _is_own(entry: bytes) -> bool:
+    name = KEY.encode()
+    return entry[8 : 8 + len(name)] == name and int.from_bytes(entry[:8], "little") == len(name)
+
+
+# --- folders ---
+
+FACTS = "apr_metadata.json"
+
+# Typed fields that a folder tells by its card, as far as it has one; the name may be the folder's.
+_FACT_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
+
+
+def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if value is not None
+        and (key in _FACT_FIELDS or key not in apr_metadata.TYPED_FIELDS)
+        and not key.startswith(("aprfmt.", "tokenizer."))
+        and key != "tied_embeddings"
+    }
+
+
+def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
+    """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
+    if model.format != "apr-v2":
+        return texts
+    says = provenance.said_by_card(texts[CARD]) if CARD in texts else {}
+    now = facts(dict(model.metadata) | dict(info))
+    if texts.keys() - {CARD} and origin.is_place(now.get("source"), info.get("name")):
+        del now["source"]  # the source folder's own place told it, as it told the name
+    unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
+    if FACTS in texts and unsaid.items() <= _read_facts(texts[FACTS]).items() <= now.items():
+        return texts  # what the source had, perhaps with what the card says too, or by another program
+    others = {name: data for name, data in texts.items() if name != FACTS}
+    if not unsaid:
+        return others
+    return others | {FACTS: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
+
+
+def folder_envelope(folder: Path) -> Envelope | None:
+    """What `apr_metadata.json` of a folder says; None without one, or where it is no such file."""
+    path = folder / FACTS
+    if not path.is_file():
+        return None
+    return Envelope(_read_facts(read_text_file(path)))
+
+
+def _read_facts(data: bytes) -> dict[str, Any]:
+    try:
+        return facts(apr_metadata.parse(apr_metadata.dump(facts(json.loads(data)))))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}

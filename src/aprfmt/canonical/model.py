@@ -1,0 +1,255 @@
+"""Any opened model under one set of names: Hugging Face tensor names and row order, one hyper-parameter set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names, rope
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
+from aprfmt.canonical import envelope, exact
+from aprfmt.canonical.envelope import Envelope
+from aprfmt.canonical.named import Named, named
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.unpack import AS_STORED, Decoding, Packing, packing
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.errors import UnmappedError, UsageError
+from aprfmt.model import Model
+from aprfmt.provenance import provenance
+from aprfmt.tokenizer.model import Tokenizer
+
+
+@dataclass(slots=True)
+class Canonical:
+    """A model ready to be written in any container.
+
+    Attributes:
+        model: what was opened.
+        arch: its row of the architecture table; None when no row fits (names are then the source's own).
+        hparams, tokenizer: as read, with the user's overrides.
+        info: descriptive fields under APR's typed names: name, description, author, license, ...
+        tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
+        dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
+        warnings: what the user should know.
+        general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
+        stated: typed fields that the user gave.
+        envelope: what a GGUF tells of the `.apr` that it was made from.
+        left_out: files of a source folder that are not carried.
+        packs: packed weights of the source.
+        parts_left_out: tensors of the source that are no part of the language model and are not carried.
+    """
+
+    model: Model
+    arch: Architecture | None
+    hparams: Hyperparams
+    tokenizer: Tokenizer | None
+    info: dict[str, Any]
+    tensors: dict[str, CanonicalTensor]
+    dropped: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    general: dict[str, Any] | None = None
+    stated: dict[str, Any] = field(default_factory=dict)
+    envelope: Envelope | None = None
+    left_out: list[str] = field(default_factory=list)
+    parts_left_out: list[str] = field(default_factory=list)
+    packs: Packing = field(default_factory=Packing)
+
+    @property
+    def embedding(self) -> str:
+        """Name of the token embedding."""
+        return names.embedding(self.arch)
+
+    @property
+    def head(self) -> str:
+        """Name of the output head."""
+        return names.head(self.arch)
+
+    @property
+    def n_params(self) -> int:
+        """Elements of all tensors."""
+        return sum(n_elements(t.shape) for t in self.tensors.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Stored bytes of all tensors."""
+        return sum(t.n_bytes for t in self.tensors.values())
+
+
+def canonical(
+    model: Model,
+    *,
+    arch: str | None = None,
+    allow_unmapped: bool = False,
+    decoding: Decoding = AS_STORED,
+) -> Canonical:
+    """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
+
+    `decoding` says what becomes of packed weights.
+    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
+    """
+    row = _find_row(model, arch)
+    # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
+    if row is None and not (allow_unmapped or model.format.startswith("apr") or not model.tensors):
+        raise _unknown_architecture(model)
+    hparams = model.hparams
+    if row is not None:
+        hparams.architecture = row.id
+    warnings = list(model.warnings)
+    if row is not None and model.format == "gguf":
+        warnings += _complete_from_gguf(model, row, hparams)
+    if row is not None and model.format.startswith("apr") and model.metadata.get("head_dim") is None:
+        _complete_from_shapes(hparams, model)
+    packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
+    found = named(model, row, hparams, allow_unmapped, packs)
+    tensors = found.tensors
+    if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
+        hparams.extra.setdefault("quantization_config", dict(row.packed_config))
+    warnings += _parts_left_out(found)
+    dropped = _drop_tied_head(row, tensors, hparams, model.format == "gguf")
+    known = provenance.read(model)
+    c = Canonical(
+        model,
+        row,
+        hparams,
+        model.tokenizer,
+        known.info,
+        tensors,
+        dropped,
+        warnings + known.warnings,
+        known.general,
+        parts_left_out=found.left_out,
+        packs=packs,
+    )
+    c.warnings += [packs.warning] if packs.warning else []
+    if model.format == "gguf":
+        c.envelope, warning = envelope.opened(model.native.parts[0].kv)
+        c.warnings += [warning] if warning else []
+        _restore(c)
+    if model.format == "hf":
+        c.envelope = envelope.folder_envelope(model.native.folder)
+        c.left_out = model.native.left_out()
+        if c.left_out:
+            more = f" and {len(c.left_out) - 5} more" if len(c.left_out) > 5 else ""
+            c.warnings.append(f"not carried: {', '.join(c.left_out[:5])}{more}")
+        facts = c.envelope.metadata if c.envelope is not None else {}
+        c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
+    if (
+        c.general is not None
+        and model.format in ("hf", "safetensors")
+        and c.n_params
+        and not hparams.num_experts
+    ):
+        c.general.setdefault("size_label", provenance.size_label(c.n_params))
+    return c
+
+
+def _restore(c: Canonical) -> None:
+    """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
+    for name, residue in (c.envelope.exact if c.envelope is not None else {}).items():
+        tensor = c.tensors.get(name)
+        if tensor is not None and tensor.link is not None and tensor.inverse:
+            piece = exact.restored(tensor.link, tensor.pieces, residue)
+            if piece is not None:
+                c.tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
+
+
+def _parts_left_out(found: Named) -> list[str]:
+    if not found.left_out:
+        return []
+    parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in found.left_out})
+    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+    return [
+        f"{len(found.left_out)} tensors are no part of the language model and are not carried: "
+        f"{', '.join(parts[:3])}{more}"
+    ]
+
+
+def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
+    """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
+    stored = [name for name in row.gguf_only if name in model.tensors]
+    factors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
+    warnings = rope.read_factor_tensors(hparams, factors)
+    embedding = model.tensors.get("token_embd.weight")
+    if hparams.vocab_size is None and embedding is not None and embedding.shape:
+        hparams.vocab_size = embedding.shape[0]
+    if hparams.hf_architecture is None:
+        hparams.hf_architecture, hparams.hf_model_type = hp.hf_identity(hparams, row)
+    return warnings
+
+
+def _complete_from_shapes(hparams: Hyperparams, model: Model) -> None:
+    """The head size of an `.apr` that does not name it: the reference never stores the one of a GGUF."""
+    found = (model.tensors.get(n) for n in ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"))
+    query = next((tensor for tensor in found if tensor is not None), None)
+    if "head_dim" in hparams.extra or query is None or not query.shape or not hparams.num_heads:
+        return
+    head_dim, rest = divmod(query.shape[0], hparams.num_heads)
+    if rest == 0 and head_dim != hparams.head_dim:
+        hparams.head_dim = hparams.extra["head_dim"] = head_dim
+
+
+def _find_row(model: Model, arch: str | None) -> Architecture | None:
+    if arch is not None and arch != "auto":
+        row = lookup(arch)
+        if row is None:
+            raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
+        return row
+    hparams = model.hparams
+    if model.format == "gguf":
+        return find_gguf(model.metadata, model.tensors)
+    return ARCHITECTURES.get(hparams.architecture or "") or find(
+        hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture
+    )
+
+
+def _unknown_architecture(model: Model) -> UnmappedError:
+    hparams = model.hparams
+    word = hparams.hf_architecture or hparams.architecture or hparams.hf_model_type
+    if word is None:
+        return UnmappedError(
+            "the file does not say what architecture it is",
+            path=model.path,
+            hint="name it with --arch; apr architectures lists the names",
+        )
+    return UnmappedError(
+        f"architecture {word!r} has no row in the architecture table",
+        path=model.path,
+        hint=f"{_nearest(word)}; --allow-unmapped keeps the tensors under their own names",
+    )
+
+
+def _nearest(word: str) -> str:
+    """What the user may have meant, and where all names stand."""
+    near = nearest(word)
+    return (f"the nearest is {near!r}; " if near else "") + "apr architectures lists all of them"
+
+
+def _drop_tied_head(
+    row: Architecture | None, tensors: dict[str, CanonicalTensor], hparams: Hyperparams, from_gguf: bool
+) -> dict[str, str]:
+    """Drops a head that is declared tied and holds the embedding's bytes; a different one is kept and untied."""
+    head_name, embedding_name = names.head(row), names.embedding(row)
+    head, embedding = tensors.get(head_name), tensors.get(embedding_name)
+    if head is None:
+        if hparams.tied is None and embedding is not None:
+            hparams.tied = True
+        return {}
+    copied = row is not None and row.head_always and not hparams.tied and from_gguf
+    if embedding is None or not (hparams.tied or copied):
+        return {}
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and _equal_bytes(head, embedding)
+    hparams.tied = same
+    if not same:
+        return {}
+    del tensors[head_name]
+    return {head.pieces[0].name: embedding_name}
+
+
+def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
+    x, y = a.source, b.source
+    if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
+        return True
+    return all(p == q for p, q in zip(a.chunks(), b.chunks(), strict=True))

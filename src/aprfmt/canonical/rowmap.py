@@ -1,0 +1,311 @@
+"""Runs a Recast: reads rows of the source tensors in the order of the output, in pieces of about 1 MiB.
+
+Rows of stored bytes move as they are, quantised blocks too. What goes below rows (transposed matrices, shuffled
+columns, mapped values) works on single elements: quantised tensors are decoded for it, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import lcm, prod
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.links import Recast, Shape
+from aprfmt.arch.orders import VALUES, indices
+from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored
+from aprfmt.codecs import mxfp4
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import recode
+from aprfmt.codecs.stream import regroup
+from aprfmt.errors import RefusedError
+from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
+from aprfmt.io.segments import Item, Job, resolved
+from aprfmt.io.source import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def keeps_dtype(pieces: Sequence[Piece], recast: Recast) -> bool:
+    """Whether the output has the stored dtype of the pieces: nothing needs to be decoded."""
+    if recast.pack:
+        return True
+    dtypes = {piece.dtype for piece in pieces}
+    if len(dtypes) > 1 or recast.value:
+        return False
+    row = DTYPES[dtypes.pop()]
+    if row.kind == "plain" or (recast.is_plain and len(pieces) == 1):
+        return True
+    n_rows = recast.n_rows
+    n_bytes = sum(piece.n_bytes for piece in pieces)
+    return (
+        recast.moves_rows_only
+        and row.kind == "ggml"
+        and len(recast.before[0]) >= 2
+        and n_rows > 0
+        and n_bytes % n_rows == 0
+    )
+
+
+def produce(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: bool = False) -> Produced:
+    """Output tensor `position` of the GGUF side from the pieces of the Hugging Face side; `inverse`: the other way.
+
+    The dtype is the pieces' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
+    """
+    shapes = recast.before if inverse else recast.after
+    shape = shapes[position]
+    if recast.pack:
+        return mxfp4_tensor(pieces, recast, position, inverse=inverse)
+    if not keeps_dtype(pieces, recast) and (recast.value == "" or any(p.dtype != "F32" for p in pieces)):
+        pieces = [_floats(piece) for piece in pieces]
+    dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, Decoded))
+    if recast.is_plain or prod(shape) == 0:
+        n_bytes = pieces[0].n_bytes if recast.is_plain else 0
+        return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
+    first = sum(map(prod, shapes[:position])) // recast.row_elements
+    rows = range(first, first + prod(shape) // recast.row_elements)
+    if recast.moves_rows_only:
+        row_bytes = sum(piece.n_bytes for piece in pieces) // (
+            recast.n_rows + (0 if inverse else recast.skip)
+        )
+        n_bytes = len(rows) * row_bytes
+        return Produced(
+            dtype, shape, n_bytes, lambda unit: _gather(pieces, recast, rows, row_bytes, inverse, unit), held
+        )
+    n_bytes, held = DTYPES[dtype].n_bytes(shape), sum(piece.n_bytes for piece in pieces)
+    return Produced(
+        dtype, shape, n_bytes, lambda unit: _elements(pieces, recast, rows, position, inverse), held
+    )
+
+
+def _floats(piece: Piece) -> Piece:
+    if piece.dtype == "F32":
+        return piece
+
+    def read() -> Iterator[Buffer]:
+        return resolved(_whole(piece, piece.n_bytes, 1))
+
+    return Decoded(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
+
+
+def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
+    if isinstance(piece, Decoded):
+        return iter(piece.make())
+    if isinstance(piece, Stored) and n_bytes <= piece.n_bytes:
+        return source_jobs(piece.tensor.source, piece.tensor.offset, n_bytes, unit)
+    step = max(1, CHUNK_BYTES // unit) * unit
+    starts = range(0, n_bytes, step)
+    return (Job(min(step, n_bytes - s), partial(_read, piece, s, min(step, n_bytes - s))) for s in starts)
+
+
+def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
+    buffer = bytearray(n_bytes)
+    piece.read_into(start, memoryview(buffer))
+    return buffer
+
+
+def _side_by_side(pieces: Sequence[Piece], jobs: Iterator[Job]) -> Iterator[Item]:
+    """`jobs`, run at once where they read decoded pieces: those are held only as long as this lasts."""
+    held = [piece for piece in pieces if isinstance(piece, Decoded)]
+    for job in jobs:
+        yield job.run() if held else job
+    for piece in held:
+        piece.drop()
+
+
+# --- whole rows ---
+
+
+def _gather(
+    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+) -> Iterator[Item]:
+    if recast.skip and inverse:
+        yield bytes(recast.skip * row_bytes)
+    yield from _side_by_side(pieces, _gather_jobs(pieces, recast, rows, row_bytes, inverse, unit))
+
+
+def _gather_jobs(
+    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+) -> Iterator[Job]:
+    import numpy as np
+
+    ends = np.cumsum([piece.n_bytes // row_bytes for piece in pieces])
+    whole = lcm(row_bytes, unit)
+    if whole > CHUNK_BYTES:  # rows and units that seldom meet: who asked regroups
+        whole = row_bytes
+    step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
+    index = indices(recast.orders, recast.n_rows, inverse=inverse) if recast.orders else None
+    if recast.skip and inverse:
+        rows = range(rows.stop - recast.skip)
+    elif recast.skip:
+        rows = range(rows.start + recast.skip, rows.stop + recast.skip)
+    for start in range(rows.start, rows.stop, step):
+        part = np.arange(start, min(start + step, rows.stop))
+        wanted = part if index is None else index[part]
+        yield Job(len(part) * row_bytes, partial(_rows, pieces, ends, wanted, row_bytes))
+
+
+def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:
+    """The rows `part` of all pieces laid end to end."""
+    import numpy as np
+
+    lowest, highest = int(part.min()), int(part.max()) + 1
+    which = int(np.searchsorted(ends, lowest, side="right"))
+    if highest <= ends[which] and highest - lowest <= 4 * len(part) + 64:
+        first = lowest - (int(ends[which - 1]) if which else 0)
+        near = bytearray((highest - lowest) * row_bytes)
+        pieces[which].read_into(first * row_bytes, memoryview(near))
+        # A row as one void element: numpy then copies row by row instead of byte by byte.
+        return _bytes(np.frombuffer(near, dtype=np.dtype((np.void, row_bytes)))[part - lowest])
+    out = bytearray(len(part) * row_bytes)
+    view = memoryview(out)
+    owner = np.searchsorted(ends, part, side="right")
+    cuts = np.flatnonzero((np.diff(part) != 1) | (np.diff(owner) != 0)) + 1
+    for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(part)], strict=True):
+        which = int(owner[begin])
+        first = int(part[begin]) - (int(ends[which - 1]) if which else 0)
+        pieces[which].read_into(first * row_bytes, view[begin * row_bytes : end * row_bytes])
+    return out
+
+
+# --- single elements ---
+
+
+def _elements(
+    pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
+) -> Iterator[Item]:
+    return _side_by_side(pieces, _element_jobs(pieces, recast, rows, position, inverse))
+
+
+def _element_jobs(
+    pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
+) -> Iterator[Job]:
+    import numpy as np
+
+    flags = recast.after_transposed or (False,) * len(recast.after)
+    in_flags = flags if inverse else (recast.transposed,) * len(recast.before)
+    out_flag = recast.transposed if inverse else flags[position]
+    in_shapes = recast.after if inverse else recast.before
+    shape = (recast.before if inverse else recast.after)[position]
+    row_elements = recast.row_elements
+    arrays = [
+        _array(piece, want, flag, row_elements)
+        for piece, want, flag in zip(pieces, in_shapes, in_flags, strict=True)
+    ]
+    index = indices(recast.orders, recast.n_rows, inverse=inverse)[rows.start : rows.stop]
+    columns = indices(recast.columns, row_elements, inverse=inverse) if recast.columns else None
+    change = VALUES[recast.value][1 if inverse else 0] if recast.value else None
+    # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
+    step = max(1, CHUNK_BYTES // (row_elements * arrays[0].itemsize))
+    if out_flag:
+        step = shape[-1]
+
+    def made(part: Array) -> Buffer:
+        block = _take(arrays, part, row_elements)
+        block = block if columns is None else block[:, columns]
+        block = block.T if out_flag else block
+        return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
+
+    for start in range(0, len(index), step):
+        part = index[start : start + step]
+        yield Job(len(part) * row_elements * arrays[0].itemsize, partial(made, part))
+
+
+def _array(piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> Array:
+    """The elements as [..., row_elements] without a copy, transposed where asked."""
+    import numpy as np
+
+    row = DTYPES[piece.dtype]
+    elements = np.frombuffer(piece.raw(), dtype="<f4" if piece.dtype == "F32" else f"<u{row.block_bytes}")
+    if transposed and len(shape) >= 2:
+        return elements.reshape(shape).swapaxes(-1, -2)
+    return elements.reshape(-1, row_elements)
+
+
+def _take(arrays: Sequence[Array], part: Array, row_elements: int) -> Array:
+    """The rows `part` of all arrays laid end to end, as [rows, row_elements]."""
+    import numpy as np
+
+    counts = [array.size // row_elements for array in arrays]
+    ends = np.cumsum(counts)
+    owner = np.searchsorted(ends, part, side="right")
+    out = np.empty((len(part), row_elements), arrays[0].dtype)
+    for which in np.unique(owner):
+        mask = owner == which
+        local = part[mask] - (ends[which] - counts[which])
+        array = arrays[which]
+        out[mask] = array[np.unravel_index(local, array.shape[:-1])]
+    return out
+
+
+def _bytes(array: Array) -> Buffer:
+    import numpy as np
+
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+# --- packed blocks ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Mxfp4Rows:
+    """MXFP4 rows out of the blocks and scales of a checkpoint, packed as they are read."""
+
+    blocks: Piece
+    scales: Piece
+    shape: Shape
+    dtype: str = "MXFP4"
+
+    @property
+    def name(self) -> str:
+        return self.blocks.name
+
+    @property
+    def n_bytes(self) -> int:
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset`; the blocks that it touches are packed for it."""
+        first, end = offset // mxfp4.ROW_BYTES, -(-(offset + len(buffer)) // mxfp4.ROW_BYTES)
+        blocks, scales = bytearray(mxfp4.PIECE_BYTES * (end - first)), bytearray(end - first)
+        self.blocks.read_into(mxfp4.PIECE_BYTES * first, memoryview(blocks))
+        self.scales.read_into(first, memoryview(scales))
+        start = offset - first * mxfp4.ROW_BYTES
+        buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
+
+    def raw(self) -> memoryview:
+        """All bytes, packed anew."""
+        data = bytearray(self.n_bytes)
+        self.read_into(0, memoryview(data))
+        return memoryview(data)
+
+
+def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: bool) -> Produced:
+    """MXFP4 rows of the GGUF from their blocks and scales, or the blocks or the scales from the rows.
+
+    Blocks are U8 [..., n / 32, 16], scales U8 [..., n / 32]; the rows of all `after` tensors are theirs in order.
+    """
+    blocks, scales = recast.before
+    n_rows, per_row = prod(blocks[:-2]), blocks[-2]
+    if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
+        raise RefusedError(
+            f"{list(blocks)} and {list(scales)} are no MXFP4 blocks and scales", tensor=pieces[0].name
+        )
+    shape = (recast.before if inverse else recast.after)[position]
+    outer = Recast(((n_rows, per_row * 32),), recast.after, recast.orders)
+    outer.check(pieces[0].name)
+    if not inverse:
+        return produce([_Mxfp4Rows(pieces[0], pieces[1], outer.before[0])], outer, position)
+    rows = produce(pieces, outer, 0, inverse=True)
+    size = mxfp4.ROW_BYTES
+
+    def unpacked(unit: int) -> Iterator[Buffer]:
+        for chunk in regroup(rows.chunks(), size, max(size, CHUNK_BYTES // size * size)):
+            yield mxfp4.unpack(chunk)[position]
+
+    return Produced("U8", shape, prod(shape), unpacked)

@@ -1,0 +1,144 @@
+"""One tensor under its Hugging Face name, and how its bytes come from the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.links import Link, Recast, Shape
+from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored, values_of
+from aprfmt.canonical.rowmap import keeps_dtype, produce
+from aprfmt.codecs.convert import stored_bytes
+from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.recode import OverflowCount, recoded
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import Item
+from aprfmt.io.source import Buffer
+from aprfmt.model import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["CanonicalTensor", "Decoded", "Stored", "keeps_dtype", "of_pieces", "values_of"]
+
+
+@dataclass(frozen=True)
+class CanonicalTensor:
+    """A tensor of the network: the stored one, or one of those that a link makes of the tensors of a GGUF.
+
+    Attributes:
+        name: Hugging Face name; the source's own where there is no such thing.
+        pieces: what its bytes are taken from; one that is the tensor itself without a `recast`.
+        recast, position: which tensor of the recast it is; `inverse` tells that the pieces are of the GGUF side.
+        link: the link that it comes through, for tensors of a GGUF.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    recast: Recast | None = None
+    position: int = 0
+    inverse: bool = False
+    link: Link | None = None
+
+    @cached_property
+    def produced(self) -> Produced:
+        """What it is in Hugging Face order."""
+        if self.recast is not None:
+            return produce(self.pieces, self.recast, self.position, inverse=self.inverse)
+        piece = self.pieces[0]
+        plain = Recast((piece.shape,), (piece.shape,))
+        return produce(self.pieces, plain, 0)
+
+    @property
+    def dtype(self) -> str:
+        """Dtype that it has without conversion."""
+        return self.produced.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major shape."""
+        return self.produced.shape
+
+    @property
+    def stored_dtype(self) -> str:
+        """Dtype of what it is made of."""
+        return self.pieces[0].dtype
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether its blocks had to be decoded to be brought into order."""
+        return DTYPES[self.stored_dtype].kind != "plain" and self.stored_dtype != self.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in that dtype."""
+        return self.produced.n_bytes
+
+    @property
+    def source(self) -> Tensor | None:
+        """The stored tensor that it is, unchanged; None where it is made of others."""
+        piece = self.pieces[0]
+        unchanged = self.recast is None or self.recast.is_plain
+        return piece.tensor if unchanged and isinstance(piece, Stored) else None
+
+    def chunks(self) -> Iterator[Buffer]:
+        """The bytes in Hugging Face order."""
+        return self.produced.chunks()
+
+    def piece(self) -> Piece:
+        """This tensor as something that another recast can read from."""
+        if self.recast is None or self.recast.is_plain:
+            return self.pieces[0]
+        made = self.produced
+        return Decoded(self.name, made.dtype, made.shape, made.chunks)
+
+    def out(
+        self,
+        name: str,
+        dtype: str | None = None,
+        overflow: OverflowCount | None = None,
+        weights: Array | None = None,
+        *,
+        padded: bool = False,
+    ) -> OutTensor:
+        """This tensor as the output tensor `name` of `dtype`; see `converted`."""
+        return converted(name, self.produced, dtype, overflow, weights, padded=padded)
+
+
+def stored(name: str, tensor: Tensor) -> CanonicalTensor:
+    """A tensor of the source under `name`, as it is."""
+    return CanonicalTensor(name, (Stored(tensor),))
+
+
+def of_pieces(name: str, pieces: Sequence[Piece], recast: Recast, position: int) -> CanonicalTensor:
+    """The GGUF tensor `name`, tensor `position` of the recast of Hugging Face tensors."""
+    return CanonicalTensor(name, tuple(pieces), recast, position)
+
+
+def converted(
+    name: str,
+    made: Produced,
+    dtype: str | None = None,
+    overflow: OverflowCount | None = None,
+    weights: Array | None = None,
+    *,
+    padded: bool = False,
+) -> OutTensor:
+    """`made` as the output tensor `name` of `dtype`.
+
+    `weights` [matrices * cols] tells a quantised dtype how much each column matters. With `padded`, rows that
+    blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
+    """
+    target = find_dtype(dtype or made.dtype).name
+    if target == made.dtype:
+        return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
+    n_bytes = stored_bytes(target, made.shape, padded=padded)
+
+    def chunks() -> Iterator[Item]:
+        return recoded(made.dtype, target, made.shape, made.items, overflow, weights)
+
+    return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)

@@ -1,0 +1,1 @@
+"""The source's own bytes: recorded at import, given back at export."""

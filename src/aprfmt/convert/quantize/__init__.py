@@ -1,0 +1,1 @@
+"""llama.cpp's mixes: which type each tensor gets."""

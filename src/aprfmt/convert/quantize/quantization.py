@@ -1,0 +1,392 @@
+"""What `--dtype MIX` and the options beside it mean for the tensors of one model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
+from aprfmt.arch.links import Link
+from aprfmt.canonical.dtype_choice import counted
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.named import links
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs import ggml
+from aprfmt.codecs.casts import EIGHT_BITS
+from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.convert.options import Options
+from aprfmt.convert.quantize.mix_rules import (
+    EMBEDDINGS,
+    OUTPUT,
+    Network,
+    Shape,
+    Wishes,
+    choose,
+    needs_weights,
+)
+from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, unknown
+from aprfmt.errors import AprError, RefusedError, UsageError
+from aprfmt.formats.imatrix import Imatrix, read_imatrix
+from aprfmt.formats.out import OutTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+# Block types that no mix is made of: name -> general.file_type of a file that is all of them.
+_SINGLE = {"MXFP4": 38, "NVFP4": 39}
+
+# Words of --dtype that are no mixes.
+PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
+
+_ONLY_WITH_MIX = ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a tensor becomes; `weights` are float32 [matrices * columns], how much each column matters."""
+
+    dtype: str
+    weights: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A mix with everything that the user asked for beside it."""
+
+    mix: Mix
+    wishes: Wishes = field(default_factory=Wishes)
+    allow_requantize: bool = False
+    imatrix: Imatrix | None = None
+
+    def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor]) -> dict[str, Target]:
+        """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
+
+        Raises RefusedError (a quantised source, weights that are missing or of another model) and
+        MissingDependencyError (a dtype that only llama.cpp's library writes).
+        """
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
+        chosen = choose(shapes, self.mix, network_of(c), self.wishes)
+        quantisable = [t for t in tensors if t.name in chosen and _is_float(t)]
+        changing = [t for t in quantisable if t.is_decoded or t.dtype != chosen[t.name]]
+        c.warnings += self._remarks(shapes, chosen)
+        self._refuse_requantising(c, changing, chosen)
+        weights = self._weights(c, changing, chosen)
+        require_encoders({chosen[t.name] for t in changing})
+        return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantisable}
+
+    def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
+        """What the user may not expect: wishes without effect, rows that the blocks of the mix do not divide."""
+        for pattern, dtype in self.wishes.overrides:
+            if not any(pattern.search(name) for name in chosen):
+                yield f"--tensor-type {pattern.pattern}={dtype.lower()} names no tensor that the mix changes"
+        if not chosen:
+            yield "the model has no matrix that a mix changes"
+        block = DTYPES[self.mix.dtype].block
+        odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
+        if odd:
+            dtypes = ", ".join(sorted({chosen[name] for name in odd}))
+            yield f"{counted(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
+
+    def _refuse_requantising(
+        self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
+    ) -> None:
+        if self.allow_requantize:
+            return
+        packed = {tensor.name: tensor.scheme for tensor in c.packs.found} if c.packs.decoded else {}
+        for tensor in changing:
+            scheme = next((packed[piece.name] for piece in tensor.pieces if piece.name in packed), None)
+            was = scheme or next(
+                (d for d in (tensor.stored_dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS),
+                None,
+            )
+            if was is not None:
+                raise RefusedError(
+                    f"{was} is quantised already; quantising it again to {chosen[tensor.name]} loses twice",
+                    path=c.model.path,
+                    tensor=tensor.name,
+                    hint="start from the floats, or add --allow-requantize",
+                )
+
+    def _weights(
+        self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
+    ) -> dict[str, Array]:
+        """Importance weights by tensor; every tensor that must have them does."""
+        found: dict[str, Array] = {}
+        missing = []
+        for tensor in changing:
+            values = self._entry(tensor)
+            if values is not None:
+                found[tensor.name] = values
+            elif needs_weights(tensor.name, chosen[tensor.name], self.mix):
+                raise _needed(tensor.name, chosen[tensor.name], c, self.imatrix)
+            elif tensor.name not in (*EMBEDDINGS, OUTPUT):
+                missing.append(tensor.name)
+        if self.imatrix is not None and missing:
+            if not found:
+                raise RefusedError(
+                    f"the importance matrix is of another model: it has no entry for {missing[0]}, "
+                    f"but for {next(iter(self.imatrix.entries))}",
+                    path=self.imatrix.path,
+                )
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            c.warnings.append(f"the importance matrix has no entry for {', '.join(missing[:3])}{more}")
+        return found
+
+    def _entry(self, tensor: CanonicalTensor) -> Array | None:
+        values = self.imatrix.entries.get(tensor.name) if self.imatrix is not None else None
+        if values is None:
+            return None
+        expected = tensor.shape[-1] * n_matrices(tensor.shape)
+        if values.size == expected:
+            return values
+        if tensor.name in EMBEDDINGS:
+            return None
+        assert self.imatrix is not None
+        raise RefusedError(
+            f"the importance matrix is of another model: it has {values.size} values where {expected} belong",
+            path=self.imatrix.path,
+            tensor=tensor.name,
+        )
+
+
+def n_matrices(shape: Shape) -> int:
+    """Matrices that are stacked in a tensor of the shape."""
+    return shape[-3] if len(shape) > 2 else 1
+
+
+def _is_float(tensor: CanonicalTensor) -> bool:
+    return DTYPES[tensor.dtype].kind != "plain" or tensor.dtype in ("F64", "F32", "F16", "BF16", *EIGHT_BITS)
+
+
+def _needed(name: str, dtype: str, c: Canonical, imatrix: Imatrix | None) -> RefusedError:
+    if imatrix is None:
+        message, hint = "needs an importance matrix", "give one with --imatrix, or take a larger mix"
+    else:
+        message = "needs importance weights, which the matrix has not"
+        hint = f"give it another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
+    return RefusedError(f"{dtype} {message}", path=c.model.path, tensor=name, hint=hint)
+
+
+def require_encoders(dtypes: set[str]) -> None:
+    """Raises MissingDependencyError unless all of the dtypes can be written."""
+    cannot = sorted(d for d in dtypes if DTYPES[d].kind == "ggml" and not ggml.encodable(d))
+    if cannot:
+        raise ggml.missing(cannot[0], "encode")
+
+
+def network_of(c: Canonical) -> Network:
+    """What the rules of a mix ask of the network."""
+    kv: Mapping[str, Any] = {}
+    if c.model.format == "gguf":
+        kv = c.model.metadata
+        word = str(kv.get("general.architecture", ""))
+    elif c.arch is not None:
+        kv = {key: value for key, _, value in hp.to_gguf(c.hparams, c.arch, complete=False)}
+        word = c.arch.gguf
+    else:
+        word = c.hparams.architecture or ""
+    heads = _first(kv.get(f"{word}.attention.head_count", c.hparams.num_heads))
+    return Network(
+        architecture=word,
+        n_layers=_first(kv.get(f"{word}.block_count", c.hparams.num_layers)),
+        n_heads=heads,
+        n_kv_heads=_first(kv.get(f"{word}.attention.head_count_kv", heads)),
+        n_experts=_first(kv.get(f"{word}.expert_count", 0)),
+    )
+
+
+def _first(value: Any) -> int:
+    """A number, or that of the first layer."""
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    return value if type(value) is int else 0
+
+
+def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
+    """The first mix that gives the `tensors` of a GGUF just their types; None where none does."""
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    types = {tensor.name: tensor.dtype for tensor in tensors}
+    network = network_of(c)
+    for mix in (mix for mix in MIXES.values() if mix.dtype in types.values()):
+        for imatrix in (False, True):
+            try:
+                chosen = choose(shapes, mix, network, Wishes(imatrix=imatrix))
+            except RefusedError:
+                continue  # a layer beyond the last
+            if all(types[name] == target for name, target in chosen.items()):
+                return mix
+    return None
+
+
+# --- options ---
+
+
+def asked(options: Options, target: str) -> Quantization | None:
+    """The quantisation that `options` ask for in an output of the format `target`; None where they name no mix.
+
+    Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
+    """
+    mix = _mix(options)
+    if mix is None:
+        given = next((name for name in _ONLY_WITH_MIX if getattr(options, name)), None)
+        if given is not None:
+            word = given.replace("_", "-")
+            raise UsageError(
+                f"--{word} goes with a mix, not with {options.dtype}",
+                hint="apr quantize --list shows the mixes",
+            )
+        return None
+    if target in ("safetensors", "hf", "mlx"):
+        raise RefusedError(
+            f"safetensors has no dtype {mix.dtype}: a mix goes into a .gguf or an .apr",
+            hint="name the output .gguf or .apr, or take --dtype f32, f16 or bf16",
+        )
+    if options.leave_output and options.output_type:
+        raise UsageError("--leave-output and --output-type contradict each other", hint="give one of them")
+    imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
+    wishes = Wishes(
+        pure=options.pure,
+        output=_dtype(options.output_type, "--output-type"),
+        embedding=_dtype(options.embedding_type, "--embedding-type"),
+        overrides=tuple(map(_override, options.tensor_type)),
+        leave_output=options.leave_output,
+        imatrix=imatrix is not None,
+        # The native ids of an .apr for these two allow padded rows.
+        padded=("Q4_K", "Q6_K") if options.pure and target == "apr" else (),
+    )
+    return Quantization(mix, wishes, options.allow_requantize, imatrix)
+
+
+def _mix(options: Options) -> Mix | None:
+    if (mix := find_mix(options.dtype)) is not None:
+        return mix
+    try:
+        row = find_dtype(options.dtype) if options.dtype != "keep" else None
+    except AprError:
+        raise unknown(options.dtype, *PLAIN) from None
+    if row is None or row.kind != "ggml":
+        return None
+    if row.name not in _SINGLE:
+        raise unknown(options.dtype, *PLAIN)
+    if not options.pure:
+        raise UsageError(f"{row.name} is no mix", hint="--pure writes every matrix in this one dtype")
+    return Mix(row.name.lower(), _SINGLE[row.name], row.name, "")
+
+
+def _override(text: str) -> tuple[re.Pattern[str], str]:
+    """`REGEX=TYPE` as a pattern and a dtype."""
+    pattern, _, name = text.rpartition("=")
+    if not pattern or not name:
+        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE", hint="such as ffn_down=q6_k")
+    dtype = _dtype(name, f"--tensor-type {pattern}")
+    assert dtype is not None
+    try:
+        return re.compile(pattern, re.IGNORECASE), dtype
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--tensor-type {text!r}: {error}", hint="such as ffn_down=q6_k") from None
+
+
+def _dtype(name: str | None, option: str) -> str | None:
+    """The dtype that a single tensor may be given by its name."""
+    if name is None:
+        return None
+    allowed = [row.name for row in DTYPES.values() if _may_be_asked(row.name)]
+    try:
+        row = find_dtype(name)
+    except AprError:
+        row = None
+    if row is None or row.name not in allowed:
+        raise UsageError(
+            f"{option}: {name!r} is no dtype for one tensor", hint="one of " + ", ".join(allowed).lower()
+        )
+    return row.name
+
+
+def _may_be_asked(name: str) -> bool:
+    return name in ("F32", "F16", "BF16") or (DTYPES[name].kind == "ggml" and name not in ("Q8_1", "Q8_K"))
+
+
+# --- .apr ---
+
+
+def with_apr_names(
+    c: Canonical, side: Sequence[CanonicalTensor], chosen: Mapping[str, Target]
+) -> tuple[Canonical, dict[str, Target]]:
+    """`c` and its targets for an `.apr`, from the targets `chosen` for the tensors `side` of a GGUF.
+
+    The tensors keep their Hugging Face names where the blocks of the GGUF can be brought into that order without
+    being decoded, as an import of that GGUF finds; the others get their GGUF names.
+    """
+    row = c.arch
+    if row is None:
+        return c, dict(chosen)
+    made = {tensor.name: tensor for tensor in side}
+    changed = {name for name, target in chosen.items() if target.dtype != made[name].dtype}
+    targets = {name: target for name, target in chosen.items() if name in c.tensors}
+    moved: dict[str, Link] = {}  # Hugging Face names of tensors that change names
+    for link in links(row, c.hparams, c.tensors):
+        if changed.isdisjoint(link.gguf):
+            continue
+        here = _in_hf_order(link, chosen)
+        targets |= here or {name: chosen[name] for name in link.gguf if name in chosen}
+        moved |= {} if here else dict.fromkeys(link.hf, link)
+        if link.row.pack:
+            c.hparams.extra.pop("quantization_config", None)
+    if row.head_always and names.head(row) not in c.tensors and OUTPUT in chosen:
+        targets[names.embedding(row)] = chosen[OUTPUT]
+    if not moved:
+        return c, targets
+    tensors: dict[str, CanonicalTensor] = {}
+    for name, tensor in c.tensors.items():
+        if name in moved:
+            tensors |= {gguf: made[gguf] for gguf in moved[name].gguf if gguf not in tensors}
+        else:
+            tensors[name] = tensor
+    return replace(c, tensors=tensors), targets
+
+
+def _in_hf_order(link: Link, chosen: Mapping[str, Target]) -> dict[str, Target]:
+    """Targets of the Hugging Face tensors of a link; {} where its blocks cannot be had in their order."""
+    recast = link.recast
+    found = [chosen.get(name) for name in link.gguf]
+    first = found[0]
+    if first is None or any(target is None or target.dtype != first.dtype for target in found):
+        return {}
+    shapes: tuple[Shape, ...] = (*recast.before, *recast.after)
+    whole_rows = recast.moves_rows_only and not recast.flat and not recast.skip
+    if not whole_rows or any(shape[-1] != recast.row_elements for shape in shapes):
+        return {}
+    if all(target is None or target.weights is None for target in found):
+        return dict.fromkeys(link.hf, first)
+    return _weighted(link, first) if len(found) == 1 else {}
+
+
+def _weighted(link: Link, target: Target) -> dict[str, Target]:
+    """The same where every matrix of the one GGUF tensor has weights of its own: each tensor gets its part."""
+    recast, weights = link.recast, target.weights
+    after: Shape = recast.after[0]
+    cols, rows = after[-1], after[-2]
+    if n_matrices(after) == 1:
+        return dict.fromkeys(link.hf, target)
+    out, start = {}, 0
+    for name, shape in zip(link.hf, recast.before, strict=True):
+        n_rows = _product(shape[:-1])
+        first, last = start // rows, -(-(start + n_rows) // rows)
+        inside = last - first == 1 and len(shape) == 2
+        if recast.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
+            return {}
+        assert weights is not None
+        out[name] = Target(target.dtype, weights[first * cols : last * cols])
+        start += n_rows
+    return out
+
+
+def _product(shape: Shape) -> int:
+    n = 1
+    for dim in shape:
+        n *= dim
+    return n

@@ -1,0 +1,1 @@
+"""The forms that a model can be written in, a module each."""

@@ -1,0 +1,345 @@
+"""Canonical form -> GGUF: the source's own bytes when nothing changed, else keys and tensors for llama.cpp."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch import names, rope
+from aprfmt.canonical import envelope
+from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
+from aprfmt.canonical.envelope import Envelope
+from aprfmt.canonical.exact import residues
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.named import gguf_side, links
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.convert import is_padded
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.lossless.overlay import overlay
+from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.convert.quantize.mix_rules import fitting
+from aprfmt.convert.quantize.quantization import Quantization, mix_of
+from aprfmt.convert.targets.apr import apr_metadata_of
+from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf
+from aprfmt.errors import CorruptError, RefusedError, UnmappedError
+from aprfmt.formats import gguf, gguf_write
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
+from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout
+from aprfmt.provenance import provenance
+from aprfmt.tokenizer import ggml
+from aprfmt.tokenizer.pre_names import check_name
+
+Kv: TypeAlias = tuple[str, Any, Any]
+
+# Dominant dtype -> llama.cpp's file type number (llama.h, `enum llama_ftype`).
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12,
+    "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25,
+    "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GgufOptions:
+    """What the user asked of a GGUF export."""
+
+    dtype: str = "keep"
+    pre: str | None = None
+    pad_style: str = "llama.cpp"
+    allow_unmapped: bool = False
+    shard_bytes: int | None = None  # None: as imported, else one file; 0: one file
+    quantization: Quantization | None = None
+    overlaid: bool = False  # on a GGUF's own keys, where a pre-tokenizer or a dimension may be missing
+
+
+def gguf_layouts(
+    c: Canonical, name: str, options: GgufOptions, recipe: Recipe | None, losses: Losses
+) -> tuple[list[FileLayout], list[OutTensor], bool]:
+    """The GGUF for `c`, in one file or in parts, its tensors, and whether it is what was imported, byte for byte.
+
+    Raises RefusedError or UnmappedError before anything is written when llama.cpp could not load the result.
+    """
+    base = _base_keys(c, recipe)
+    if (
+        base is not None
+        and recipe is not None
+        and not (options.shard_bytes or (options.shard_bytes == 0 and len(recipe.files) > 1))
+        and options.dtype == "keep"
+        and _keys(c, options, base, []) == list(_whole(base).values())
+        and _envelope_stands(c, base)
+    ):
+        kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
+        return renamed_parts(recipe.layouts(), name), kept, True
+    tensors = list(_tensors(c, options, losses))
+    keys = _keys(c, options, base, tensors)
+    if c.model.format == "apr-v2":
+        keys = list(_sealed(c, keys, tensors))
+    alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
+    if type(alignment) is not int:
+        raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
+    if options.shard_bytes:
+        return split_gguf(name, keys, tensors, alignment, options.shard_bytes), tensors, False
+    return [FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors, False
+
+
+def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
+    entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
+    pairs = _pairs(c, envelope.without(entries))
+    for item in keys:  # the vocabulary was encoded a moment ago
+        if not isinstance(item, bytes) and item[1] == (GgufType.ARRAY, GgufType.STRING):
+            pairs.remember(item[0], list(item[2]))
+    said = _said(c, pairs)
+    kept = residues(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
+    return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors), kept))
+
+
+def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
+    """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
+    if c.model.format != "apr-v2":
+        return True
+    found, warning = envelope.opened(base)
+    if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
+        return True  # it said nothing at the import either
+    pairs = _pairs(c, envelope.without(_whole(base).values()))
+    unsaid = envelope.unsaid(c.model, _said(c, pairs))
+    # A GGUF by another program needs one only for what it cannot have brought itself.
+    return found.metadata == unsaid if found is not None else not envelope.facts(unsaid)
+
+
+def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
+    head = b"".join((b"GGUF", struct.pack("<IQQ", 3, 0, len(entries)), *entries))
+    return gguf.read_pairs(head, str(c.model.path))
+
+
+def _said(c: Canonical, pairs: KvMapping) -> dict[str, Any]:
+    """The metadata that an import of a GGUF with these keys and the tensors of `c` gives."""
+    source = _imported(c, pairs)
+    if c.arch is not None:
+        identity = hp.hf_identity(source.hparams, c.arch)
+        source.hparams.hf_architecture, source.hparams.hf_model_type = identity
+    if source.hparams.vocab_size is None:
+        source.hparams.vocab_size = embedding_rows(c)
+    return apr_metadata_of(source, [t.out(t.name) for t in c.tensors.values()]) | {"original_format": "gguf"}
+
+
+def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
+    """Stored dtype, by Hugging Face name, of the tensors that the GGUF has in more bytes and with the same values."""
+    out = {t.name: t.dtype for t in tensors}
+    wide = {}
+    for t in c.tensors.values():
+        target = out.get((names.gguf_name(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
+        if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
+            wide[t.name] = t.dtype
+    return wide
+
+
+def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
+    quantization = options.quantization
+    wanted = requested(options.dtype) if quantization is None else None
+    if wanted is not None and DTYPES[wanted].ggml_id is None:
+        raise RefusedError(
+            f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
+        )
+    row = c.arch
+    if row is None and not options.allow_unmapped:
+        raise UnmappedError(
+            f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
+            path=c.model.path,
+            hint="--allow-unmapped writes the tensors under their own names",
+        )
+    if row is not None:
+        for name, factors in rope.factor_tensors(c.hparams, row).items():
+            if name not in c.tensors:
+                yield _factors(name, factors)
+    placeless = [name for name in c.tensors if row is not None and names.is_placeless(row, name)]
+    if placeless:
+        more = f" and {len(placeless) - 3} more" if len(placeless) > 3 else ""
+        losses.dropped(f"a GGUF has no place for {', '.join(placeless[:3])}{more}")
+    side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
+    targets = quantization.targets(c, side) if quantization is not None else {}
+    for tensor in side:
+        _check_name(tensor.name, c)
+        target = targets.get(tensor.name)
+        if target is None:
+            yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
+        else:
+            losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target.dtype)
+            yield tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
+
+
+def _check_name(name: str, c: Canonical) -> None:
+    if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.format != "gguf":
+        raise RefusedError(
+            f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes",
+            path=c.model.path,
+            tensor=name,
+        )
+
+
+def _factors(name: str, factors: list[float]) -> OutTensor:
+    data = struct.pack(f"<{len(factors)}f", *factors)
+    return OutTensor(name, "F32", (len(factors),), len(data), lambda: [data])
+
+
+def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
+    row = DTYPES[tensor.dtype]
+    if wanted is not None and is_matrix(tensor.name, tensor.shape):
+        target = fitting(wanted, tensor.shape)
+    elif is_padded(row, tensor.shape) and is_matrix(tensor.name, tensor.shape):
+        target = fitting("Q8_0", tensor.shape)  # APR's row-padded K-quants do not exist in GGUF
+    elif row.kind == "aprq" or is_padded(row, tensor.shape) or tensor.is_decoded:
+        # nor do APR's own blocks
+        target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
+    elif row.ggml_id is None:
+        raise RefusedError(
+            f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16"
+        )
+    elif row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape):
+        target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
+    else:
+        target = tensor.dtype
+    losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
+    return target
+
+
+def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
+    """The key-value pairs of the GGUF that `c` came from."""
+    if c.model.format == "gguf":
+        first: GgufPart = c.model.native.parts[0]
+        return first.kv
+    if recipe is not None and recipe.format == "gguf":
+        return gguf.read_pairs(recipe.head(next(iter(recipe.files))), str(c.model.path))
+    return None
+
+
+def _keys(
+    c: Canonical, options: GgufOptions, base: KvMapping | None, tensors: list[OutTensor]
+) -> list[Kv | bytes]:
+    """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
+    if base is None:
+        return list(derived_keys(c, options, tensors))
+    now = {kv[0]: kv for kv in derived_keys(c, replace(options, overlaid=True), tensors)}
+    # What derived_keys gives for the source itself, before any edit.
+    then = {kv[0]: kv for kv in derived_keys(_imported(c, base), GgufOptions(overlaid=True), [])}
+    if options.dtype == "keep":  # the source's own word for its mix of types stands
+        del now["general.file_type"]
+    del then["general.file_type"]
+    whole = _whole(base)
+    return list(overlay(whole, then, now).values())
+
+
+def _whole(base: KvMapping) -> dict[str, bytes]:
+    """The entries of a model that is not split."""
+    return {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
+
+
+def _imported(c: Canonical, base: KvMapping) -> Canonical:
+    """`c` as an import of a GGUF with the keys `base` gives it."""
+    tensor_names = gguf_names(c)
+    hparams = hp.from_gguf(base, tensor_names)
+    if c.arch is not None:
+        hparams.architecture = c.arch.id
+    known = provenance.from_gguf(base)
+    # An .apr without a word on these keys never removed any of them.
+    general = known.general if c.general is not None else None
+    return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
+
+
+def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
+    """Every key of a GGUF for `c`, in the order of llama.cpp's own converter."""
+    architecture = c.arch.gguf if c.arch else c.hparams.architecture or "unknown"
+    keys: list[Kv] = [
+        ("general.architecture", GgufType.STRING, architecture),
+        ("general.type", GgufType.STRING, "model"),
+    ]
+    keys += provenance.to_gguf(c.info, c.general)
+    n_rows = embedding_rows(c)
+    if c.arch is not None:
+        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
+        keys += [_typed(kv) for kv in found]
+    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, options, tensors)))
+    if c.tokenizer is not None:
+        own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
+        found = ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
+        keys += [_typed(kv) for kv in found if kv[0] not in own]
+    keys.append(("general.quantization_version", GgufType.UINT32, 2))
+    return keys + _imatrix_keys(options.quantization)
+
+
+def _file_type(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> int:
+    """llama.cpp's number of the mix, asked for or found; else of the dtype with most bytes."""
+    if options.quantization is not None:
+        return options.quantization.mix.file_type
+    mix = mix_of(c, tensors)
+    return mix.file_type if mix is not None else FILE_TYPES.get(dominant_dtype(tensors), 0)
+
+
+def _imatrix_keys(quantization: Quantization | None) -> list[Kv]:
+    """What llama.cpp's quantize program says of the importance matrix; it cuts texts at 127 bytes."""
+    imatrix = quantization.imatrix if quantization is not None else None
+    if imatrix is None:
+        return []
+    keys: list[Kv] = [("quantize.imatrix.file", GgufType.STRING, _cut(imatrix.path))]
+    if imatrix.datasets:
+        keys.append(("quantize.imatrix.dataset", GgufType.STRING, _cut(imatrix.datasets[0])))
+    keys.append(("quantize.imatrix.entries_count", GgufType.UINT32, len(imatrix.entries)))
+    if imatrix.chunks > 0:
+        keys.append(("quantize.imatrix.chunks_count", GgufType.UINT32, imatrix.chunks))
+    return keys
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="surrogateescape")[:127].decode(errors="surrogateescape")
+
+
+def gguf_names(c: Canonical) -> list[str]:
+    """The GGUF names of all tensors."""
+    if c.arch is None:
+        return list(c.tensors)
+    found = (m for t in c.tensors for m in names.matches(c.arch, t)[:1])
+    made = {names.spell(name, m.layer) for m in found for name in m.row.gguf}
+    return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
+
+
+def _typed(kv: Kv) -> Kv:
+    key, kind, value = kv
+    if isinstance(kind, tuple):
+        return key, (GgufType[kind[0]], GgufType[kind[1]]), value
+    return key, GgufType[kind], value
+
+
+def _with_pre(c: Canonical, options: GgufOptions) -> Any:
+    tokenizer = c.tokenizer
+    assert tokenizer is not None
+    if options.overlaid:  # the JSON of an .apr sorts by name, which is no edit
+        tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
+    if options.pre is not None:
+        check_name(options.pre)
+        return replace(tokenizer, pre=options.pre)
+    if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.overlaid:
+        raise RefusedError(
+            "the pre-tokenizer of this tokenizer is not known to llama.cpp",
+            path=c.model.path,
+            hint=f"{tokenizer.pre_note or 'the file names none'}; choose one with --pre NAME",
+        )
+    return tokenizer
+
+
+def embedding_rows(c: Canonical) -> int | None:
+    """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
+    tensor = c.tensors.get(c.embedding)
+    return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
+
+
+def dominant_dtype(tensors: list[OutTensor]) -> str:
+    """The dtype with most bytes among the matrices."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        if len(tensor.shape) >= 2:
+            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+    return max(totals, key=lambda d: totals[d], default="F32")

@@ -1,0 +1,264 @@
+"""Canonical form -> safetensors: one file, or a Hugging Face folder with config, tokenizer and shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.canonical import envelope, packed
+from aprfmt.canonical.dtype_choice import Losses, requested
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.named import hf_side
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.unpack import HF_QUANT
+from aprfmt.codecs.casts import EIGHT_BITS
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.lossless.overlay import overlay
+from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.errors import RefusedError
+from aprfmt.formats import hf_pooling, safetensors
+from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.provenance import origin, provenance
+from aprfmt.provenance.model_card import CARD
+from aprfmt.tokenizer import hf_write
+from aprfmt.tokenizer.hf import is_tokenizer_file
+from aprfmt.tokenizer.hf_special import chat_templates
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+
+# Stored dtype -> config.json's word for it.
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+
+
+def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
+    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantised blocks become F16.
+
+    8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
+    dtypes that safetensors has not.
+    """
+    wanted = requested(dtype, EIGHT_BITS)
+    if wanted is not None and DTYPES[wanted].safetensors is None:
+        raise RefusedError(
+            f"safetensors has no dtype {wanted}",
+            path=c.model.path,
+            hint="use --dtype f32, f16 or bf16, or export to GGUF",
+        )
+    out = []
+    for tensor in hf_side(c.arch, c.tensors):
+        target = _dtype(tensor, wanted)
+        losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
+        out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
+    return out
+
+
+def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
+    row = DTYPES[tensor.dtype]
+    is_float = row.name in _TORCH_NAMES or row.kind != "plain"
+    if wanted is not None and is_float and (wanted not in EIGHT_BITS or len(tensor.shape) > 1):
+        return wanted
+    return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
+
+
+def safetensors_layout(
+    c: Canonical, name: str, dtype: str, recipe: Recipe | None, losses: Losses
+) -> tuple[FileLayout, list[OutTensor], bool]:
+    """One safetensors file for `c`, its tensors, and whether it is the imported file itself."""
+    tensors = hf_tensors(c, dtype, losses)
+    kept = _kept(c, tensors)
+    if recipe is not None and recipe.format == "safetensors" and kept and len(recipe.files) == 1:
+        return FileLayout(name, recipe.layouts()[0].segments), tensors, True
+    metadata = dict(c.model.metadata) if c.model.format == "safetensors" else {"format": "pt"}
+    return FileLayout(name, safetensors.layout(tensors, _strings(metadata))), tensors, False
+
+
+def _kept(c: Canonical, tensors: list[OutTensor]) -> bool:
+    """Whether every tensor is there under its name and in its dtype."""
+    same = all(t.name in c.tensors and t.dtype == c.tensors[t.name].dtype for t in tensors)
+    return same and not c.packs.decoded
+
+
+def _strings(metadata: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if isinstance(value, str)}
+
+
+def folder_layouts(
+    c: Canonical,
+    dtype: str,
+    shard_bytes: int | None,
+    recipe: Recipe | None,
+    losses: Losses,
+    framework: str = "pt",
+) -> tuple[list[FileLayout], list[OutTensor], bool]:
+    """Every file of a Hugging Face folder for `c`, its tensors, and whether they are the imported files themselves.
+
+    `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX).
+    """
+    tensors = hf_tensors(c, dtype, losses)
+    source = _source_texts(c, recipe)
+    texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source)))
+    texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
+    if c.packs.decoded:
+        texts.pop(HF_QUANT, None)
+    kept = _kept(c, tensors)
+    config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
+    if (
+        recipe is not None
+        and recipe.format == "hf"
+        and kept
+        and config_kept
+        and shard_bytes is None
+        and framework == "pt"
+        and any(map(_is_weight_file, recipe.files))
+    ):
+        own = recipe.layouts()
+        if texts == source:
+            return own, tensors, True
+        weights = [layout for layout in own if _is_weight_file(layout.name)]
+        made = texts | _tokenizer_files(c, texts)
+        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, False
+    files = {CONFIG: config, **_tokenizer_files(c, texts)}
+    files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
+    layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
+    if shard_bytes is None:
+        shard_bytes = DEFAULT_SHARD_BYTES
+    shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
+    return layouts + shards, tensors, False
+
+
+def _pooling_files(c: Canonical) -> dict[str, bytes]:
+    """What makes a sentence-transformers folder of an encoder that is known to pool."""
+    word = c.hparams.extra.get(hf_pooling.CONFIG_KEY)
+    return hf_pooling.files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
+
+
+def _with_card(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+    """`texts` with a model card where the source has none and there is something to say."""
+    if CARD in texts:
+        c.warnings += provenance.contradictions(texts[CARD], c.info)
+        return texts
+    card = origin.to_card(c.info, c.general, named_by_folder=bool(texts))
+    return texts if card is None else texts | {CARD: card}
+
+
+def _is_weight_file(name: str) -> bool:
+    return name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
+    if recipe is not None and recipe.format == "hf":
+        return recipe.text_files()
+    if c.model.format == "hf" and c.model.native is not None:
+        native = c.model.native
+        return {path.as_posix(): read_text_file(native.folder / path) for path in native.other_files}
+    return {}
+
+
+def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
+    """config.json, and whether it is the source's own."""
+    if c.arch is None and source is None:
+        raise RefusedError(
+            f"architecture {c.hparams.architecture!r} has no config.json mapping",
+            path=c.model.path,
+            hint="export to one safetensors file instead: -o model.safetensors",
+        )
+    if c.arch is None:
+        return source or b"{}", True
+    now = hp.to_hf_config(c.hparams)
+    if source is None:
+        return _json(now | {"dtype": _torch_dtype(tensors)}), False
+    base = parse_config(source, c.model.path / CONFIG if c.model.path.is_dir() else c.model.path)
+    then = hp.to_hf_config(_as_imported(c, hp.from_hf_config(base)))
+    config = overlay(base, then, now)
+    if not kept:
+        config.pop("torch_dtype", None)
+        config = packed.without(config)
+        config["dtype"] = _torch_dtype(tensors)
+    return (source, True) if config == base else (_json(config), False)
+
+
+def _as_imported(c: Canonical, source: Hyperparams) -> Hyperparams:
+    """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
+    if source.tied and c.head in c.tensors:
+        source.tied = False  # a head of its own was found, see canonical
+    if not c.model.format.startswith("apr"):
+        return source
+    ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
+    return hp.from_apr(hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None})
+
+
+def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+    """The source's text files with another tokenizer or chat template, where the user gave one."""
+    tokenizer = c.tokenizer
+    if tokenizer is not c.model.tokenizer:
+        own = {name for name in texts if is_tokenizer_file(name) and name != GENERATION}
+        return {name: data for name, data in texts.items() if name not in own}
+    if tokenizer is None or not any(is_tokenizer_file(name) for name in texts):
+        return texts
+    settings = parse_object(texts.get(SETTINGS, b"{}"), str(c.model.path), SETTINGS, unique=False)
+    template = tokenizer.chat_template
+    if chat_templates(texts, settings)[0] == template:
+        return texts
+    is_set = isinstance(settings.get("chat_template"), str) and TEMPLATE not in texts
+    edited = {name: data for name, data in texts.items() if name not in (TEMPLATE, "chat_template.json")}
+    if settings.pop("chat_template", None) is not None or is_set:
+        edited[SETTINGS] = _json(settings | ({"chat_template": template} if is_set and template else {}))
+    if template and not is_set:
+        edited[TEMPLATE] = template.encode("utf-8", "surrogateescape")
+    return edited
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _torch_dtype(tensors: list[OutTensor]) -> str:
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+    most = max(totals, key=lambda d: totals[d], default="F32")
+    # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
+    return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
+
+
+def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+    if c.tokenizer is None:
+        return {}
+    if "tokenizer.json" in texts or "tokenizer.model" in texts:
+        return {}  # the source's own files are carried as they are
+    return hf_write.to_hf_files(
+        c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name")
+    )
+
+
+def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
+    groups: list[list[OutTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.n_bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.n_bytes
+    metadata = {"format": framework}
+    if len(groups) == 1:
+        return [FileLayout("model.safetensors", safetensors.layout(groups[0], metadata))]
+    file_names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    weight_map = {t.name: name for name, group in zip(file_names, groups, strict=True) for t in group}
+    index = {
+        "metadata": {"total_size": sum(t.n_bytes for t in tensors)},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    layouts = [
+        FileLayout(name, safetensors.layout(group, metadata))
+        for name, group in zip(file_names, groups, strict=True)
+    ]
+    return [*layouts, FileLayout("model.safetensors.index.json", [Literal(_json(index))])]

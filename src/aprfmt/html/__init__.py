@@ -1,0 +1,1 @@
+"""Pages that stand alone: no network, no libraries."""

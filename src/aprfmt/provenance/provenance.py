@@ -1,0 +1,293 @@
+"""Where a model comes from: read from a card, config.json or `general.*` keys, written to each of them again.
+
+What APR has a typed field for is `info`; the rest is `general`, kept under GENERAL in an `.apr`:
+
+    {"organization": str, "license.name": str, ...,   one string a key of TEXT_KEYS without its `general.`
+     "base_models": [{"name", "organization", "repo_url", ...: str}], "datasets": [the same],
+     "tags": [str], "languages": [str]}
+
+Key names and types of GGUF are those of llama.cpp's converter. What that one guesses from the words of a folder's
+name (version, size, fine-tune) is not guessed here; the size label is counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aprfmt.errors import UsageError
+from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.model import Model
+from aprfmt.provenance.model_card import CARD, parse_card, read_card
+from aprfmt.provenance.origin import from_card, hub_id, located, named_in_config
+from aprfmt.provenance.spdx import canonical_license, license_warnings
+
+GENERAL = "aprfmt.general"
+INFO_FIELDS = (
+    *("name", "description", "author", "license", "version", "source"),
+    *("data_source", "data_license"),
+)
+
+# GGUF key -> (typed APR field or None, name in `general`), in the order of llama.cpp's converter.
+TEXT_KEYS: dict[str, tuple[str | None, str]] = {
+    "general.name": ("name", "name"),
+    "general.author": ("author", "author"),
+    "general.version": ("version", "version"),
+    "general.organization": (None, "organization"),
+    "general.finetune": (None, "finetune"),
+    "general.basename": (None, "basename"),
+    "general.description": ("description", "description"),
+    "general.quantized_by": (None, "quantized_by"),
+    "general.size_label": (None, "size_label"),
+    "general.license": ("license", "license"),
+    "general.license.name": (None, "license.name"),
+    "general.license.link": (None, "license.link"),
+    "general.url": (None, "url"),
+    "general.doi": (None, "doi"),
+    "general.uuid": (None, "uuid"),
+    "general.repo_url": (None, "repo_url"),
+    "general.source.url": ("source", "source.url"),
+    "general.source.doi": (None, "source.doi"),
+    "general.source.uuid": (None, "source.uuid"),
+    "general.source.repo_url": (None, "source.repo_url"),
+}
+ENTRY_FIELDS = (
+    *("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),
+)
+# Name in `general` -> infix of its numbered GGUF keys; and of plain lists -> their key.
+ENTRY_LISTS = {"base_models": "base_model", "datasets": "dataset"}
+TEXT_LISTS = {"tags": "general.tags", "languages": "general.languages"}
+
+MAX_ENTRIES = 4096
+"""Base models, data sets, tags or languages; more are no description."""
+
+_ENTRY_KEY = re.compile(r"general\.(base_model|dataset)\.(\d{1,4})\.(\w+)")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_PLAIN_TEXTS = {name for typed, name in TEXT_KEYS.values() if typed is None}
+
+# File names that every model has.
+_NO_NAMES = ("model", "pytorch_model", "consolidated", "adapter_model")
+
+KeyValue = tuple[str, Any, Any]
+
+
+@dataclass(slots=True)
+class Provenance:
+    """What a source says about itself.
+
+    Attributes:
+        info: INFO_FIELDS that are known, never empty.
+        general: what no typed field holds, as in the module's text; None when the source cannot tell.
+        warnings: what of it could not be read, and licences that are no SPDX ids.
+    """
+
+    info: dict[str, str]
+    general: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def read(model: Model) -> Provenance:
+    """The provenance of an opened model of any container."""
+    if model.format == "gguf":
+        found = from_gguf(model.metadata)
+    elif model.format.startswith("apr"):
+        return (
+            Provenance({"name": model.path.stem}) if model.format == "apr-v1" else _from_apr(model.metadata)
+        )
+    else:
+        found = _from_files(model)
+    found.warnings += license_warnings(found.info.get("license"), (found.general or {}).get("license.name"))
+    return found
+
+
+def text(value: Any) -> str | None:
+    """A string that may be written anywhere: bytes of a GGUF that are no UTF-8 come as replacement characters."""
+    if not isinstance(value, str) or not value:
+        return None
+    return _SURROGATES.sub("\ufffd", value)
+
+
+def _texts(value: Any) -> list[str]:
+    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
+    return [item for raw in items if (item := text(raw)) is not None]
+
+
+def _entries(value: Any) -> list[dict[str, str]]:
+    """Base models or data sets with the fields that GGUF has keys for; what is empty is left out."""
+    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
+    rows = (
+        {name: item for name in ENTRY_FIELDS if (item := text(raw.get(name))) is not None}
+        for raw in items
+        if isinstance(raw, Mapping)
+    )
+    return [row for row in rows if row]
+
+
+def checked(general: Any) -> dict[str, Any]:
+    """`general` with the known keys and right types only: any value may stand in a file."""
+    if not isinstance(general, Mapping):
+        return {}
+    out: dict[str, Any] = {
+        name: value for name in sorted(_PLAIN_TEXTS) if (value := text(general.get(name))) is not None
+    }
+    out |= {name: rows for name in ENTRY_LISTS if (rows := _entries(general.get(name)))}
+    return out | {name: items for name in TEXT_LISTS if (items := _texts(general.get(name)))}
+
+
+# --- GGUF ---
+
+
+def from_gguf(kv: Mapping[str, Any]) -> Provenance:
+    """The provenance in `general.*` keys; what has another type than it should is passed over."""
+    info = {
+        typed: value
+        for key, (typed, _) in TEXT_KEYS.items()
+        if typed is not None and (value := text(kv.get(key))) is not None
+    }
+    general: dict[str, Any] = {name: kv.get(key) for key, (typed, name) in TEXT_KEYS.items() if typed is None}
+    general |= {name: kv.get(key) for name, key in TEXT_LISTS.items()} | _numbered(kv)
+    general = checked(general)
+    if sources := dataset_ids(general):
+        info["data_source"] = sources
+    return Provenance(info, general)
+
+
+def _numbered(kv: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, dict[int, dict[str, Any]]] = {infix: {} for infix in ENTRY_LISTS.values()}
+    for key in kv:
+        if (match := _ENTRY_KEY.fullmatch(key)) is not None and match[3] in ENTRY_FIELDS:
+            found[match[1]].setdefault(int(match[2]), {})[match[3]] = kv[key]
+    out = {name: [row for _, row in sorted(found[infix].items())] for name, infix in ENTRY_LISTS.items()}
+    # An earlier edition of the keys: plain ids.
+    if not out["datasets"] and (ids := _texts(kv.get("general.datasets"))):
+        out["datasets"] = from_card({"datasets": ids})[1]["datasets"]
+    return out
+
+
+def to_gguf(info: Mapping[str, Any], general: Mapping[str, Any] | None) -> Iterator[KeyValue]:
+    """The `general.*` keys of a model, in the converter's order."""
+    general = general or {}
+    for key, (typed, name) in TEXT_KEYS.items():
+        if value := info.get(typed) if typed is not None else general.get(name):
+            yield key, GgufType.STRING, value
+    for name, infix in ENTRY_LISTS.items():
+        rows = general.get(name, [])
+        if rows:
+            yield f"general.{infix}.count", GgufType.UINT32, len(rows)
+        for i, row in enumerate(rows):
+            for entry in ENTRY_FIELDS:
+                if entry in row:
+                    yield f"general.{infix}.{i}.{entry}", GgufType.STRING, row[entry]
+    for name, key in TEXT_LISTS.items():
+        if general.get(name):
+            yield key, (GgufType.ARRAY, GgufType.STRING), general[name]
+
+
+def size_label(n_params: int) -> str:
+    """A parameter count in two digits or more, as llama.cpp writes it: 494032768 -> "494M", 1500000000 -> "1.5B"."""
+    for unit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        scaled = n_params / unit
+        if scaled > 1 or suffix == "K":
+            break
+    whole = round(scaled)
+    digits = len(str(whole)) if whole else 0
+    return f"{scaled:.{max(2 - digits, 0)}f}{suffix}"
+
+
+# --- .apr ---
+
+
+def _from_apr(metadata: Mapping[str, Any]) -> Provenance:
+    info = {name: value for name in INFO_FIELDS if (value := text(metadata.get(name))) is not None}
+    general = metadata.get(GENERAL)
+    return Provenance(info, None if general is None else checked(general))
+
+
+def to_metadata(general: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The `.apr` key for `general`; an empty one is written too, it says that there is nothing."""
+    return {} if general is None else {GENERAL: dict(general)}
+
+
+# --- files ---
+
+
+def _from_files(model: Model) -> Provenance:
+    """A folder, or one weights file: the card beside it, then config.json, then the name."""
+    native = model.native
+    folder: Path | None = getattr(native, "folder", None)
+    if folder is None and getattr(native, "config_path", None) is not None:
+        folder = Path(native.config_path).parent
+    card, warnings = read_card(folder) if folder is not None else ({}, [])
+    info, general = from_card(card)
+    if model.format == "hf" and folder is not None:
+        fallback = [named_in_config(model.metadata), located(folder)]
+    elif model.path.stem in _NO_NAMES:
+        fallback = [located(model.path.parent)]
+    else:
+        fallback = [({"name": model.path.stem}, {})]
+    for more_info, more_general in fallback:
+        info = more_info | info
+        general = more_general | general
+    general = checked(general)
+    if "data_source" not in info and (sources := dataset_ids(general)):
+        info["data_source"] = sources
+    known = {name: value for name in INFO_FIELDS if (value := text(info.get(name))) is not None}
+    return Provenance(known, general, warnings)
+
+
+def dataset_ids(general: Mapping[str, Any]) -> str:
+    """The data sets as `data_source` names them: their ids, joined by commas."""
+    return ",".join(
+        found
+        for row in general.get("datasets", [])
+        if (found := hub_id(row) or row.get("name") or row.get("url"))
+    )
+
+
+# --- the user's word ---
+
+FLAGS = ("license", "data_source", "data_license")
+"""Fields that import, convert and stamp have a flag for."""
+
+
+def stated(flags: Mapping[str, str | None]) -> dict[str, str]:
+    """The FLAGS that were given, licences as SPDX spells them. Raises UsageError for what says nothing."""
+    out = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        flag = "--" + name.replace("_", "-")
+        if name.endswith("license"):
+            value = canonical_license(value, flag)
+        elif not value.strip():
+            raise UsageError(f"{flag} is empty", hint="name the data set, or teacher-only")
+        out[name] = value
+    return out
+
+
+def without_license(general: Any) -> dict[str, Any] | None:
+    """`general` once another licence is set: the old one's name and link go. None stays None."""
+    if not isinstance(general, Mapping):
+        return None
+    return {name: value for name, value in general.items() if name not in ("license.name", "license.link")}
+
+
+def said_by_card(card: bytes) -> dict[str, str]:
+    """The typed fields that an import takes from the model card `card`."""
+    says, general = from_card(parse_card(card)[0])
+    if "data_source" not in says and (sources := dataset_ids(checked(general))):
+        says["data_source"] = sources
+    return {name: value for name in INFO_FIELDS if (value := text(says.get(name))) is not None}
+
+
+def contradictions(card: bytes, info: Mapping[str, Any]) -> list[str]:
+    """Warnings where a card that is carried as it is says something else than `info`."""
+    says = said_by_card(card)
+    return [
+        f"{CARD} is carried as it is and says {name} {says[name]!r}, not {info[name]!r}"
+        for name in FLAGS
+        if says.get(name) and info.get(name) and says[name] != info[name]
+    ]

@@ -1,0 +1,1 @@
+"""Checkpoints that are models, written beside the training."""

@@ -1,0 +1,390 @@
+"""A corpus as token shards: text in, duplicates out, held-out documents apart, token ids on disk.
+
+Which part a document belongs to is decided by the hash of its content alone, so no document can be in both, and the
+split stays the same when other documents come or go. Memory is one batch of text, and about 100 bytes a document for
+finding duplicates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_error
+from aprfmt.io.sink import AtomicFolder
+from aprfmt.tokenizer.hf_write import to_hf_files
+from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.data.shards import HEADER, PARTS, Corpus, PartWriter, open_corpus, read_header, write_header
+from aprtrain.data.sources import Document, SourceFile, list_files, read_documents
+
+__all__ = ["HELD_OUT", "Encoder", "Pace", "prepare"]
+
+HELD_OUT = 0.01
+"""Share of the documents that is held out."""
+
+_BATCH_CHARS = 4 << 20
+_BATCH_DOCUMENTS = 4096
+TELL_S = 20.0  # between lines about how far the reading is
+_LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
+_HASHES = 1 << 64
+
+Ids = np.ndarray[Any, np.dtype[np.uint32]]
+Log = Callable[[str], None]
+
+
+class Encoder:
+    """A model's own tokenizer, which makes documents of token ids: begin token where the model has one, text, end.
+
+    Attributes:
+        separator: id of the end token.
+        n_ids: ids are below it.
+        digest: SHA-256 over everything that decides which ids a text becomes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
+        import tokenizers
+
+        if tokenizer is None:
+            raise RefusedError(
+                "the model has no tokenizer, so no text can be read for it",
+                hint="import it again with --tokenizer FOLDER",
+            )
+        if "eos" not in tokenizer.special:
+            raise RefusedError("the tokenizer names no end-of-sequence token to put between documents")
+        files = to_hf_files(tokenizer)
+        if "tokenizer.json" not in files:
+            files = to_hf_files(replace(tokenizer, files={}))
+        text = files["tokenizer.json"]
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(text)
+        except Exception as error:  # the library raises nothing more precise
+            raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.separator = tokenizer.special["eos"]
+        begin = tokenizer.special.get("bos")
+        template = self._tokenizer.encode("", add_special_tokens=True).ids
+        with_begin = tokenizer.flags.get("add_bos", begin in template[:1] and begin != self.separator)
+        self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
+        self._end = np.array([self.separator], np.uint32)
+        self.n_ids = len(tokenizer.tokens)
+        self.digest = _sha256(text, str((self._begin.tolist(), self.separator, self.n_ids)).encode())
+
+    def encode(self, documents: Sequence[Document]) -> list[Ids]:
+        """Ids [n] of each document; arrays of ids only get their begin and end. Raises CorruptError."""
+        texts = [document for document in documents if isinstance(document, str)]
+        encoded = iter(self._tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        return [
+            self._framed(np.array(next(encoded).ids, np.uint32) if isinstance(document, str) else document)
+            for document in documents
+        ]
+
+    def _framed(self, ids: Ids) -> Ids:
+        if len(ids) and int(ids.max()) >= self.n_ids:
+            raise CorruptError(
+                f"token id {int(ids.max())}, but the student's tokenizer has {self.n_ids}",
+                hint="the shards were made with another tokenizer; give text",
+            )
+        has_begin = len(ids) > 0 and np.array_equal(ids[: len(self._begin)], self._begin)
+        return np.concatenate([ids if has_begin else np.concatenate([self._begin, ids]), self._end])
+
+
+def prepare(
+    paths: Sequence[Path],
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    *,
+    held_out: float = HELD_OUT,
+    held_out_paths: Sequence[Path] = (),
+    log: Log = lambda line: None,
+    wanted: str | None = None,
+    own: Path | None = None,
+) -> Corpus:
+    """Token shards of the documents in `paths`, made in `folder`, or taken from there when nothing has changed.
+
+    At least one document is held out. Shards that an earlier run made are opened where they are.
+
+    Args:
+        paths: files and folders, see `sources.list_files`, or one folder of shards.
+        tokenizer: the student's.
+        folder: where the shards go; its parent exists.
+        held_out: share of the documents to hold out, above 0 and below 1.
+        held_out_paths: files and folders to measure with instead of a share of `paths`.
+        log: takes lines for the user.
+        wanted: the key of the only data that will do; what is in `folder` stays when `paths` hold others.
+        own: a folder that is no data though it lie in `paths`: that of the run.
+
+    Raises:
+        UsageError: no paths, or a share out of range; the data are the run's own folder.
+        NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
+        RefusedError: no documents in a part, or the same document in both; not the data that are wanted.
+        StorageError: the disk is full or read-only.
+    """
+    if not paths:
+        raise UsageError("no training data given", hint="add --data FILE or --data FOLDER")
+    if not 0 < held_out < 1:
+        raise UsageError(f"{held_out} is no share of documents to hold out: it must lie between 0 and 1")
+    encoder = Encoder(tokenizer)
+    if len(paths) == 1 and (paths[0] / HEADER).is_file():
+        return _split_before(paths[0], encoder, held_out, held_out_paths)
+    skipped: Counter[str] = Counter()
+    files = {
+        "train": list_files(paths, skipped, own),
+        "held_out": list_files(held_out_paths, skipped, own),
+    }
+    plan = _Plan(encoder, files, None if held_out_paths else int(held_out * _HASHES), skipped)
+    if plan.n_bytes > _LONG:
+        log(f"looking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
+    key = plan.key()
+    if wanted not in (None, key):
+        raise RefusedError(
+            "the data differ from those of the run to resume",
+            hint=f"--data {folder} goes on with what it read; begin a run of its own with another -o",
+        )
+    if (corpus := _made_before(folder, key, encoder, log)) is not None:
+        return corpus
+    _write(plan, folder, key, held_out, log)
+    return open_corpus(folder, encoder.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What goes where: files by part, and below which content hash a document is held out (None: by file)."""
+
+    encoder: Encoder
+    files: dict[str, list[SourceFile]]
+    threshold: int | None
+    skipped: Counter[str]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.path.stat().st_size for files in self.files.values() for file in files)
+
+    def key(self) -> str:
+        """Hash of everything that decides the shards: contents and names of files, tokenizer, split."""
+        total = hashlib.sha256(f"1 {self.encoder.digest} {self.threshold}\n".encode())
+        for part, files in self.files.items():
+            for file in files:
+                name = file.name.encode("utf-8", "surrogateescape").hex()
+                total.update(f"{part} {file.kind} {name} {_file_digest(file.path)}\n".encode())
+        return total.hexdigest()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened to the documents. `smallest` is the least content hash of all."""
+
+    read: int = 0
+    empty: int = 0
+    duplicate: int = 0
+    smallest: int = _HASHES
+    seen: dict[str, set[int]] = field(default_factory=lambda: {part: set() for part in PARTS})
+
+
+def _split_before(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path]) -> Corpus:
+    corpus = open_corpus(folder, encoder.digest)
+    share = corpus.header.get("held_out_share")
+    if held_out_paths or held_out not in (HELD_OUT, share):
+        raise UsageError(
+            f"{folder} holds token shards, which are split already: a share of {share} is held out",
+            hint="give the text that they were made from, or drop the options about held-out data",
+        )
+    return corpus
+
+
+def _made_before(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
+    try:
+        header = read_header(folder)
+        if header is None or header.get("key") != key:
+            return None
+        corpus = open_corpus(folder, encoder.digest)
+    except (ChecksumError, CorruptError) as error:
+        log(f"the token shards are damaged and made again: {error}")
+        return None
+    log(f"token shards in {folder} are up to date: {_counts(header)}")
+    return corpus
+
+
+def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> None:
+    n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
+    log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
+    with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
+        skipped = Counter(plan.skipped)
+        tally, parts = _write_parts(plan, temporary, skipped, Pace(n_bytes, log))
+        threshold = plan.threshold
+        if threshold is not None and not parts["held_out"]["documents"] and tally.smallest < _HASHES:
+            threshold = tally.smallest + 1  # a small corpus: the one document with the smallest hash
+            skipped = Counter(plan.skipped)
+            tally, parts = _write_parts(
+                replace(plan, threshold=threshold), temporary, skipped, Pace(n_bytes, log)
+            )
+        _check_not_empty(tally, parts, skipped)
+        header = {
+            "key": key,
+            "tokenizer": plan.encoder.digest,
+            "separator": plan.encoder.separator,
+            "held_out_share": held_out,
+            "held_out_below": threshold,
+            "parts": parts,
+            "documents": {"read": tally.read, "empty": tally.empty, "duplicate": tally.duplicate},
+            "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+skipped)},
+        }
+        write_header(temporary, header)
+    log(_counts(header))
+
+
+class Pace:
+    """Tells now and then how far the reading is."""
+
+    def __init__(self, n_bytes: int, log: Log) -> None:
+        self._n_bytes = max(1, n_bytes)
+        self._log = log
+        self._done = 0  # bytes of the files that are read whole
+        self._here = 0  # about as many of the one that is being read
+        self._began = self._told = time.monotonic()
+
+    def file(self, n_bytes: int) -> None:
+        """A file is read to its end."""
+        self._done, self._here = self._done + n_bytes, 0
+
+    def document(self, document: Document) -> None:
+        """A document is read."""
+        self._here += len(document) * (1 if isinstance(document, str) else 4)
+        now = time.monotonic()
+        if now - self._told < TELL_S:
+            return
+        self._told = now
+        done = min(self._done + self._here, self._n_bytes)
+        rate = done / (now - self._began)
+        left = (self._n_bytes - done) / max(rate, 1.0)
+        self._log(
+            f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
+            f"about {f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left"
+        )
+
+
+def _write_parts(
+    plan: _Plan, folder: Path, skipped: Counter[str], pace: Pace
+) -> tuple[_Tally, dict[str, dict[str, Any]]]:
+    tally = _Tally()
+    with ExitStack() as stack:
+        try:
+            writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
+            for part, content, ids in _encoded(plan, tally, skipped, pace):
+                writers[part].add(ids, content)
+        except OSError as error:
+            raise storage_error(error, folder) from error
+    return tally, {part: writer.summary() for part, writer in writers.items()}
+
+
+_Batch = list[tuple[str, int, Document]]
+
+
+def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace) -> Iterator[tuple[str, int, Ids]]:
+    """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
+
+    def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
+        ids = plan.encoder.encode([document for _, _, document in batch])
+        return [(part, content, one) for (part, content, _), one in zip(batch, ids, strict=True)]
+
+    with ThreadPoolExecutor(1) as pool:
+        running: Future[list[tuple[str, int, Ids]]] | None = None
+        for batch in _batches(_chosen(plan, tally, skipped, pace)):
+            following = pool.submit(encode, batch)
+            if running is not None:
+                yield from running.result()
+            running = following
+        if running is not None:
+            yield from running.result()
+
+
+def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]:
+    batch: _Batch = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[2])
+        if size >= _BATCH_CHARS or len(batch) == _BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _chosen(
+    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace
+) -> Iterator[tuple[str, int, Document]]:
+    """(part, content hash, document) without empty documents and copies."""
+    for side, files in plan.files.items():
+        for file in files:
+            for document in read_documents(file, plan.encoder.separator, skipped):
+                tally.read += 1
+                pace.document(document)
+                if len(document) == 0 or (isinstance(document, str) and not document.strip()):
+                    tally.empty += 1
+                    continue
+                content = content_hash(document)
+                tally.smallest = min(tally.smallest, content)
+                below = plan.threshold is not None and content < plan.threshold
+                part = "held_out" if below else side
+                if content in tally.seen[part]:
+                    tally.duplicate += 1
+                    continue
+                tally.seen[part].add(content)
+                yield part, content, document
+            pace.file(file.path.stat().st_size)
+
+
+def content_hash(document: Document) -> int:
+    """64 bits of BLAKE2b over the text's UTF-8 or the ids' bytes."""
+    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document.tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+def _check_not_empty(tally: _Tally, parts: dict[str, dict[str, Any]], skipped: Counter[str]) -> None:
+    left_out = "".join(f", {n} {what}" for what, n in (+skipped).items())
+    for part in PARTS:
+        if not parts[part]["documents"]:
+            what = "training" if part == "train" else "held-out"
+            raise RefusedError(
+                f"no {what} documents: {tally.read} read, {tally.empty} empty, {tally.duplicate} copies"
+                + (f"; left out{left_out[1:]}" if left_out else ""),
+                hint="give more text; one document is held out, so two different ones are the least",
+            )
+
+
+def _counts(header: dict[str, Any]) -> str:
+    train, held_out = header["parts"]["train"], header["parts"]["held_out"]
+    documents = header["documents"]
+    left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
+    return (
+        f"{train['tokens']:,} tokens in {train['documents']:,} documents to train on, {held_out['tokens']:,} in "
+        f"{held_out['documents']:,} held out; left out: {documents['duplicate']} copies, {documents['empty']} "
+        f"empty documents{left_out}"
+    )
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _sha256(*parts: bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little") + part)
+    return total.hexdigest()

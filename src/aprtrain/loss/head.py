@@ -1,0 +1,334 @@
+"""The output heads of teacher and student with the loss on top, in chunks: the logits of a batch never exist at once.
+
+For each chunk of positions: two products give the logits of both models, `objective` (or its fused kernel on CUDA)
+turns them into loss terms and the gradient, two more products bring the gradient to the hidden states and add it to
+that of the head. So the gradient is formed in the forward pass, and nothing is kept or computed again for the
+backward one. Extra memory depends on the chunk, not on the batch (`head_bytes`).
+
+On CUDA with bfloat16 models, logits are stored as float16: final hidden states and head weights convert without
+loss in the normal range, and the steps of a float16 logit are 8 times finer than bfloat16's. They are stored divided
+by 16, so that they overflow beyond a million only; an overflow gives a loss of NaN. The gradient is bfloat16 and
+takes the place of the student's logits. All other cases run in plain torch in the type of the inputs, at least
+float32.
+
+Shape suffixes: N positions, C of a chunk, D and E width of student and teacher, V rows of the student's head, R of
+the teacher's, S and P columns of their buffers (V and R rounded up to 64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from aprfmt.errors import UsageError
+from aprtrain.loss.objective import Objective, dense
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.decoder import soft_cap
+
+__all__ = [
+    "HeadOut",
+    "Logits",
+    "Softcaps",
+    "distill_head",
+    "head_bytes",
+    "logit_weight",
+    "logit_weight_bytes",
+]
+
+Logits = Literal["fp16", "fp32"]
+_SHRINK = 1 / 16
+
+
+class Softcaps(NamedTuple):
+    """c of the c tanh(z / c) that bounds the logits of each model; 0 for none."""
+
+    student: float = 0.0
+    teacher: float = 0.0
+
+
+class HeadOut(NamedTuple):
+    """Scalars on the device, float32 (float64 for float64 inputs); sums run over the valid positions of this batch.
+
+    Attributes:
+        loss: this batch's share of the objective's mean over n_valid positions; carries the gradient.
+        ce_sum: cross entropies in nats.
+        kl_sum: the objective's divergence at its temperature, without T^2.
+        kl1_sum: KL(teacher, student) at temperature 1.
+        agree: positions at which some id is the top one of both.
+        teacher_entropy_sum: the teacher's entropy at temperature 1.
+    """
+
+    loss: Tensor
+    ce_sum: Tensor
+    kl_sum: Tensor
+    kl1_sum: Tensor
+    agree: Tensor
+    teacher_entropy_sum: Tensor
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What does not depend on the chunk."""
+
+    objective: Objective
+    shared: int
+    teacher_width: int
+    chunk: int
+    n_valid: int
+    logits: Logits
+    caps: Softcaps
+    with_grad: bool
+
+
+_Terms = Callable[[slice], Tensor]
+"""Fills the terms [5, N] of some rows and gives the gradient of the mean loss with respect to their logits."""
+
+
+def distill_head(
+    x_ND: Tensor,
+    w_VD: Tensor,
+    t_NE: Tensor | None,
+    wt_RE: Tensor | None,
+    labels_N: Tensor,
+    objective: Objective,
+    vocabulary: Vocabulary | None,
+    *,
+    n_valid: int,
+    chunk: int = 2048,
+    logits: Logits = "fp16",
+    softcaps: Softcaps = Softcaps(),  # noqa: B008 - immutable
+    grad_w: Tensor | None = None,
+) -> HeadOut:
+    """The distillation loss of a batch of positions, its parts, and its gradient; never waits for the device.
+
+    Args:
+        x_ND: the student's final hidden states.
+        w_VD: the student's head, same type as x_ND. Where it does not require a gradient, none is computed.
+        t_NE: the teacher's final hidden states; None where the KD weight is 0.
+        wt_RE: the teacher's head, at least its first n_real rows. On CUDA best as `logit_weight` gives it, since a
+            copy is made otherwise. Rows from n_real on have no influence.
+        labels_N: int64 ids, IGNORED (-100) where a position does not count.
+        objective: what is minimised.
+        vocabulary: the ids that both share; None without a teacher.
+        n_valid: positions that count in the whole global batch, all micro-batches and ranks taken together.
+        chunk: positions whose logits are held at a time.
+        logits: storage of logits by the CUDA kernel.
+        softcaps: bounds of the logits.
+        grad_w: [V, D] float32 (float64 for float64 inputs), to which the gradient of w_VD is added at once; w_VD gets
+            none through autograd then. The gradient that arrives at the loss must be 1, any other makes that of x_ND
+            NaN: scale with n_valid and the objective.
+
+    Returns:
+        The loss and the sums, see HeadOut. Without gradients enabled, only values are computed.
+
+    Raises:
+        UsageError: shapes, types or devices that do not fit, n_valid or chunk below 1, a missing teacher, a label
+            beyond the student's rows (on the CPU; on CUDA it makes the loss NaN).
+    """
+    _check(x_ND, w_VD, t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, grad_w)
+    job = _Job(
+        objective=objective,
+        shared=vocabulary.n_real if vocabulary else 0,
+        teacher_width=vocabulary.teacher_width if vocabulary else 0,
+        chunk=chunk,
+        n_valid=n_valid,
+        logits=logits,
+        caps=softcaps,
+        with_grad=torch.is_grad_enabled()
+        and (x_ND.requires_grad or w_VD.requires_grad or grad_w is not None),
+    )
+    run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
+    return HeadOut(*run(x_ND, w_VD, t_NE, wt_RE, labels_N, job, grad_w))
+
+
+def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
+    """A frozen head as the kernel multiplies it: float16 for float16 logits, else unchanged."""
+    return weight.half() if logits == "fp16" and weight.is_cuda and weight.dtype == torch.bfloat16 else weight
+
+
+def logit_weight_bytes(vocabulary: Vocabulary, d_teacher: int, logits: Logits, decoded: bool) -> int:
+    """Bytes of what `logit_weight` makes of a bf16 teacher's head on CUDA beside the head that is resident.
+
+    Float16 logits take a copy in float16; of a head that is `decoded` by every use, even bf16 is a copy.
+    """
+    return 2 * vocabulary.teacher_width * d_teacher if logits == "fp16" or decoded else 0
+
+
+def head_bytes(
+    vocabulary: Vocabulary, d_student: int, chunk: int = 2048, logits: Logits = "fp16", teacher: bool = True
+) -> int:
+    """Bytes that `distill_head` allocates on CUDA beside its inputs and their gradients, whatever the batch.
+
+    Args:
+        vocabulary: rows of both heads.
+        d_student: width of the student.
+        chunk, logits: as in `distill_head`.
+        teacher: whether there is one; its head is taken to be given as `logit_weight` makes it.
+    """
+    size = 2 if logits == "fp16" else 4
+    student = chunk * _padded(vocabulary.student_rows)
+    gradient = 0 if logits == "fp16" else 2 * student
+    copy = 2 * vocabulary.student_rows * d_student if logits == "fp16" else 0
+    return size * (student + teacher * chunk * _padded(vocabulary.teacher_width)) + gradient + copy
+
+
+def _check(
+    x: Tensor, w: Tensor, t: Tensor | None, wt: Tensor | None, labels: Tensor, objective: Objective,
+    vocabulary: Vocabulary | None, n_valid: int, chunk: int, grad_w: Tensor | None,
+) -> None:  # fmt: skip
+    wide = torch.promote_types(x.dtype, torch.float32)
+    tensors = [a for a in (x, w, t, wt, labels, grad_w) if a is not None]
+    faults = {
+        "n_valid and chunk must be at least 1": n_valid < 1 or chunk < 1,
+        "hidden states and head do not fit": x.ndim != 2 or w.shape[1:] != x.shape[1:] or w.dtype != x.dtype,
+        "labels must be one int64 a position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
+        "all tensors must be on one device": len({a.device for a in tensors}) > 1,
+        "a KD weight above 0 needs a teacher": objective.kd_weight > 0 and t is None,
+        "a teacher is hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
+        f"grad_w must be {wide} and of the head's shape": grad_w is not None
+        and (grad_w.shape != w.shape or grad_w.dtype != wide or not grad_w.is_contiguous()),
+    }  # fmt: skip
+    if t is not None and wt is not None and vocabulary is not None:
+        faults["the teacher's hidden states and head do not fit"] = t.shape != (len(x), wt.shape[1])
+        faults["a head has fewer rows than the vocabulary has ids"] = vocabulary.n_real > min(len(w), len(wt))
+    faults["a label lies beyond the student's rows"] = not labels.is_cuda and bool((labels >= len(w)).any())
+    for message, found in faults.items():
+        if found:
+            raise UsageError(message)
+
+
+def _padded(n: int) -> int:
+    return -(-n // 64) * 64
+
+
+def _plain_terms(
+    job: _Job,
+    x_ND: Tensor,
+    w_VD: Tensor,
+    t_NE: Tensor | None,
+    wt_RE: Tensor | None,
+    labels_N: Tensor,
+    terms_5N: Tensor,
+) -> _Terms:
+    """Any device and type, through `objective.dense`."""
+
+    shared_RE = None if wt_RE is None else wt_RE[: job.shared].to(terms_5N.dtype)
+
+    def terms(rows: slice) -> Tensor:
+        s_CV = soft_cap(x_ND[rows] @ w_VD.t(), job.caps.student)
+        t_CR = None
+        if t_NE is not None and shared_RE is not None:
+            t_CR = soft_cap(t_NE[rows].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
+        found, grad_CV = dense(job.objective, s_CV, t_CR, labels_N[rows])
+        terms_5N[:, rows] = torch.stack(found)
+        if job.caps.student:
+            grad_CV = grad_CV * (1 - (s_CV / job.caps.student) ** 2)
+        return grad_CV / job.n_valid
+
+    return terms
+
+
+def _fused_terms(
+    job: _Job,
+    x_ND: Tensor,
+    w_VD: Tensor,
+    t_NE: Tensor | None,
+    wt_RE: Tensor | None,
+    labels_N: Tensor,
+    terms_5N: Tensor,
+) -> _Terms:
+    """bfloat16 on CUDA: buffers for one chunk of logits, filled again and again."""
+    from aprtrain.kernels.kd import Widths, kd_rows
+
+    half = job.logits == "fp16"
+    dtype = torch.float16 if half else torch.float32
+    n_rows, n_student = min(job.chunk, len(x_ND)), len(w_VD)
+    widths = Widths(n_student, job.shared, *job.caps)
+    student = logit_weight(w_VD, job.logits)
+    s_CS = x_ND.new_empty(n_rows, _padded(n_student), dtype=dtype)
+    teacher, t_CP = None, None
+    if wt_RE is not None:
+        teacher = logit_weight(wt_RE[: job.teacher_width], job.logits)
+        t_CP = x_ND.new_empty(n_rows, _padded(len(teacher)), dtype=dtype)
+    grad_CS = None
+    if job.with_grad:
+        grad_CS = s_CS.view(torch.bfloat16) if half else torch.empty_like(s_CS, dtype=torch.bfloat16)
+
+    def terms(rows: slice) -> Tensor:
+        labels_C = labels_N[rows]
+        n = len(labels_C)
+        _project(x_ND[rows], student, s_CS[:n, :n_student])
+        if t_NE is not None and teacher is not None and t_CP is not None:
+            _project(t_NE[rows], teacher, t_CP[:n, : len(teacher)])
+        kd_rows(
+            job.objective, s_CS[:n], None if t_CP is None else t_CP[:n], labels_C, terms_5N[:, rows],
+            None if grad_CS is None else grad_CS[:n], widths,
+            n_valid=job.n_valid, scale=1 / _SHRINK if half else 1.0,
+        )  # fmt: skip
+        return s_CS[:n, :n_student] if grad_CS is None else grad_CS[:n, :n_student]
+
+    return terms
+
+
+def _project(x_CD: Tensor, w_VD: Tensor, out_CV: Tensor) -> None:
+    """Logits in float16, divided by 16, or in float32; accumulated in float32 either way."""
+    if out_CV.dtype == torch.float16:
+        torch.mm((x_CD * _SHRINK).half(), w_VD.t(), out=out_CV)
+    else:
+        torch.mm(x_CD, w_VD.t().to(x_CD.dtype), out_dtype=torch.float32, out=out_CV)
+
+
+def _add_product(sum_VD: Tensor, grad_CV: Tensor, x_CD: Tensor) -> None:
+    """sum += grad^T x, accumulated in the type of the sum; bfloat16 factors run on tensor cores."""
+    if grad_CV.dtype == sum_VD.dtype:
+        sum_VD.addmm_(grad_CV.t(), x_CD)
+    else:
+        torch.addmm(sum_VD, grad_CV.t(), x_CD, out_dtype=sum_VD.dtype, out=sum_VD)
+
+
+class _Head(torch.autograd.Function):
+    """Gradients come from the forward pass; the backward one multiplies them with what arrives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, w_VD: Tensor, t_NE: Tensor | None, wt_RE: Tensor | None, labels_N: Tensor,
+        job: _Job, buffer_VD: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        wide = torch.promote_types(x_ND.dtype, torch.float32)
+        need_x, need_w = (job.with_grad and need for need in ctx.needs_input_grad[:2])
+        grad_ND = torch.empty_like(x_ND) if need_x else None
+        grad_VD = buffer_VD if job.with_grad else None
+        if grad_VD is None and need_w:
+            grad_VD = torch.zeros_like(w_VD, dtype=wide, memory_format=torch.contiguous_format)
+        fused = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
+        x, w = (x_ND, w_VD) if fused else (x_ND.to(wide), w_VD.to(wide))
+        terms_5N = torch.zeros(5, len(x), dtype=wide, device=x.device)
+        terms = (_fused_terms if fused else _plain_terms)(job, x, w, t_NE, wt_RE, labels_N, terms_5N)
+        for start in range(0, len(x), job.chunk):
+            rows = slice(start, start + job.chunk)
+            grad_CV = terms(rows)
+            if grad_ND is not None:
+                grad_ND[rows] = (w.t() @ grad_CV.t()).t()  # faster so for narrow students than grad @ w
+            if grad_VD is not None:
+                _add_product(grad_VD, grad_CV, x[rows])
+        ctx.buffered = buffer_VD is not None
+        ctx.save_for_backward(grad_ND, None if ctx.buffered else grad_VD)
+        sums = terms_5N.sum(1)
+        ce_weight, kd_weight = job.objective.weights()
+        loss = (ce_weight * sums[0] + kd_weight * sums[1]) / job.n_valid
+        outputs = (loss, *(value.clone() for value in sums))
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor | None, ...]:
+        grad_ND, grad_VD = ctx.saved_tensors
+        factor = arrived[0]
+        if ctx.buffered:
+            factor = torch.where(factor == 1, factor, torch.nan)
+        grads = [None if grad is None else grad * factor.to(grad.dtype) for grad in (grad_ND, grad_VD)]
+        return (*grads, None, None, None, None, None)

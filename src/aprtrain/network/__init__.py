@@ -1,0 +1,1 @@
+"""The student and teacher networks as one decoder module."""

@@ -1,0 +1,221 @@
+"""Models of any container as networks that can be trained: opened, checked, and loaded tensor by tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import aprfmt
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.rope_math import FREQS, scaling_of
+from aprfmt.arch.row import Architecture
+from aprfmt.canonical import checks
+from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.unpack import AS_VALUES
+from aprfmt.codecs.recode import recoded
+from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
+from aprfmt.io.segments import resolved
+from aprfmt.io.source import Buffer
+from aprfmt.model import Model
+from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.network.decoder import Decoder, hf_names
+from aprtrain.network.shape import Shape, shape_of
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is known of a network besides its weights, and where those come from. Use it in `with`.
+
+    Attributes:
+        path: the file or folder; of a student that was made, what it was made from.
+        model: the opened file; None of a student that was made.
+        arch: its row of the architecture table.
+        shape, hparams, tokenizer: of the network; `tokenizer` is None where the file has none.
+        tensors: by Hugging Face name, in Hugging Face row order; {} of a student that was made.
+    """
+
+    path: Path
+    model: Model | None
+    arch: Architecture
+    shape: Shape
+    hparams: Hyperparams
+    tokenizer: Tokenizer | None
+    tensors: dict[str, CanonicalTensor] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self.model is not None:
+            self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_network(path: str | os.PathLike[str]) -> Network:
+    """Opens an `.apr`, a GGUF, safetensors or a Hugging Face folder, and checks that its tensors are a network.
+
+    No weight is read. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
+    missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
+    """
+    model = aprfmt.open(path)
+    try:
+        return _described(Path(path), model)
+    except BaseException:
+        model.close()
+        raise
+
+
+def _described(path: Path, model: Model) -> Network:
+    if not model.tensors:
+        raise RefusedError(
+            "the file holds no tensors", path=path, hint="give the file that holds the weights"
+        )
+    c = canonical(model, decoding=AS_VALUES)
+    shape = shape_of(c.hparams, c.arch)
+    assert c.arch is not None
+    checks.check_before_writing(c, allow_unmapped=False)
+    missing = [name for name in hf_names(shape) if name not in c.tensors]
+    if missing:
+        raise RefusedError(
+            f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
+            hint="a sharded model needs all its shards",
+        )  # fmt: skip
+    _check_frequencies(c)
+    return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, c.tensors)
+
+
+def _check_frequencies(c: Canonical) -> None:
+    """Refuses a GGUF whose rope divisors no scaling of a config.json explains: it would compute something else."""
+    stored = c.model.tensors.get(FREQS)
+    if stored is None or scaling_of(c.hparams):
+        return
+    if (stored.numpy() != 1).any():
+        raise UnsupportedError(
+            "the rope frequencies are not those of a known scaling", path=c.model.path, tensor=FREQS
+        )
+
+
+_BEGINNING = 4096
+
+DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --stats shows where"
+"""The hint where values are none."""
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None) -> Iterator[Tensor]:
+    """The flat values of a tensor in order, as CPU tensors of `dtype` of at most about 2^20 values.
+
+    `path` is what errors name. Raises UnsupportedError for a dtype that holds no weights, CorruptError for values
+    that are NaN or infinite.
+    """
+    name = _NAMES.get(dtype)
+    if name is None:
+        raise UnsupportedError(f"weights cannot be loaded as {dtype}", tensor=tensor.name)
+    made = tensor.produced
+    pieces = resolved(recoded(made.dtype, name, made.shape, made.items))
+    for piece in pieces:
+        part = _tensor(piece, dtype)
+        if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
+            raise CorruptError(
+                "the tensor holds NaN or infinite values", path=path, tensor=tensor.name, hint=DAMAGED
+            )  # fmt: skip
+        yield part
+
+
+def _tensor(piece: Buffer, dtype: torch.dtype) -> Tensor:
+    """A buffer as a tensor; torch wants one that it might write to."""
+    return torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
+
+
+def whole(network: Network, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One tensor in memory, in `dtype`. Raises as `values` does."""
+    tensor = network.tensors[name]
+    return torch.cat([*values(tensor, dtype, network.path), torch.empty(0, dtype=dtype)]).view(tensor.shape)
+
+
+def load_decoder(
+    network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Decoder:
+    """The network with its weights, read piece by piece: no tensor is held in another dtype.
+
+    Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros.
+    """
+    decoder = Decoder(network.shape, dtype, device)
+    for name, target in decoder.hf_tensors().items():
+        fill(network, name, target)
+    return decoder
+
+
+def fill(network: Network, name: str, target: Tensor) -> None:
+    """Writes a tensor of the network over `target`, a contiguous view of the same shape."""
+    flat, done, seen = target.view(-1), 0, False
+    for part in values(network.tensors[name], target.dtype, network.path):
+        flat[done : done + part.numel()].copy_(part)
+        done += part.numel()
+        seen = seen or bool(part.any())
+    if done != flat.numel():
+        raise CorruptError(f"{done} of {flat.numel()} values are there", path=network.path, tensor=name)
+    check_not_zero(network, name, target.ndim, seen)
+
+
+def refuse_zeros(network: Network) -> None:
+    """Raises RefusedError for a matrix that is stored as zeros, before anything is done for it to be loaded.
+
+    Of others only the beginning is read.
+    """
+    for tensor in network.model.tensors.values() if network.model is not None else ():
+        data = memoryview(tensor.raw())
+        seen = any(data[:_BEGINNING]) or bool(np.frombuffer(data, np.uint8).any())
+        check_not_zero(network, tensor.name, len(tensor.shape), seen)
+
+
+def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None:
+    """Raises RefusedError for a matrix in which no value but zero was seen."""
+    if n_dims > 1 and not seen:
+        raise RefusedError(
+            "all values of the matrix are zero", path=network.path, tensor=name,
+            hint="the file was not written to its end, or a part of the model was never loaded; get it again",
+        )  # fmt: skip
+
+
+def fingerprint(source: Decoder | Network) -> str:
+    """SHA-256 of what a network computes with: names, shapes and values rounded to bfloat16, in the network's order.
+
+    So a file and the decoder that was loaded from it have the same one, in bfloat16 and in float32, and a
+    quantised file another one than what it was made from.
+    """
+    total = hashlib.sha256()
+    for name, shape, pieces in _hashed(source):
+        total.update(f"{name} {list(shape)}\n".encode())
+        for piece in pieces:
+            total.update(piece.contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _hashed(source: Decoder | Network) -> Iterator[tuple[str, tuple[int, ...], Iterator[Tensor]]]:
+    if isinstance(source, Decoder):
+        for name, tensor in source.hf_tensors().items():
+            yield name, tuple(tensor.shape), _pieces(tensor)
+    else:
+        for name, (_, _, size) in hf_names(source.shape).items():
+            yield name, size, values(source.tensors[name], torch.bfloat16, source.path)
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    for part in torch.split(tensor.reshape(-1), 1 << 24):
+        yield part.to(torch.bfloat16).cpu()

@@ -1,0 +1,1 @@
+"""AdamW over flat buffers, divided among processes."""

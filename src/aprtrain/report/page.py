@@ -1,0 +1,326 @@
+"""The numbers of a run as a page that stands alone, or as one figure of matplotlib."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.errors import MissingDependencyError
+from aprfmt.html.charts import SCRIPT, STYLE, Mark, Series, chart, is_wide
+from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, text, tiles
+from aprtrain.report.live import clock
+
+_Body = Mapping[str, Any]
+STATUS = {
+    "done": ("done", "good"),
+    "interrupted": ("stopped by a signal", "warn"),
+    "failed": ("failed", "bad"),
+    "running": ("running, or killed", "warn"),
+}
+"""The words for a status, and their tone."""
+
+_GIB = float(1 << 30)
+_LONG = 14  # rows of a table that are shown without folding
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    title: str
+    series: list[Series]
+    kind: str = "number"
+    zero: bool = False
+
+
+def _panels(body: _Body) -> Iterator[_Panel]:
+    """What is drawn over tokens; a panel whose series are all empty is nothing."""
+    t = body["config"].get("temperature")
+    soft = f"train, T = {brief(t)}" if isinstance(t, (int, float)) else "train, softened"
+    if body["teacher"] is not None:  # without one the loss is the cross entropy
+        yield _Panel("Loss", [_curve(body, "train", "loss", 0)])
+    teacher = _scores(body, "teacher", "teacher_ce", 2)
+    level = Series("teacher", teacher.xs, teacher.ys, "level", 2)
+    yield _Panel(
+        "Cross entropy, nats", [_curve(body, "train", "ce", 0), _scores(body, "held-out", "ce", 1), level]
+    )
+    kl = [_curve(body, "train, T = 1", "kl1", 0), _scores(body, "held-out", "kl", 1)]
+    yield _Panel("KL to the teacher, nats", kl if t == 1 else [*kl, _curve(body, soft, "kl", 3)])
+    same = [_curve(body, "train", "agreement", 0), _scores(body, "held-out", "agreement", 1)]
+    yield _Panel("Same first choice as the teacher", same, "percent")
+    yield _Panel("Learning rate", [_curve(body, "lr", "lr", 0, look="exact")], zero=True)
+    yield _Panel("Gradient norm", [_curve(body, "norm", "grad_norm", 0)])
+    yield _Panel("Tokens a second", [_curve(body, "tok/s", "tokens_per_s", 0)], zero=True)
+    use = [_curve(body, "MFU", "mfu", 0), _curve(body, "GPU busy", "utilisation", 1, 100)]
+    yield _Panel("Use of the GPU", use, "percent", zero=True)
+    yield _Panel("Peak memory, GiB", [_curve(body, "peak", "memory_bytes", 0, _GIB, look="exact")], zero=True)
+
+
+def _curve(body: _Body, name: str, key: str, colour: int, unit: float = 1.0, look: str = "line") -> Series:
+    ys = body["curves"].get(key, [])
+    xs = body["curves"].get("tokens", []) if ys else []
+    return Series(name, xs, [None if y is None else y / unit for y in ys], look, colour)
+
+
+def _scores(body: _Body, name: str, key: str, colour: int) -> Series:
+    rows = [e for e in body["evaluations"] if e[key] is not None]
+    return Series(name, [e["at_tokens"] for e in rows], [e[key] for e in rows], "points", colour)
+
+
+def _marks(body: _Body) -> list[Mark]:
+    resumed = [Mark(m["at_tokens"], f"resumed at step {m['step']:,.0f}") for m in body["resumed"]]
+    failed = [
+        Mark(m["at_tokens"], f"no checkpoint at step {m['step']:,.0f}: {m['error']}", bad=True)
+        for m in body["failed_saves"]
+    ]
+    return resumed + failed
+
+
+def html(body: _Body) -> str:
+    """The page of a run."""
+    reach = (0.0, float(max(body["tokens"], *body["curves"].get("tokens", []), 1)))
+    figures = [
+        chart(p.title, p.series, x_name="tokens", x_range=reach, kind=p.kind, zero=p.zero, marks=_marks(body))
+        for p in _panels(body)
+    ]
+    parts = [*_head(body), _tiles(body), heading("Curves over tokens"), _notes(body), grid(figures)]
+    parts += [*_tables(body), *_origin(body), _foot(body, any(figures))]
+    return page(f"{name(body)}: {sentence(body)}", parts, style=STYLE, script=SCRIPT)
+
+
+def name(body: _Body) -> str:
+    """Teacher → student."""
+    student, teacher = body["student"], body["teacher"]
+    made = f" ({student['made']})" if student["made"] else ""
+    if teacher is None:
+        return f"{student['name']}{made}"
+    if student["made"] and student["name"] == teacher["name"]:
+        return f"{teacher['name']} → student {student['made']}"
+    return f"{teacher['name']} → {student['name']}{made}"
+
+
+def sentence(body: _Body) -> str:
+    """The result in one sentence."""
+    change = body["change"]
+    for key, words in (("kl", "KL to the teacher"), ("ce", "cross entropy")):
+        moved = change.get(key)
+        if moved is not None:
+            a, b = body["before"][key], body["after"][key]
+            if a == b:
+                return f"held-out {words} stayed at {a:.4g}"
+            verb = "fell" if b < a else "rose"
+            return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_signed(moved)})"
+    return "no result yet: there are no two evaluations to compare"
+
+
+def _signed(share: float, unit: str = "%") -> str:
+    return f"{100 * share:+.1f} {unit}".replace("-", "\N{MINUS SIGN}")
+
+
+def _head(body: _Body) -> Iterator[str]:
+    words, tone = STATUS[body["status"]]
+    yield f'<h1>{text(name(body))} <span class="pill {tone}">{text(words)}</span></h1>'
+    result = sentence(body)
+    yield f"<p class=lead>{text(result[0].upper() + result[1:])}</p>"
+    told = [body["command"], f"on {body['data']}" if body["data"] else "", body["device"] or ""]
+    for who in ("teacher", "student"):
+        model = body[who]
+        if model and model["architecture"]:
+            size = f" {brief(model['parameters'])} parameters" if model["parameters"] else ""
+            told.append(f"{who if body['teacher'] else 'model'} {model['architecture']}{size}")
+    yield f"<p class=soft>{text(' · '.join(word for word in told if word))}</p>"
+    if body["error"]:
+        yield f"<p class=bad>{text(body['error'])}</p>"
+    total = body["total_steps"]
+    if body["status"] != "done" and total:
+        share = min(1.0, body["steps"] / total)
+        yield f"<p>Step {body['steps']:,} of {total:,.0f} ({share:.0%}){text(_heard(body))}</p>"
+        yield f'<div class=track><i style="width:{100 * share:.1f}%"></i></div>'
+
+
+def _heard(body: _Body) -> str:
+    return f", last heard of on {_date(body['heard_at'])}" if body["heard_at"] is not None else ""
+
+
+def _date(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "an unknown day"
+
+
+def _tiles(body: _Body) -> str:
+    rows = [*_results(body)]
+    of = f"of {body['total_steps']:,.0f}" if body["total_steps"] else ""
+    rows.append(("steps", f"{body['steps']:,}", of, ""))
+    rows.append(("tokens", brief(body["tokens"]), "", ""))
+    if body["seconds"] is not None:
+        rows.append(("wall time", clock(body["seconds"]), "h:mm:ss", ""))
+    if body["tokens_per_s"] is not None:
+        rows.append(("tokens a second", brief(body["tokens_per_s"]), "median", ""))
+    if body["mfu"] is not None:
+        rows.append(("MFU", f"{body['mfu']:.1%}", "median", ""))
+    if body["memory_bytes"] is not None:
+        rows.append(("peak memory", f"{body['memory_bytes'] / _GIB:.1f} GiB", "", ""))
+    if body["failed_save_count"]:
+        rows.append(("failed saves", str(body["failed_save_count"]), "see the checkpoints", "bad"))
+    return tiles(rows)
+
+
+def _results(body: _Body) -> Iterator[tuple[str, str, str, str]]:
+    latest = body["after"] or body["before"] or {}
+    for key, label in (("kl", "held-out KL"), ("ce", "held-out CE"), ("agreement", "agreement")):
+        value = latest.get(key)
+        if value is None:
+            continue
+        is_share = key == "agreement"
+        moved = body["change"].get(key)
+        note, tone = "", ""
+        if moved is not None:
+            before = body["before"][key]
+            was = f"{before:.1%}" if is_share else f"{before:.4g}"
+            note = f"{_signed(moved, 'points' if is_share else '%')} from {was}"
+            note += f"; teacher {latest['teacher_ce']:.4g}" if key == "ce" and latest["teacher_ce"] else ""
+            tone = "good" if (moved > 0) == is_share and moved else "bad" if moved else ""
+        yield label, f"{value:.1%}" if is_share else f"{value:.4g}", note, tone
+
+
+def _notes(body: _Body) -> str:
+    words = []
+    if body["resumed"]:
+        words.append("Grey upright lines: resumed.")
+    if body["failed_saves"]:
+        words.append("Red upright lines: a checkpoint that could not be saved.")
+    if body["skipped_lines"]:
+        words.append(f"Damaged lines passed over: {body['skipped_lines']}.")
+    if not body["curves"]:
+        words.append("No step was logged yet.")
+    return f"<p class=soft>{text(' '.join(words))}</p>" if words else ""
+
+
+def _tables(body: _Body) -> Iterator[str]:
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("step", "step", "{:,.0f}".format),
+        ("tokens", "at_tokens", brief),
+        ("KL", "kl", "{:.4g}".format),
+        ("CE", "ce", "{:.4f}".format),
+        ("perplexity", "perplexity", "{:,.3f}".format),
+        ("agreement", "agreement", "{:.1%}".format),
+        ("right first choice", "accuracy", "{:.1%}".format),
+        ("teacher's CE", "teacher_ce", "{:.4f}".format),
+    ]
+    yield from _numbers_table("Held-out evaluations", columns, body["evaluations"])
+    gone = [
+        {"step": m["step"], "at_tokens": m["at_tokens"], "note": f"not saved: {m['error']}"}
+        for m in body["failed_saves"]
+    ]
+    kept = [{**row, "note": "best so far" if row["best"] else ""} for row in body["checkpoints"]]
+    columns = [
+        ("step", "step", "{:,.0f}".format),
+        ("tokens", "at_tokens", brief),
+        ("written", "time", _date),
+        ("GiB", "bytes", lambda n: f"{n / _GIB:.3g}"),
+        ("seconds", "seconds", "{:.3g}".format),
+        ("", "note", str),
+    ]
+    rows = sorted(kept + gone, key=lambda row: row["step"])
+    yield from _numbers_table("Checkpoints written, also those removed since", columns, rows)
+
+
+def _numbers_table(
+    title: str, columns: Sequence[tuple[str, str, Callable[[Any], str]]], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """A table without the columns that no row has a value in."""
+    used = [column for column in columns if any(row.get(column[1]) not in (None, "") for row in rows)]
+    if not rows or not used:
+        return
+    cells = [[put(row[key]) if row.get(key) is not None else "–" for _, key, put in used] for row in rows]
+    header, right = [name for name, _, _ in used], "|".join(name for name, key, _ in used if key != "note")
+    yield heading(title)
+    if len(cells) <= _LONG:
+        yield table(header, cells, right=right)
+        return
+    yield table(header, [*cells[:2], *cells[-8:]], right=right)
+    yield folded(f"All {len(cells)}", table(header, cells, right=right))
+
+
+def _origin(body: _Body) -> Iterator[str]:
+    changed = {row["name"] for row in body["changed"]}
+    if body["config"]:
+        yield heading("Configuration")
+        rows = [[row["name"], _word(row["value"]), _word(row["default"])] for row in body["changed"]]
+        yield table(["differs from the default", "value", "default"], rows, code="value|default")
+        rest = [(name, _word(value)) for name, value in body["config"].items() if name not in changed]
+        yield folded(f"{len(rest)} fields at their defaults", facts(rest))
+    for title, part in (
+        ("Environment", "environment"),
+        ("Versions", "versions"),
+        ("Lineage (SHA-256)", "lineage"),
+    ):
+        found = [(key, _word(value)) for key, value in body[part].items() if value is not None]
+        if found:
+            yield heading(title) + facts(found)
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _foot(body: _Body, is_drawn: bool) -> str:
+    point = " Point at a curve to read it." if is_drawn else ""
+    return f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
+
+
+def png(body: _Body) -> bytes:
+    """The same curves as one figure. Raises MissingDependencyError where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a figure as .png needs matplotlib", hint="pip install matplotlib, or name a page: -o report.html"
+        ) from error
+    panels = [p for p in _panels(body) if any(y is not None for s in p.series for y in s.ys)]
+    rows = max(1, -(-len(panels) // 3))
+    figure = Figure(figsize=(14, 3.4 * rows + 0.6), dpi=120, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(f"{name(body)}: {sentence(body)}".replace("$", r"\$"))  # $ would begin a formula
+    for panel, axes in zip(panels, figure.subplots(rows, 3, squeeze=False).flat, strict=False):
+        _draw(axes, panel, body)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_visible(False)
+    out = io.BytesIO()
+    canvas.print_png(out)
+    return out.getvalue()
+
+
+def _draw(axes: Any, panel: _Panel, body: _Body) -> None:
+    """One panel by matplotlib."""
+    for s in panel.series:
+        ys = [float("nan") if y is None else y for y in s.ys]
+        if not ys:
+            continue
+        if s.look == "level":
+            axes.axhline(ys[-1], linestyle="--", color=f"C{s.colour}", label=s.name)
+        else:
+            marker = "o" if s.look == "points" else None
+            axes.plot(s.xs, ys, marker=marker, linewidth=1.2, color=f"C{s.colour}", label=s.name)
+    for mark in _marks(body):
+        axes.axvline(mark.x, linestyle=":", color="red" if mark.bad else "grey")
+    axes.set_title(panel.title)
+    axes.set_xlabel("tokens")
+    if panel.zero:
+        axes.set_ylim(bottom=0)
+    elif is_wide([y for s in panel.series for y in s.ys if y is not None], panel.kind):
+        axes.set_yscale("log")
+    if panel.kind == "percent":
+        axes.yaxis.set_major_formatter(lambda value, place: f"{value:.0%}")
+    axes.grid(alpha=0.3)
+    axes.legend()

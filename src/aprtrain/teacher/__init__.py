@@ -1,0 +1,1 @@
+"""The frozen side of a distillation."""

@@ -1,0 +1,209 @@
+"""Weights that arrive as GGML blocks: decoded on the device while a network loads, or kept as blocks.
+
+Shape suffixes: N rows of a batch, T positions, D = d_model, V rows of the head, R rows and C columns of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.errors import CorruptError, RefusedError
+from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
+from aprtrain.network.attention import Way
+from aprtrain.network.decoder import Decoder, hf_names
+from aprtrain.network.shape import Shape
+from aprtrain.network.weights import DAMAGED, Network, check_not_zero, fill
+
+_CHECKED = 1 << 24
+"""Values that are looked at in one go."""
+
+
+def load_on_device(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """As weights.load_decoder, but blocks are decoded where they are needed: seconds for a large model on CUDA."""
+    decoder = Decoder(network.shape, dtype, device)
+    for name, target in decoder.hf_tensors().items():
+        place(network, name, target)
+    return decoder
+
+
+def load_head(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The network with its head alone: the other weights take no memory and cannot be used."""
+    decoder, name = Decoder(network.shape, dtype, "meta"), head_name(network.shape)
+    weight = torch.empty_like(decoder.get_parameter(name), device=device, requires_grad=False)
+    place(network, parts_of(network.shape)[name][0], weight)
+    decoder.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+    return decoder
+
+
+def head_name(shape: Shape) -> str:
+    """The parameter of Decoder that is the head."""
+    return "embed" if shape.tied else "head"
+
+
+def place(network: Network, name: str, target: Tensor) -> None:
+    """Writes a tensor of the network over `target`. Raises CorruptError for NaN, RefusedError for zeros alone."""
+    tensor = network.tensors[name]
+    if target.dtype != torch.bfloat16 or not can_stay(tensor):
+        fill(network, name, target)
+        return
+    decode(_uploaded(tensor, target.device), target)
+    _check(network, name, torch.split(target.view(-1), _CHECKED))
+
+
+def can_stay(tensor: CanonicalTensor) -> bool:
+    """Whether the kernels decode it as it lies in the file."""
+    return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
+
+
+def parts_of(shape: Shape) -> dict[str, list[str]]:
+    """Parameter of Decoder -> Hugging Face names of its parts, in the order of their rows."""
+    found: dict[str, list[str]] = {}
+    for name, (parameter, _, _) in hf_names(shape).items():
+        found.setdefault(parameter, []).append(name)
+    return found
+
+
+def _uploaded(tensor: CanonicalTensor, device: torch.device) -> Blocks:
+    rows, cols = tensor.shape
+    return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
+
+
+def _check(network: Network, name: str, pieces: Sequence[Tensor] | Iterator[Tensor]) -> None:
+    seen = False
+    for piece in pieces:
+        if not bool(torch.isfinite(piece).all()):
+            raise CorruptError(
+                "the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED
+            )  # fmt: skip
+        seen = seen or bool(piece.any())
+    check_not_zero(network, name, 2, seen)
+
+
+def _decoded(blocks: Blocks) -> Iterator[Tensor]:
+    """The matrix in pieces of whole rows, bf16."""
+    rows, cols = blocks.shape
+    step = max(1, _CHECKED // cols)
+    for first in range(0, rows, step):
+        piece = some_rows(blocks, first, min(step, rows - first))
+        yield decode(piece, torch.empty(piece.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+
+
+class BlocksDecoder(Decoder):
+    """A frozen Decoder in bf16 that keeps Q4_K, Q6_K and Q8_0 matrices as blocks.
+
+    The matrices of all layers share one scratch of a layer's size: parameters are views of it, and before a layer
+    runs its blocks are decoded into them, on the same stream. So a layer sees the very values of a bf16 network.
+    A fused matrix stays blocks only if all its parts can.
+
+    Attributes:
+        stored: blocks by parameter, one a part.
+        notes: which matrices are bf16 all the time, and why.
+    """
+
+    def __init__(self, network: Network, device: torch.device, only: str | None = None) -> None:
+        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `place`."""
+        super().__init__(network.shape, torch.bfloat16, "meta")
+        self.stored: dict[str, tuple[Blocks, ...]] = {}
+        self.notes: list[str] = []
+        self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
+        others: Counter[str] = Counter()
+        for parameter, names in parts_of(network.shape).items():
+            if only not in (None, parameter):
+                continue
+            tensors = [network.tensors[name] for name in names]
+            if all(map(can_stay, tensors)):
+                self.stored[parameter] = tuple(self._kept(network, tensor, device) for tensor in tensors)
+                continue
+            if len(tensors[0].shape) > 1:
+                others[" + ".join(dict.fromkeys(tensor.dtype for tensor in tensors))] += 1
+            self._put(parameter, self._loaded(network, parameter, names, device))
+        if not self.stored and only is None:
+            raise RefusedError(
+                f"the teacher holds no matrix as {', '.join(BLOCK_TYPES)} that could stay so",
+                path=network.path,
+                hint="leave --teacher-residency at bf16, or apr quantize the teacher first",
+            )
+        self.notes += [f"{n} matrices are {dtype} and become bf16" for dtype, n in others.items()]
+        self._share_scratch(device)
+
+    def _kept(self, network: Network, tensor: CanonicalTensor, device: torch.device) -> Blocks:
+        blocks = _uploaded(tensor, device)
+        _check(network, tensor.name, _decoded(blocks))
+        return blocks
+
+    def _loaded(self, network: Network, parameter: str, names: Sequence[str], device: torch.device) -> Tensor:
+        whole = torch.empty_like(self.get_parameter(parameter), device=device, requires_grad=False)
+        first = 0
+        for name in names:
+            rows = network.tensors[name].shape[0]
+            place(network, name, whole.narrow(0, first, rows))
+            first += rows
+        return whole
+
+    def _put(self, parameter: str, value: Tensor) -> None:
+        owner, _, name = parameter.rpartition(".")
+        self.get_submodule(owner).register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+    def _share_scratch(self, device: torch.device) -> None:
+        scratch: dict[str, Tensor] = {}
+        for parameter, parts in self.stored.items():
+            if not parameter.startswith("blocks."):
+                continue
+            owner, _, name = parameter.rpartition(".")
+            if name not in scratch:
+                scratch[name] = torch.empty_like(self.get_parameter(parameter), device=device)
+            target = scratch[name].detach()
+            self._put(parameter, target)
+            first = 0
+            for part in parts:
+                self._targets[self.get_submodule(owner)].append(
+                    (part, target.narrow(0, first, part.shape[0]))
+                )
+                first += part.shape[0]
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head [V, D], decoded by every use."""
+        return self.head_rows(self.shape.vocab_rows)
+
+    def head_rows(self, n: int) -> Tensor:
+        """The first `n` rows of the head [n, D], decoded by every use."""
+        parts = self.stored.get(head_name(self.shape))
+        if parts is None:
+            return super().head_weight[:n].detach()
+        blocks = some_rows(parts[0], 0, n)
+        return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+
+    def look_up(self, tokens_NT: Tensor) -> Tensor:
+        """Rows of the embedding [N, T, D], decoded one by one where it stays blocks."""
+        parts = self.stored.get("embed")
+        if parts is None:
+            return super().look_up(tokens_NT)
+        return pick_rows(parts[0], tokens_NT.reshape(-1)).view(*tokens_NT.shape, -1)
+
+    def _run(self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, way: Way) -> Tensor:
+        for blocks, target in self._targets[block]:
+            decode(blocks, target)
+        return super()._run(block, x, cos, sin, way)
+
+
+def resident_bytes(decoder: Decoder) -> int:
+    """Bytes of all that a frozen network holds, what is shared counted once."""
+    tensors = [parameter.detach() for parameter in decoder.parameters() if parameter.device.type != "meta"]
+    tensors += [
+        part for block in decoder.blocks for value in vars(block).values() for part in _tensors(value)
+    ]
+    if isinstance(decoder, BlocksDecoder):
+        tensors += [blocks.stored_B for parts in decoder.stored.values() for blocks in parts]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """The tensors of an Fp8Weight, which is an attribute where a bf16 weight is a parameter."""
+    return [part for part in value if isinstance(part, Tensor)] if isinstance(value, tuple) else []

@@ -1,0 +1,264 @@
+"""Recasts move the right bytes both ways: against numpy, on every dtype, in pieces, from several files' tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aprfmt.arch.links import Recast, recast_from_json, recast_to_json
+from aprfmt.canonical import rowmap as engine
+from aprfmt.canonical.pieces import Piece, Stored, values_of
+from aprfmt.canonical.rowmap import keeps_dtype, produce
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import encode
+from aprfmt.errors import RefusedError
+from aprfmt.io.source import Source
+from aprfmt.model import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def piece(array: Array, dtype: str = "F32") -> Piece:
+    data = encode(dtype, array) if dtype != "F32" else array.astype("<f4").tobytes()
+    source = Source.from_bytes(b"\0" * 5 + data + b"\0", "memory")
+    return Stored(Tensor("t", dtype, array.shape, 5, len(data), source))
+
+
+def made(pieces: list[Piece], recast: Recast, inverse: bool = False) -> list[Array]:
+    shapes = recast.before if inverse else recast.after
+    out = []
+    for position, shape in enumerate(shapes):
+        produced = produce(pieces, recast, position, inverse=inverse)
+        assert produced.shape == shape
+        assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes
+        out.append(values_of(produced))
+    return out
+
+
+def floats(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def both_ways(before: list[Array], after: list[Array], **more: Any) -> None:
+    recast = Recast(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
+    recast.check("t")
+    assert recast_from_json(json.loads(json.dumps(recast_to_json(recast))), "t") == recast
+    for have, want in zip(made([piece(a) for a in before], recast), after, strict=True):
+        np.testing.assert_array_equal(have, want)
+    for have, want in zip(made([piece(a) for a in after], recast, True), before, strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+@pytest.fixture(params=[1 << 20, 100], ids=["whole", "pieces"], autouse=True)
+def chunk_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "CHUNK_BYTES", request.param)
+
+
+def test_rotary_heads() -> None:
+    x = floats(24, 7)
+    both_ways([x], [x.reshape(3, 2, 4, 7).swapaxes(1, 2).reshape(24, 7)], orders=(("swap", (3, 2, 4)),))
+    bias = floats(24)
+    both_ways([bias], [bias.reshape(3, 2, 4).swapaxes(1, 2).reshape(24)], orders=(("swap", (3, 2, 4)),))
+
+
+def test_fused_projections_are_split() -> None:
+    x = floats(2 * (6 + 3 + 3), 5)
+    groups = x.reshape(2, 12, 5)
+    parts = [groups[:, a:b].reshape(-1, 5) for a, b in ((0, 6), (6, 9), (9, 12))]
+    both_ways([x], parts, orders=(("deal", (2, 6, 3, 3)),))
+    both_ways([x], [np.concatenate(parts)], orders=(("deal", (2, 6, 3, 3)),))
+
+
+def test_experts_are_stacked() -> None:
+    experts = [floats(6, 5, seed=i) for i in range(4)]
+    both_ways(experts, [np.stack(experts)])
+
+
+def test_stacked_gate_and_up_are_taken_apart() -> None:
+    x = floats(3, 8, 5)
+    both_ways([x], [x[:, :4], x[:, 4:]], orders=(("deal", (3, 4, 4)),))
+
+
+def test_interleaved_and_transposed_experts() -> None:
+    x = floats(3, 5, 8)  # [experts, hidden, 2 ffn], gate and up in turn
+    rows = x.swapaxes(1, 2)
+    both_ways([x], [rows[:, ::2], rows[:, 1::2]], orders=(("deal", (12, 1, 1)),), transposed=True)
+    bias = floats(3, 8)
+    both_ways([bias], [bias[:, ::2], bias[:, 1::2]], orders=(("deal", (12, 1, 1)),), flat=True)
+
+
+def test_transposed_matrices() -> None:
+    x = floats(6, 9)
+    both_ways([x], [np.ascontiguousarray(x.T)], transposed=True)
+
+
+def test_absorbed_attention() -> None:
+    heads, nope, v, rank = 3, 4, 2, 7
+    x = floats(heads * (nope + v), rank)
+    per_head = x.reshape(heads, nope + v, rank)
+    k, v_b = per_head[:, :nope].swapaxes(1, 2), per_head[:, nope:]
+    both_ways([x], [k, v_b], orders=(("deal", (heads, nope, v)),), after_transposed=(True, False))
+
+
+def test_columns() -> None:
+    x = floats(4, 12)
+    want = x.reshape(4, 2, 3, 2).swapaxes(1, 2).reshape(4, 12)
+    both_ways([x], [want], columns=(("swap", (1, 2, 3)),))
+
+
+def test_reshapes() -> None:
+    x = floats(6, 1, 4)
+    both_ways([x], [x.reshape(6, 4)])
+    y = floats(6)
+    both_ways([y], [y.reshape(6, 1)])
+    both_ways([y], [y.reshape(2, 3)])
+
+
+def test_values() -> None:
+    x = np.array([0.0, 0.5, -0.25, 2.0], np.float32)
+    recast = Recast((x.shape,), (x.shape,), value="plus_one")
+    assert made([piece(x)], recast)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    assert made([piece(x + 1)], recast, inverse=True)[0].tolist() == x.tolist()
+    assert produce([piece(x, "BF16")], recast, 0).dtype == "F32"
+    assert made([piece(x, "BF16")], recast)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "Q4_0", "Q8_0"])
+def test_stored_rows_move_without_being_decoded(dtype: str) -> None:
+    x = floats(12, 64)
+    recast = Recast(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
+    pieces = [piece(x, dtype)]
+    assert keeps_dtype(pieces, recast)
+    rows = x.reshape(3, 4, 64)
+    for position, want in enumerate((rows[:, :2], rows[:, 2:])):
+        produced = produce(pieces, recast, position)
+        assert produced.dtype == dtype
+        assert b"".join(bytes(c) for c in produced.chunks()) == encode(dtype, want.reshape(6, 64))
+
+
+def test_experts_of_blocks_are_stacked_and_cut_again() -> None:
+    experts = [floats(4, 64, seed=i) for i in range(3)]
+    recast = Recast(((4, 64),) * 3, ((3, 4, 64),))
+    stacked = produce([piece(e, "Q4_0") for e in experts], recast, 0)
+    assert b"".join(bytes(c) for c in stacked.chunks()) == encode("Q4_0", np.stack(experts))
+    second = produce([piece(np.stack(experts), "Q4_0")], recast, 1, inverse=True)
+    assert b"".join(bytes(c) for c in second.chunks()) == encode("Q4_0", experts[1])
+
+
+def test_blocks_are_decoded_where_values_move() -> None:
+    x = floats(32, 64)
+    recast = Recast(((32, 64),), ((64, 32),), transposed=True)
+    pieces = [piece(x, "Q8_0")]
+    assert not keeps_dtype(pieces, recast)
+    produced = produce(pieces, recast, 0)
+    assert produced.dtype == "F32"
+    assert np.abs(values_of(produced) - x.T).max() < 0.05
+
+
+def test_pieces_of_two_dtypes_become_floats() -> None:
+    recast = Recast(((2, 4),) * 2, ((2, 2, 4),))
+    x = floats(2, 4)
+    produced = produce([piece(x), piece(x, "BF16")], recast, 0)
+    assert produced.dtype == "F32"
+    np.testing.assert_allclose(values_of(produced)[1], x, rtol=1e-2)
+
+
+def test_empty_tensors() -> None:
+    recast = Recast(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
+    assert list(produce([piece(floats(0, 4))], recast, 0).chunks()) == []
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6), st.booleans()
+)
+def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) -> None:
+    x = floats(n * sum(runs), width)
+    after = tuple((width, n * run) if turned else (n * run, width) for run in runs)
+    recast = Recast((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
+    there = made([piece(x)], recast)
+    np.testing.assert_array_equal(made([piece(a) for a in there], recast, True)[0], x)
+
+
+def test_mxfp4_blocks_and_scales() -> None:
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
+    scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
+    recast = Recast(
+        (blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4"
+    )
+
+    def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
+        source = Source.from_bytes(array.tobytes(), "memory")
+        return Stored(Tensor("t", dtype, shape, 0, array.nbytes, source))
+
+    pieces = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
+    packed = [produce(pieces, recast, i) for i in range(2)]
+    assert [p.dtype for p in packed] == ["MXFP4", "MXFP4"]
+    assert packed[0].n_bytes == DTYPES["MXFP4"].n_bytes((2, 3, 96))
+    data = [np.frombuffer(b"".join(bytes(c) for c in p.chunks()), np.uint8) for p in packed]
+    rows = [stored(d, "MXFP4", (2, 3, 96)) for d in data]
+    back = [b"".join(bytes(c) for c in produce(rows, recast, i, inverse=True).chunks()) for i in range(2)]
+    assert back == [blocks.tobytes(), scales.tobytes()]
+    assert data[0].reshape(6, 3, 17)[:, :, 0].tobytes() == scales.reshape(6, 2, 3)[:, 0].tobytes()
+
+
+def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
+    """A tensor of gpt-oss takes a gigabyte: memory must not grow with it."""
+    n_rows, per_row = 4096, 128
+    reads: list[int] = []
+
+    class Zeros:
+        def __init__(self, shape: tuple[int, ...]) -> None:
+            self.name, self.dtype, self.shape = "t", "U8", shape
+            self.n_bytes = int(np.prod(shape))
+
+        def read_into(self, offset: int, buffer: memoryview) -> None:
+            reads.append(len(buffer))
+            buffer[:] = bytes(len(buffer))
+
+        def raw(self) -> memoryview:
+            raise AssertionError("the whole tensor was asked for")
+
+    pieces: list[Piece] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
+    recast = Recast(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
+    produced = produce(pieces, recast, 0)
+    assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17
+    assert max(reads) <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {}, {"before": [], "after": []}, {"before": [[1, [4]]], "after": [[1, [5]]]},
+        {"before": [[1, [4]]], "after": [[1, [4]]], "orders": [["swap", 3, 1, 1]]},
+        {"before": [[1, [4]]], "after": [[1, [4]]], "orders": [["turn", 1]]},
+        {"before": [[1, [4]]], "after": [[1, [4]]], "value": "times_two"},
+        {"before": [[1, [4]]], "after": [[1, [4]]], "pack": "zip"},
+        {"before": [[1 << 40, [4]]], "after": [[1, [4]]]}, {"before": [[1, [-4]]], "after": [[1, [-4]]]},
+        {"before": [[1, [2, 3]]], "after": [[1, [3, 2]], [1, [0]]], "after_transposed": [True]},
+    ],
+)  # fmt: skip
+def test_damaged_records_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises((RefusedError, ValueError, TypeError, KeyError)):
+        recast_from_json(body, "t")
+
+
+def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
+    """Rows of a tensor larger than a piece, from a file, in an order that jumps."""
+    x = floats(512, 1024)
+    (tmp_path / "x").write_bytes(x.tobytes())
+    with Source.open(tmp_path / "x") as source:
+        tensor = Stored(Tensor("x", "F32", x.shape, 0, x.nbytes, source))
+        recast = Recast((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
+        produced = produce([tensor], recast, 1)
+        assert max(len(chunk) for chunk in produced.chunks()) <= 1 << 20
+        np.testing.assert_array_equal(
+            values_of(produced), x.reshape(2, 256, 1024)[:, 128:].reshape(256, 1024)
+        )

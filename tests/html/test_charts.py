@@ -1,0 +1,98 @@
+"""Curves stand where their values say, over axes that suit them; nothing is made of nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pages import Page
+
+from aprfmt.html.charts import HEIGHT, WIDTH, Mark, Series, chart, thinned
+from aprfmt.html.page import brief, page, table, text
+
+
+def curve(figure: str, number: int = 0) -> list[tuple[float, float]]:
+    """The points of the bold path of that number."""
+    found = re.findall(r'<path class="curve s\d" d="([^"]*)"', figure)[number]
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", found)]
+
+
+def ticks(figure: str) -> list[str]:
+    """The words at the y axis, from below."""
+    return re.findall(r'text-anchor="end">([^<]*)</text>', figure.split("</svg>", maxsplit=1)[0])
+
+
+def test_points_lie_on_straight_lines_of_the_axes() -> None:
+    points = curve(chart("t", [Series("s", [0, 50, 100], [1.0, 2.0, 3.0])]))
+    (x0, y0), (x1, y1), (x2, y2) = points
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.11)
+    assert y0 - y1 == pytest.approx(y1 - y2, abs=0.11)
+    assert 0 < x0 < x2 <= WIDTH
+    assert 0 <= y2 < y0 <= HEIGHT
+
+
+def test_decades_are_as_far_apart_as_others() -> None:
+    figure = chart("t", [Series("s", [0, 1, 2], [0.01, 0.1, 1.0])])
+    (_, a), (_, b), (_, c) = curve(figure)
+    assert a - b == pytest.approx(b - c, abs=0.11)
+    assert ticks(figure)[:3] == ["0.01", "0.1", "1"]
+    linear = curve(chart("t", [Series("s", [0, 1, 2], [0.01, 0.1, 1.0])], zero=True))
+    assert linear[0][1] - linear[1][1] == pytest.approx((linear[1][1] - linear[2][1]) / 10, abs=0.2)
+    assert curve(chart("t", [Series("s", [0, 1, 2], [0.01, 0.1, 1.0])], kind="percent")) != curve(figure)
+
+
+def test_figures_share_a_range_and_marks_stand_in_it() -> None:
+    figure = chart("t", [Series("s", [50], [1.0])], x_range=(0, 100), marks=[Mark(50, "m"), Mark(200, "far")])
+    (place,) = re.findall(r'class="mark" x1="([\d.]+)"', figure)
+    (dot,) = re.findall(r'cx="([\d.]+)"', figure)
+    assert place == dot
+    assert "far" not in figure
+
+
+def test_a_gap_stays_one() -> None:
+    (path,) = re.findall(
+        r'<path class="curve s0" d="([^"]*)"', chart("t", [Series("s", [0, 1, 2], [1, None, 2])])
+    )
+    assert path.count("M") == 2
+    assert "L" not in path
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert chart("t", []) == ""
+    assert chart("t", [Series("s", [], []), Series("r", [1.0], [None])]) == ""
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [-1e-300, 1e300], [0.0, 1e-12], [1e15, 1e15 + 1]])
+def test_any_finite_values_can_be_drawn(values: list[float]) -> None:
+    figure = chart("t", [Series("s", list(range(len(values))), values)])
+    assert "nan" not in figure
+    assert "inf" not in figure
+
+
+def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
+    xs, ys = list(range(10_000)), [float(i % 7) for i in range(10_000)]
+    ys[5003] = 99.0
+    few_x, few_y, spans = thinned(xs, ys)
+    assert len(few_x) == len(few_y) == len(spans) == 400
+    assert max(span[1] for span in spans if span) == 99.0
+    assert 'class="band' in chart("t", [Series("s", xs, ys)])
+
+
+def test_text_is_escaped_everywhere() -> None:
+    evil = '"><script>x</script>'
+    body = [
+        chart(evil, [Series(evil, [1, 2], [1, 2])], x_name=evil, marks=[Mark(1, evil)]),
+        table([evil], [[evil]]),
+    ]
+    found = Page(page(evil, body))
+    assert "script" not in found.tags
+    assert found.titles == [evil]
+    assert text("a\x00\x1b\ud800") == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}?"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "0"), (0.0379, "0.0379"), (3.1e-5, "3.1e-05"), (999.96, "1000"), (85_240, "85.2k"), (1.5e9, "1.5G")],
+)
+def test_numbers_are_brief(number: float, words: str) -> None:
+    assert brief(number) == words
