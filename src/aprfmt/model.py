@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aprfmt.io.source import Source
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from aprfmt.arch.hyperparams import Hyperparams
@@ -45,7 +45,7 @@ class Tensor:
         """The stored bytes, read-only and without a copy. Valid after the model is closed."""
         return self.source.view(self.offset, self.n_bytes)
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self) -> Array:
         """The values, decoded: BF16 and quantised dtypes as float32, the others as they are stored."""
         from aprfmt.codecs.convert import decode
 

@@ -175,7 +175,7 @@ def test_llamas_rotary_rows_move() -> None:
         link = link_of(
             h, match, {f"model.layers.3.self_attn.{name}": (heads * 8, 64)[: 2 if "w" in name else 1]}
         )
-        assert link.recast.orders == (("swap", (heads, 2, 4)),)
+        assert link.row_map.orders == (("swap", (heads, 2, 4)),)
     assert not any(row.order for row in QWEN2.tensors)
 
 

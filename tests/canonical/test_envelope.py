@@ -17,7 +17,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: 
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]
         layout = FileLayout("m.gguf", gguf_write.layout([*keys, (ENVELOPE, GgufType.STRING, text)], tensors))
-        write_file(str(tmp_path / "m.gguf"), layout, Way())
+        write_file(str(tmp_path / "m.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
     assert any(ENVELOPE in warning for warning in report.warnings)
     assert json.dumps(report.to_json())
@@ -148,7 +148,7 @@ def test_an_envelope_that_contradicts_the_file_is_left_aside(
         ]
         keys = sealed([bytes(kv.raw(key)) for key in kv], Envelope(said))
         layout = FileLayout("n.gguf", gguf_write.layout(keys, tensors))
-        write_file(str(tmp_path / "n.gguf"), layout, Way())
+        write_file(str(tmp_path / "n.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "b.apr")
     assert any("contradicts" in warning for warning in report.warnings)
     _, metadata = contents(tmp_path / "b.apr")

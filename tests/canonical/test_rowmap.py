@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch.links import Recast, recast_from_json, recast_to_json
+from aprfmt.arch.links import RowMap, recast_from_json, recast_to_json
 from aprfmt.canonical import rowmap as engine
 from aprfmt.canonical.pieces import Piece, Stored, values_of
 from aprfmt.canonical.rowmap import keeps_dtype, produce
@@ -30,11 +30,11 @@ def piece(array: Array, dtype: str = "F32") -> Piece:
     return Stored(Tensor("t", dtype, array.shape, 5, len(data), source))
 
 
-def made(pieces: list[Piece], recast: Recast, inverse: bool = False) -> list[Array]:
-    shapes = recast.before if inverse else recast.after
+def made(pieces: list[Piece], row_map: RowMap, inverse: bool = False) -> list[Array]:
+    shapes = row_map.before if inverse else row_map.after
     out = []
     for position, shape in enumerate(shapes):
-        produced = produce(pieces, recast, position, inverse=inverse)
+        produced = produce(pieces, row_map, position, inverse=inverse)
         assert produced.shape == shape
         assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes
         out.append(values_of(produced))
@@ -46,12 +46,12 @@ def floats(*shape: int, seed: int = 0) -> Array:
 
 
 def both_ways(before: list[Array], after: list[Array], **more: Any) -> None:
-    recast = Recast(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
-    recast.check("t")
-    assert recast_from_json(json.loads(json.dumps(recast_to_json(recast))), "t") == recast
-    for have, want in zip(made([piece(a) for a in before], recast), after, strict=True):
+    row_map = RowMap(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
+    row_map.check("t")
+    assert recast_from_json(json.loads(json.dumps(recast_to_json(row_map))), "t") == row_map
+    for have, want in zip(made([piece(a) for a in before], row_map), after, strict=True):
         np.testing.assert_array_equal(have, want)
-    for have, want in zip(made([piece(a) for a in after], recast, True), before, strict=True):
+    for have, want in zip(made([piece(a) for a in after], row_map, True), before, strict=True):
         np.testing.assert_array_equal(have, want)
 
 
@@ -122,56 +122,56 @@ def test_reshapes() -> None:
 
 def test_values() -> None:
     x = np.array([0.0, 0.5, -0.25, 2.0], np.float32)
-    recast = Recast((x.shape,), (x.shape,), value="plus_one")
-    assert made([piece(x)], recast)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
-    assert made([piece(x + 1)], recast, inverse=True)[0].tolist() == x.tolist()
-    assert produce([piece(x, "BF16")], recast, 0).dtype == "F32"
-    assert made([piece(x, "BF16")], recast)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    row_map = RowMap((x.shape,), (x.shape,), value="plus_one")
+    assert made([piece(x)], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
+    assert made([piece(x + 1)], row_map, inverse=True)[0].tolist() == x.tolist()
+    assert produce([piece(x, "BF16")], row_map, 0).dtype == "F32"
+    assert made([piece(x, "BF16")], row_map)[0].tolist() == [1.0, 1.5, 0.75, 3.0]
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "Q4_0", "Q8_0"])
 def test_stored_rows_move_without_being_decoded(dtype: str) -> None:
     x = floats(12, 64)
-    recast = Recast(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
+    row_map = RowMap(((12, 64),), ((6, 64), (6, 64)), (("deal", (3, 2, 2)),))
     pieces = [piece(x, dtype)]
-    assert keeps_dtype(pieces, recast)
+    assert keeps_dtype(pieces, row_map)
     rows = x.reshape(3, 4, 64)
     for position, want in enumerate((rows[:, :2], rows[:, 2:])):
-        produced = produce(pieces, recast, position)
+        produced = produce(pieces, row_map, position)
         assert produced.dtype == dtype
         assert b"".join(bytes(c) for c in produced.chunks()) == encode(dtype, want.reshape(6, 64))
 
 
 def test_experts_of_blocks_are_stacked_and_cut_again() -> None:
     experts = [floats(4, 64, seed=i) for i in range(3)]
-    recast = Recast(((4, 64),) * 3, ((3, 4, 64),))
-    stacked = produce([piece(e, "Q4_0") for e in experts], recast, 0)
+    row_map = RowMap(((4, 64),) * 3, ((3, 4, 64),))
+    stacked = produce([piece(e, "Q4_0") for e in experts], row_map, 0)
     assert b"".join(bytes(c) for c in stacked.chunks()) == encode("Q4_0", np.stack(experts))
-    second = produce([piece(np.stack(experts), "Q4_0")], recast, 1, inverse=True)
+    second = produce([piece(np.stack(experts), "Q4_0")], row_map, 1, inverse=True)
     assert b"".join(bytes(c) for c in second.chunks()) == encode("Q4_0", experts[1])
 
 
 def test_blocks_are_decoded_where_values_move() -> None:
     x = floats(32, 64)
-    recast = Recast(((32, 64),), ((64, 32),), transposed=True)
+    row_map = RowMap(((32, 64),), ((64, 32),), transposed=True)
     pieces = [piece(x, "Q8_0")]
-    assert not keeps_dtype(pieces, recast)
-    produced = produce(pieces, recast, 0)
+    assert not keeps_dtype(pieces, row_map)
+    produced = produce(pieces, row_map, 0)
     assert produced.dtype == "F32"
     assert np.abs(values_of(produced) - x.T).max() < 0.05
 
 
 def test_pieces_of_two_dtypes_become_floats() -> None:
-    recast = Recast(((2, 4),) * 2, ((2, 2, 4),))
+    row_map = RowMap(((2, 4),) * 2, ((2, 2, 4),))
     x = floats(2, 4)
-    produced = produce([piece(x), piece(x, "BF16")], recast, 0)
+    produced = produce([piece(x), piece(x, "BF16")], row_map, 0)
     assert produced.dtype == "F32"
     np.testing.assert_allclose(values_of(produced)[1], x, rtol=1e-2)
 
 
 def test_empty_tensors() -> None:
-    recast = Recast(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
-    assert list(produce([piece(floats(0, 4))], recast, 0).chunks()) == []
+    row_map = RowMap(((0, 4),), ((0, 4),), (("swap", (1, 2, 1)),))
+    assert list(produce([piece(floats(0, 4))], row_map, 0).chunks()) == []
 
 
 @settings(max_examples=60)
@@ -181,16 +181,16 @@ def test_empty_tensors() -> None:
 def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) -> None:
     x = floats(n * sum(runs), width)
     after = tuple((width, n * run) if turned else (n * run, width) for run in runs)
-    recast = Recast((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
-    there = made([piece(x)], recast)
-    np.testing.assert_array_equal(made([piece(a) for a in there], recast, True)[0], x)
+    row_map = RowMap((x.shape,), after, (("deal", (n, *runs)),), after_transposed=(turned,) * len(runs))
+    there = made([piece(x)], row_map)
+    np.testing.assert_array_equal(made([piece(a) for a in there], row_map, True)[0], x)
 
 
 def test_mxfp4_blocks_and_scales() -> None:
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
     scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
-    recast = Recast(
+    row_map = RowMap(
         (blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4"
     )
 
@@ -199,12 +199,12 @@ def test_mxfp4_blocks_and_scales() -> None:
         return Stored(Tensor("t", dtype, shape, 0, array.nbytes, source))
 
     pieces = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
-    packed = [produce(pieces, recast, i) for i in range(2)]
+    packed = [produce(pieces, row_map, i) for i in range(2)]
     assert [p.dtype for p in packed] == ["MXFP4", "MXFP4"]
     assert packed[0].n_bytes == DTYPES["MXFP4"].n_bytes((2, 3, 96))
     data = [np.frombuffer(b"".join(bytes(c) for c in p.chunks()), np.uint8) for p in packed]
     rows = [stored(d, "MXFP4", (2, 3, 96)) for d in data]
-    back = [b"".join(bytes(c) for c in produce(rows, recast, i, inverse=True).chunks()) for i in range(2)]
+    back = [b"".join(bytes(c) for c in produce(rows, row_map, i, inverse=True).chunks()) for i in range(2)]
     assert back == [blocks.tobytes(), scales.tobytes()]
     assert data[0].reshape(6, 3, 17)[:, :, 0].tobytes() == scales.reshape(6, 2, 3)[:, 0].tobytes()
 
@@ -227,8 +227,8 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
             raise AssertionError("the whole tensor was asked for")
 
     pieces: list[Piece] = [Zeros((n_rows, per_row, 16)), Zeros((n_rows, per_row))]
-    recast = Recast(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
-    produced = produce(pieces, recast, 0)
+    row_map = RowMap(((n_rows, per_row, 16), (n_rows, per_row)), ((n_rows, per_row * 32),), pack="mxfp4")
+    produced = produce(pieces, row_map, 0)
     assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes == n_rows * per_row * 17
     assert max(reads) <= 1 << 20
 
@@ -256,8 +256,8 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(x.tobytes())
     with Source.open(tmp_path / "x") as source:
         tensor = Stored(Tensor("x", "F32", x.shape, 0, x.nbytes, source))
-        recast = Recast((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
-        produced = produce([tensor], recast, 1)
+        row_map = RowMap((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
+        produced = produce([tensor], row_map, 1)
         assert max(len(chunk) for chunk in produced.chunks()) <= 1 << 20
         np.testing.assert_array_equal(
             values_of(produced), x.reshape(2, 256, 1024)[:, 128:].reshape(256, 1024)

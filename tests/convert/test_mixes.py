@@ -17,7 +17,7 @@ from aprfmt.convert.quantize.mix_rules import (
     KINDS,
     OUTPUT,
     Network,
-    Wishes,
+    QuantizeOverrides,
     choose,
     needs_weights,
     usual_bits,
@@ -134,7 +134,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.gguf" for name in NETWORKS}
 
 
-def ours(name: str, mix: str, wishes: Wishes) -> dict[str, str]:
+def ours(name: str, mix: str, wishes: QuantizeOverrides) -> dict[str, str]:
     net, shapes = NETWORKS[name]
     found = find_mix(mix)
     assert found is not None
@@ -153,7 +153,7 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(mix: str, files: dic
             continue
         for imatrix in (None, {"token_embd.weight": [1.0]}):
             theirs = quantize(path, None, MIXES[mix].file_type, imatrix=imatrix)
-            assert ours(name, mix, Wishes(imatrix=imatrix is not None)) == theirs, name
+            assert ours(name, mix, QuantizeOverrides(imatrix=imatrix is not None)) == theirs, name
 
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -181,7 +181,9 @@ def test_wishes_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[str, 
             if name.startswith("odd") and {"output", "embedding"} & set(asked):
                 continue  # llama.cpp writes a broken file where the type that was asked for does not fit
             theirs = quantize(path, None, MIXES[mix].file_type, **asked)
-            assert ours(name, mix, Wishes(**(asked | names | {"overrides": patterns}))) == theirs, (mix, name)
+            assert (
+                ours(name, mix, QuantizeOverrides(**(asked | names | {"overrides": patterns}))) == theirs
+            ), (mix, name)
 
 
 def test_names_are_found_whatever_their_case_and_an_unknown_one_is_not() -> None:

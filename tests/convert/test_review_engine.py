@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import names
-from aprfmt.arch.links import Recast, recast_from_json
+from aprfmt.arch.links import RowMap, recast_from_json
 from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
@@ -25,7 +25,7 @@ HUGE = 1 << 62
 
 def test_rows_of_no_values_are_refused() -> None:
     with pytest.raises(RefusedError, match="whole rows of 0"):
-        Recast(((5, 0), (3, 4)), ((12,),)).check("x")
+        RowMap(((5, 0), (3, 4)), ((12,),)).check("x")
 
 
 @pytest.mark.parametrize("order", [("tail", (4, HUGE, HUGE, HUGE)), ("tail", (4, 1 << 40, 2, 2))])

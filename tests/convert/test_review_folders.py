@@ -16,7 +16,7 @@ from aprfmt.canonical import envelope
 from aprfmt.formats import gguf_write
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 
 CARD = b"---\nlicense: mit\n---\n"
 
@@ -106,7 +106,7 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]
         layout = FileLayout("e.gguf", gguf_write.layout(keys, tensors))
-        write_file(str(tmp_path / "e.gguf"), layout, Way())
+        write_file(str(tmp_path / "e.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "e.gguf", tmp_path / "e.apr")
     assert any(envelope.KEY in warning for warning in report.warnings)
     aprfmt.export_model(tmp_path / "e.apr", tmp_path / "again.gguf")

@@ -14,15 +14,14 @@ from aprfmt.arch.orders import ORDERS, VALUES, Order, check_order
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.sizes import Sizes, evaluate, shape_of, sizes_of
 from aprfmt.errors import RefusedError
-
-Shape = tuple[int, ...]
+from aprfmt.types import Shape
 
 MAX_TENSORS = 1 << 16
-"""Most tensors on one side of a recast that a file may name; a short run can stand for many."""
+"""Most tensors on one side of a row_map that a file may name; a short run can stand for many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recast:
+class RowMap:
     """How the values of some tensors become those of others: see TensorRow. Plain data, kept in `.apr` files.
 
     Attributes:
@@ -109,7 +108,7 @@ class Link:
     row: TensorRow
     hf: tuple[str, ...]
     gguf: tuple[str, ...]
-    recast: Recast
+    row_map: RowMap
 
 
 def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
@@ -124,7 +123,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         raise RefusedError(f"the number of {row.count} is unknown", tensor=gguf[0])
     sizes = sizes_of(h)
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
-    recast = Recast(
+    row_map = RowMap(
         before,
         after,
         tuple(_order(text, sizes, hf[0]) for text in row.order),
@@ -137,8 +136,8 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         _size_of(row.skip, sizes, hf[0]) if row.skip else 0,
     )
     if not row.pack:
-        recast.check(hf[0])
-    return Link(row, hf, gguf, recast)
+        row_map.check(hf[0])
+    return Link(row, hf, gguf, row_map)
 
 
 def _both_sides(
@@ -195,22 +194,22 @@ def _size_of(expression: str, sizes: Sizes, tensor: str) -> int:
     return size
 
 
-def recast_to_json(recast: Recast) -> dict[str, object]:
-    """`recast` as a JSON object without what is empty; a run of equal shapes is told once with its number."""
-    body: dict[str, object] = {"before": _runs(recast.before), "after": _runs(recast.after)}
-    if recast.orders:
-        body["orders"] = [[name, *args] for name, args in recast.orders]
-    if recast.columns:
-        body["columns"] = [[name, *args] for name, args in recast.columns]
-    if recast.transposed:
+def recast_to_json(row_map: RowMap) -> dict[str, object]:
+    """`row_map` as a JSON object without what is empty; a run of equal shapes is told once with its number."""
+    body: dict[str, object] = {"before": _runs(row_map.before), "after": _runs(row_map.after)}
+    if row_map.orders:
+        body["orders"] = [[name, *args] for name, args in row_map.orders]
+    if row_map.columns:
+        body["columns"] = [[name, *args] for name, args in row_map.columns]
+    if row_map.transposed:
         body["transposed"] = True
-    if recast.flat:
+    if row_map.flat:
         body["flat"] = True
-    if recast.skip:
-        body["skip"] = recast.skip
-    if any(recast.after_transposed):
-        body["after_transposed"] = list(recast.after_transposed)
-    body |= {key: text for key in ("value", "pack") if (text := getattr(recast, key))}
+    if row_map.skip:
+        body["skip"] = row_map.skip
+    if any(row_map.after_transposed):
+        body["after_transposed"] = list(row_map.after_transposed)
+    body |= {key: text for key in ("value", "pack") if (text := getattr(row_map, key))}
     return body
 
 
@@ -224,7 +223,7 @@ def _runs(shapes: tuple[Shape, ...]) -> list[list[object]]:
     return runs
 
 
-def recast_from_json(body: Mapping[str, object], tensor: str) -> Recast:
+def recast_from_json(body: Mapping[str, object], tensor: str) -> RowMap:
     """What recast_to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
 
     def shapes(key: str) -> tuple[Shape, ...]:
@@ -239,11 +238,11 @@ def recast_from_json(body: Mapping[str, object], tensor: str) -> Recast:
         return found
 
     if not isinstance(body, Mapping):
-        raise TypeError("a recast is an object")
+        raise TypeError("a row_map is an object")
     value, pack = str(body.get("value", "")), str(body.get("pack", ""))
     if (value and value not in VALUES) or pack not in ("", "mxfp4"):
         raise ValueError("an unknown map of values")
-    recast = Recast(
+    row_map = RowMap(
         shapes("before"),
         shapes("after"),
         orders("orders"),
@@ -255,12 +254,12 @@ def recast_from_json(body: Mapping[str, object], tensor: str) -> Recast:
         body.get("flat") is True,
         _size(body.get("skip", 0)),
     )
-    flags = recast.after_transposed
-    if not recast.before or not recast.after or (flags and len(flags) != len(recast.after)):
-        raise ValueError("a recast without tensors")
+    flags = row_map.after_transposed
+    if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
+        raise ValueError("a row_map without tensors")
     if not pack:
-        recast.check(tensor)
-    return recast
+        row_map.check(tensor)
+    return row_map
 
 
 def _list(value: object) -> list[Any]:

@@ -14,14 +14,13 @@ and GGUF's llama neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import RefusedError
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 Order = tuple[str, tuple[int, ...]]
 """A name of ORDERS and its integers."""

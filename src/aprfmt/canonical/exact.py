@@ -10,7 +10,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.arch.links import Link
 from aprfmt.canonical.pieces import Decoded, Piece, values_of
@@ -18,11 +18,10 @@ from aprfmt.canonical.rowmap import produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 MAX_BYTES = 64 << 20
 """Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
@@ -37,13 +36,13 @@ def residues(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> R
     """What the tensors of an `.apr` need beside a GGUF with these links, to be had back bit by bit."""
     out: Residues = {}
     for link in links:
-        if not (link.recast.value or link.recast.skip) or len(link.hf) != 1:
+        if not (link.row_map.value or link.row_map.skip) or len(link.hf) != 1:
             continue
         tensor = tensors[link.hf[0]]
         if tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_BYTES:
             continue
         original = _bits(b"".join(bytes(chunk) for chunk in tensor.chunks()), tensor.dtype)
-        made = produce([tensor.piece()], link.recast, 0)
+        made = produce([tensor.piece()], link.row_map, 0)
         found = _bits(
             _inverse(Decoded("", made.dtype, made.shape, made.chunks), link, tensor.dtype), tensor.dtype
         )
@@ -57,7 +56,7 @@ def restored(link: Link, pieces: Sequence[Piece], residue: Sequence[str]) -> Pie
     """The original tensor from the GGUF's and its residue; None where that does not give the GGUF's tensor again."""
     try:
         dtype, text = str(residue[0]), str(residue[1])
-        n_bytes = DTYPES[dtype].n_bytes(link.recast.before[0])
+        n_bytes = DTYPES[dtype].n_bytes(link.row_map.before[0])
         if dtype not in _FLOATS or n_bytes > MAX_BYTES or len(link.hf) != 1:
             return None
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
@@ -65,13 +64,13 @@ def restored(link: Link, pieces: Sequence[Piece], residue: Sequence[str]) -> Pie
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
     original = bits.tobytes()
-    piece = Decoded(link.hf[0], dtype, link.recast.before[0], lambda: [original])
-    again = b"".join(bytes(chunk) for chunk in produce([piece], link.recast, 0).chunks())
+    piece = Decoded(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
+    again = b"".join(bytes(chunk) for chunk in produce([piece], link.row_map, 0).chunks())
     return piece if again == pieces[0].raw() else None
 
 
 def _inverse(piece: Piece, link: Link, dtype: str) -> bytes:
-    made = produce([piece], link.recast, 0, inverse=True)
+    made = produce([piece], link.row_map, 0, inverse=True)
     if made.dtype == dtype:
         return b"".join(bytes(chunk) for chunk in made.chunks())
     return encode(dtype, values_of(made))

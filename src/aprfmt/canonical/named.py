@@ -126,11 +126,11 @@ def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> Iterator[CanonicalT
         present = next(name for name in link.gguf if name in tensors)
         raise RefusedError(f"{absent[0]} is missing, which belongs to it", tensor=present)
     pieces = tuple(Stored(tensors[name]) for name in link.gguf)
-    if not keeps_dtype(pieces, link.recast) and any(_is_quantized(p) for p in pieces):
+    if not keeps_dtype(pieces, link.row_map) and any(_is_quantized(p) for p in pieces):
         yield from (CanonicalTensor(p.name, (p,), link=link) for p in pieces)
         return
     for position, name in enumerate(link.hf):
-        yield CanonicalTensor(name, pieces, link.recast, position, inverse=True, link=link)
+        yield CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)
 
 
 def _matching(found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
@@ -188,7 +188,7 @@ def gguf_side(
             tensor=head,
         )
     if row.head_always and head not in tensors and embedding is not None:
-        out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.recast))
+        out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.row_map))
     _check_once(out)
     return out
 
@@ -219,10 +219,12 @@ def _gguf_of(link: Link, tensors: Mapping[str, CanonicalTensor]) -> Iterator[Can
         return
     pieces = [part.piece() for part in parts]
     for position, name in enumerate(link.gguf):
-        if link.recast.is_plain:
-            yield CanonicalTensor(name, parts[0].pieces, parts[0].recast, parts[0].position, parts[0].inverse)
+        if link.row_map.is_plain:
+            yield CanonicalTensor(
+                name, parts[0].pieces, parts[0].row_map, parts[0].position, parts[0].inverse
+            )
         else:
-            yield of_pieces(name, pieces, link.recast, position)
+            yield of_pieces(name, pieces, link.row_map, position)
 
 
 def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
@@ -245,6 +247,6 @@ def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) ->
 def _decoded(link: Link, tensors: Mapping[str, CanonicalTensor]) -> Iterable[CanonicalTensor]:
     pieces = tuple(tensors[name].pieces[0] for name in link.gguf)
     return [
-        CanonicalTensor(name, pieces, link.recast, position, inverse=True)
+        CanonicalTensor(name, pieces, link.row_map, position, inverse=True)
         for position, name in enumerate(link.hf)
     ]

@@ -95,7 +95,7 @@ class PackedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """A packed weight that decodes what is read of it, in small memory: a Piece of convert.recast."""
+    """A packed weight that decodes what is read of it, in small memory: a Piece of convert.row_map."""
 
     tensor: PackedTensor
     dtype: str

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from aprfmt.arch.links import Shape
 from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items
 from aprfmt.io.segments import resolved
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
+from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 
 class Piece(Protocol):
@@ -113,7 +111,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """One output tensor of a Recast: what it will be, its bytes, and the memory that they take to make."""
+    """One output tensor of a RowMap: what it will be, its bytes, and the memory that they take to make."""
 
     dtype: str
     shape: Shape

@@ -1,4 +1,4 @@
-"""Runs a Recast: reads rows of the source tensors in the order of the output, in pieces of about 1 MiB.
+"""Runs a RowMap: reads rows of the source tensors in the order of the output, in pieces of about 1 MiB.
 
 Rows of stored bytes move as they are, quantised blocks too. What goes below rows (transposed matrices, shuffled
 columns, mapped values) works on single elements: quantised tensors are decoded for it, one tensor at a time.
@@ -12,7 +12,7 @@ from functools import partial
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.arch.links import Recast, Shape
+from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import VALUES, indices
 from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored
 from aprfmt.codecs import mxfp4
@@ -23,62 +23,61 @@ from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
 from aprfmt.io.segments import Item, Job, resolved
 from aprfmt.io.source import Buffer
+from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 
-def keeps_dtype(pieces: Sequence[Piece], recast: Recast) -> bool:
+def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     """Whether the output has the stored dtype of the pieces: nothing needs to be decoded."""
-    if recast.pack:
+    if row_map.pack:
         return True
     dtypes = {piece.dtype for piece in pieces}
-    if len(dtypes) > 1 or recast.value:
+    if len(dtypes) > 1 or row_map.value:
         return False
     row = DTYPES[dtypes.pop()]
-    if row.kind == "plain" or (recast.is_plain and len(pieces) == 1):
+    if row.kind == "plain" or (row_map.is_plain and len(pieces) == 1):
         return True
-    n_rows = recast.n_rows
+    n_rows = row_map.n_rows
     n_bytes = sum(piece.n_bytes for piece in pieces)
     return (
-        recast.moves_rows_only
+        row_map.moves_rows_only
         and row.kind == "ggml"
-        and len(recast.before[0]) >= 2
+        and len(row_map.before[0]) >= 2
         and n_rows > 0
         and n_bytes % n_rows == 0
     )
 
 
-def produce(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: bool = False) -> Produced:
+def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
     """Output tensor `position` of the GGUF side from the pieces of the Hugging Face side; `inverse`: the other way.
 
     The dtype is the pieces' own where keeps_dtype says so, else F32. Raises RefusedError for impossible orders.
     """
-    shapes = recast.before if inverse else recast.after
+    shapes = row_map.before if inverse else row_map.after
     shape = shapes[position]
-    if recast.pack:
-        return mxfp4_tensor(pieces, recast, position, inverse=inverse)
-    if not keeps_dtype(pieces, recast) and (recast.value == "" or any(p.dtype != "F32" for p in pieces)):
+    if row_map.pack:
+        return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
+    if not keeps_dtype(pieces, row_map) and (row_map.value == "" or any(p.dtype != "F32" for p in pieces)):
         pieces = [_floats(piece) for piece in pieces]
     dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, Decoded))
-    if recast.is_plain or prod(shape) == 0:
-        n_bytes = pieces[0].n_bytes if recast.is_plain else 0
+    if row_map.is_plain or prod(shape) == 0:
+        n_bytes = pieces[0].n_bytes if row_map.is_plain else 0
         return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
-    first = sum(map(prod, shapes[:position])) // recast.row_elements
-    rows = range(first, first + prod(shape) // recast.row_elements)
-    if recast.moves_rows_only:
+    first = sum(map(prod, shapes[:position])) // row_map.row_elements
+    rows = range(first, first + prod(shape) // row_map.row_elements)
+    if row_map.moves_rows_only:
         row_bytes = sum(piece.n_bytes for piece in pieces) // (
-            recast.n_rows + (0 if inverse else recast.skip)
+            row_map.n_rows + (0 if inverse else row_map.skip)
         )
         n_bytes = len(rows) * row_bytes
         return Produced(
-            dtype, shape, n_bytes, lambda unit: _gather(pieces, recast, rows, row_bytes, inverse, unit), held
+            dtype, shape, n_bytes, lambda unit: _gather(pieces, row_map, rows, row_bytes, inverse, unit), held
         )
     n_bytes, held = DTYPES[dtype].n_bytes(shape), sum(piece.n_bytes for piece in pieces)
     return Produced(
-        dtype, shape, n_bytes, lambda unit: _elements(pieces, recast, rows, position, inverse), held
+        dtype, shape, n_bytes, lambda unit: _elements(pieces, row_map, rows, position, inverse), held
     )
 
 
@@ -121,15 +120,15 @@ def _side_by_side(pieces: Sequence[Piece], jobs: Iterator[Job]) -> Iterator[Item
 
 
 def _gather(
-    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+    pieces: Sequence[Piece], row_map: RowMap, rows: range, row_bytes: int, inverse: bool, unit: int
 ) -> Iterator[Item]:
-    if recast.skip and inverse:
-        yield bytes(recast.skip * row_bytes)
-    yield from _side_by_side(pieces, _gather_jobs(pieces, recast, rows, row_bytes, inverse, unit))
+    if row_map.skip and inverse:
+        yield bytes(row_map.skip * row_bytes)
+    yield from _side_by_side(pieces, _gather_jobs(pieces, row_map, rows, row_bytes, inverse, unit))
 
 
 def _gather_jobs(
-    pieces: Sequence[Piece], recast: Recast, rows: range, row_bytes: int, inverse: bool, unit: int
+    pieces: Sequence[Piece], row_map: RowMap, rows: range, row_bytes: int, inverse: bool, unit: int
 ) -> Iterator[Job]:
     import numpy as np
 
@@ -138,11 +137,11 @@ def _gather_jobs(
     if whole > CHUNK_BYTES:  # rows and units that seldom meet: who asked regroups
         whole = row_bytes
     step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
-    index = indices(recast.orders, recast.n_rows, inverse=inverse) if recast.orders else None
-    if recast.skip and inverse:
-        rows = range(rows.stop - recast.skip)
-    elif recast.skip:
-        rows = range(rows.start + recast.skip, rows.stop + recast.skip)
+    index = indices(row_map.orders, row_map.n_rows, inverse=inverse) if row_map.orders else None
+    if row_map.skip and inverse:
+        rows = range(rows.stop - row_map.skip)
+    elif row_map.skip:
+        rows = range(rows.start + row_map.skip, rows.stop + row_map.skip)
     for start in range(rows.start, rows.stop, step):
         part = np.arange(start, min(start + step, rows.stop))
         wanted = part if index is None else index[part]
@@ -176,29 +175,29 @@ def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> 
 
 
 def _elements(
-    pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
+    pieces: Sequence[Piece], row_map: RowMap, rows: range, position: int, inverse: bool
 ) -> Iterator[Item]:
-    return _side_by_side(pieces, _element_jobs(pieces, recast, rows, position, inverse))
+    return _side_by_side(pieces, _element_jobs(pieces, row_map, rows, position, inverse))
 
 
 def _element_jobs(
-    pieces: Sequence[Piece], recast: Recast, rows: range, position: int, inverse: bool
+    pieces: Sequence[Piece], row_map: RowMap, rows: range, position: int, inverse: bool
 ) -> Iterator[Job]:
     import numpy as np
 
-    flags = recast.after_transposed or (False,) * len(recast.after)
-    in_flags = flags if inverse else (recast.transposed,) * len(recast.before)
-    out_flag = recast.transposed if inverse else flags[position]
-    in_shapes = recast.after if inverse else recast.before
-    shape = (recast.before if inverse else recast.after)[position]
-    row_elements = recast.row_elements
+    flags = row_map.after_transposed or (False,) * len(row_map.after)
+    in_flags = flags if inverse else (row_map.transposed,) * len(row_map.before)
+    out_flag = row_map.transposed if inverse else flags[position]
+    in_shapes = row_map.after if inverse else row_map.before
+    shape = (row_map.before if inverse else row_map.after)[position]
+    row_elements = row_map.row_elements
     arrays = [
         _array(piece, want, flag, row_elements)
         for piece, want, flag in zip(pieces, in_shapes, in_flags, strict=True)
     ]
-    index = indices(recast.orders, recast.n_rows, inverse=inverse)[rows.start : rows.stop]
-    columns = indices(recast.columns, row_elements, inverse=inverse) if recast.columns else None
-    change = VALUES[recast.value][1 if inverse else 0] if recast.value else None
+    index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[rows.start : rows.stop]
+    columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
+    change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
     # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
     step = max(1, CHUNK_BYTES // (row_elements * arrays[0].itemsize))
     if out_flag:
@@ -285,19 +284,19 @@ class _Mxfp4Rows:
         return memoryview(data)
 
 
-def mxfp4_tensor(pieces: Sequence[Piece], recast: Recast, position: int, *, inverse: bool) -> Produced:
+def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
     """MXFP4 rows of the GGUF from their blocks and scales, or the blocks or the scales from the rows.
 
     Blocks are U8 [..., n / 32, 16], scales U8 [..., n / 32]; the rows of all `after` tensors are theirs in order.
     """
-    blocks, scales = recast.before
+    blocks, scales = row_map.before
     n_rows, per_row = prod(blocks[:-2]), blocks[-2]
     if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
         raise RefusedError(
             f"{list(blocks)} and {list(scales)} are no MXFP4 blocks and scales", tensor=pieces[0].name
         )
-    shape = (recast.before if inverse else recast.after)[position]
-    outer = Recast(((n_rows, per_row * 32),), recast.after, recast.orders)
+    shape = (row_map.before if inverse else row_map.after)[position]
+    outer = RowMap(((n_rows, per_row * 32),), row_map.after, row_map.orders)
     outer.check(pieces[0].name)
     if not inverse:
         return produce([_Mxfp4Rows(pieces[0], pieces[1], outer.before[0])], outer, position)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from aprfmt.arch.links import Link, Recast, Shape
+from aprfmt.arch.links import Link, RowMap
 from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored, values_of
 from aprfmt.canonical.rowmap import keeps_dtype, produce
 from aprfmt.codecs.convert import stored_bytes
@@ -17,11 +17,10 @@ from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
+from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 __all__ = ["CanonicalTensor", "Decoded", "Stored", "keeps_dtype", "of_pieces", "values_of"]
 
@@ -32,14 +31,14 @@ class CanonicalTensor:
 
     Attributes:
         name: Hugging Face name; the source's own where there is no such thing.
-        pieces: what its bytes are taken from; one that is the tensor itself without a `recast`.
-        recast, position: which tensor of the recast it is; `inverse` tells that the pieces are of the GGUF side.
+        pieces: what its bytes are taken from; one that is the tensor itself without a `row_map`.
+        row_map, position: which tensor of the row_map it is; `inverse` tells that the pieces are of the GGUF side.
         link: the link that it comes through, for tensors of a GGUF.
     """
 
     name: str
     pieces: tuple[Piece, ...]
-    recast: Recast | None = None
+    row_map: RowMap | None = None
     position: int = 0
     inverse: bool = False
     link: Link | None = None
@@ -47,10 +46,10 @@ class CanonicalTensor:
     @cached_property
     def produced(self) -> Produced:
         """What it is in Hugging Face order."""
-        if self.recast is not None:
-            return produce(self.pieces, self.recast, self.position, inverse=self.inverse)
+        if self.row_map is not None:
+            return produce(self.pieces, self.row_map, self.position, inverse=self.inverse)
         piece = self.pieces[0]
-        plain = Recast((piece.shape,), (piece.shape,))
+        plain = RowMap((piece.shape,), (piece.shape,))
         return produce(self.pieces, plain, 0)
 
     @property
@@ -82,7 +81,7 @@ class CanonicalTensor:
     def source(self) -> Tensor | None:
         """The stored tensor that it is, unchanged; None where it is made of others."""
         piece = self.pieces[0]
-        unchanged = self.recast is None or self.recast.is_plain
+        unchanged = self.row_map is None or self.row_map.is_plain
         return piece.tensor if unchanged and isinstance(piece, Stored) else None
 
     def chunks(self) -> Iterator[Buffer]:
@@ -90,8 +89,8 @@ class CanonicalTensor:
         return self.produced.chunks()
 
     def piece(self) -> Piece:
-        """This tensor as something that another recast can read from."""
-        if self.recast is None or self.recast.is_plain:
+        """This tensor as something that another row_map can read from."""
+        if self.row_map is None or self.row_map.is_plain:
             return self.pieces[0]
         made = self.produced
         return Decoded(self.name, made.dtype, made.shape, made.chunks)
@@ -114,9 +113,9 @@ def stored(name: str, tensor: Tensor) -> CanonicalTensor:
     return CanonicalTensor(name, (Stored(tensor),))
 
 
-def of_pieces(name: str, pieces: Sequence[Piece], recast: Recast, position: int) -> CanonicalTensor:
-    """The GGUF tensor `name`, tensor `position` of the recast of Hugging Face tensors."""
-    return CanonicalTensor(name, tuple(pieces), recast, position)
+def of_pieces(name: str, pieces: Sequence[Piece], row_map: RowMap, position: int) -> CanonicalTensor:
+    """The GGUF tensor `name`, tensor `position` of the row_map of Hugging Face tensors."""
+    return CanonicalTensor(name, tuple(pieces), row_map, position)
 
 
 def converted(

@@ -62,7 +62,7 @@ def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
     from aprfmt.formats import open as open_model
     from aprfmt.inspect.model_page import html, survey
     from aprfmt.io.segments import FileLayout, Literal
-    from aprfmt.io.write import Way, write_file
+    from aprfmt.io.write import WriteOptions, write_file
 
     with open_model(file) as model:
         if output is None and out.mode != "json":
@@ -75,7 +75,7 @@ def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
     body["file"] = file
     if output is not None:
         layout = FileLayout(output.name, [Literal(html(body).encode())])
-        write_file(str(output), layout, Way(force=force))
+        write_file(str(output), layout, WriteOptions(force=force))
     return body
 
 

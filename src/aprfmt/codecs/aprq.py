@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.stream import blocks
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 Q4_VALUES, Q4_BYTES = 32, 18
 _F16_MIN_NORMAL = 2.0**-14

@@ -16,15 +16,14 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs import backend, libggml
 from aprfmt.codecs.stream import blocks
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 Overflow = Callable[[int], None] | None
 """Told how many values became infinite that were not; for E4M3 how many, infinities too, became its largest value."""

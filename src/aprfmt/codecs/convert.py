@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs import aprq, ggml, plain
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
 from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, UnsupportedError
 from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_NDIM
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-
-    Array = np.ndarray[Any, Any]
 
 _MAX_ARRAY_ELEMENTS = 1 << 59
 """Product of the dims that are not zero: numpy and torch count an array's bytes in 63 bits."""

@@ -15,14 +15,13 @@ from aprfmt.codecs.dtypes import DTYPES, Dtype
 from aprfmt.codecs.ggml_answers import decode_agrees, encode_agrees, has, symbol
 from aprfmt.codecs.stream import blocks
 from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
     import numpy as np
 
     from aprfmt.codecs.ggml_legacy import Run
     from aprfmt.codecs.libggml import Library
-
-    Array = np.ndarray[Any, Any]
 
 LAYOUTS: dict[str, tuple[tuple[Any, ...], ...]] = {
     **ggml_legacy.LAYOUTS,

@@ -7,16 +7,13 @@ test repeats them with both. A library that rounds differently is thus not used 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import Dtype
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from aprfmt.codecs.libggml import Library
-
-    Array = np.ndarray[Any, Any]
 
 _N_VALUES = 1024
 _COLS = 256

@@ -7,14 +7,12 @@ the smaller is taken.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from aprfmt.codecs.ggml_legacy import Run
-
-    Array = np.ndarray[Any, Any]
 
 LAYOUTS = {
     "MXFP4": (("e", "u1"), ("qs", "u1", 16)),

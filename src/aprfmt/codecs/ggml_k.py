@@ -5,14 +5,12 @@ As in `ggml_legacy`. A K-quant holds scales (and minima) of 16 or 32 values as s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from aprfmt.codecs.ggml_legacy import Run
-
-    Array = np.ndarray[Any, Any]
 
 LAYOUTS = {
     "Q2_K": (("scales", "u1", 16), ("qs", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")),

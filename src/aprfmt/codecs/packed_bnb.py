@@ -8,13 +8,11 @@ from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.packed_pieces import Decoded, Piece, Pieces, Settings, expect, positive, refused
 from aprfmt.errors import AprError
 from aprfmt.io import jsonx
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
 
 # Quantiles of a normal distribution scaled to one (QLoRA, appendix E), and a float of 4 bits over its largest value.
 NF4_VALUES = (

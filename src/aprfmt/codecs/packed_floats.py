@@ -17,11 +17,10 @@ from aprfmt.codecs.packed_pieces import (
     require_symmetric,
     scale_blocks,
 )
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 # OCP microscaling formats, E2M1: sign, two bits of exponent, one of mantissa.
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

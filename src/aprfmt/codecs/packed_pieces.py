@@ -14,11 +14,10 @@ from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import RefusedError
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 FLOATS = ("F32", "F16", "BF16")
 _SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between

@@ -20,11 +20,10 @@ from aprfmt.codecs.packed_pieces import (
     weight_arguments,
     word_range,
 )
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 # AWQ's kernels want value i of a word at this place among its eight.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs import casts
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 ENCODABLE = ("F32", "F16", "BF16", "F64", *casts.EIGHT_BITS)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs import aprq, ggml, plain
 from aprfmt.codecs.convert import can_encode, is_padded, stored_bytes
@@ -17,11 +17,10 @@ from aprfmt.codecs.stream import STEP, rebatch, regroup, whole_units
 from aprfmt.errors import CorruptError, UsageError
 from aprfmt.io.segments import Item, Job, item_bytes, resolved
 from aprfmt.io.source import Buffer
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 OverflowCount = Callable[[int], None]
 """Called with a number of finite values that became infinite in a narrower dtype."""

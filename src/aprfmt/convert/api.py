@@ -19,7 +19,7 @@ from aprfmt.canonical.unpack import Decoding
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert.lossless.recipe import Recipe, read_recipe
 from aprfmt.convert.memory import flow_for, planned
-from aprfmt.convert.options import FOLDERS, TARGETS, Options, PathLike, options_of, target_format
+from aprfmt.convert.options import FOLDERS, TARGETS, Options, options_of, target_format
 from aprfmt.convert.quantize.mixes import find_mix
 from aprfmt.convert.quantize.quantization import Quantization, asked
 from aprfmt.convert.report import Report
@@ -36,9 +36,10 @@ from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import source_jobs
 from aprfmt.io.segments import FileLayout, Stream
 from aprfmt.io.sink import check_target
-from aprfmt.io.write import Way, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.io.write import WriteOptions, check_inputs_stay, write_file, write_folder, write_parts
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
+from aprfmt.types import PathLike
 
 __all__ = ["Report", "convert_model", "export_model", "import_model"]
 
@@ -314,7 +315,7 @@ def _report(
 
 def _write(dst: str, c: Canonical, output: Output, options: Options, report: Report) -> None:
     flow = flow_for(options.threads, options.max_memory, output.tensors)
-    way = Way(options.force, options.progress, flow, options.fsync)
+    way = WriteOptions(options.force, options.progress, flow, options.fsync)
     if output.shards is not None:
         write_shards(dst, output.shards, way)
         return

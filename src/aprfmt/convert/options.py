@@ -10,8 +10,7 @@ from typing import Any
 
 from aprfmt.errors import UsageError
 from aprfmt.io.write import StartProgress
-
-PathLike = str | os.PathLike[str]
+from aprfmt.types import PathLike
 
 
 @dataclass(frozen=True, slots=True)

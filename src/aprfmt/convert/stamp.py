@@ -18,7 +18,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.io.segments import FileLayout
 from aprfmt.io.sink import check_target
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
@@ -89,7 +89,7 @@ def stamp_file(
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
         layout = FileLayout(os.path.basename(target), _segments(model, patch, tokenizer), crc_footer=True)
-        write_file(target, layout, Way(force or in_place))
+        write_file(target, layout, WriteOptions(force or in_place))
         return {
             "source": os.fspath(src),
             "output": target,

@@ -26,10 +26,9 @@ from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros, padd
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from aprfmt.model import Model, Tensor
 
 MAX_WRITTEN_NAME_BYTES = 256
@@ -264,7 +263,7 @@ def _header(version: tuple[int, int], flags: int, **sections: int) -> bytes:
 
 
 def save_file(
-    tensors: Mapping[str, np.ndarray[Any, Any] | RawTensor] | Sequence[tuple[str, Any]],
+    tensors: Mapping[str, Array | RawTensor] | Sequence[tuple[str, Any]],
     path: str | os.PathLike[str],
     metadata: Mapping[str, Any] | None = None,
     flags: int | None = None,
@@ -348,7 +347,7 @@ def _from_array(name: str, array: Any) -> tuple[Dtype, tuple[int, ...], memoryvi
     return row, tuple(array.shape), contiguous.reshape(-1).view(np.uint8).data.toreadonly()
 
 
-def load_file(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+def load_file(path: str | os.PathLike[str]) -> dict[str, Array]:
     """The decoded tensors of a model file, by name; of a repeated name the first. Raises AprError."""
     from aprfmt.formats import open as open_file
 

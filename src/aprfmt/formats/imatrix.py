@@ -14,20 +14,17 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs.ggml import MOST_WEIGHT
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
 from aprfmt.formats import gguf
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAME_BYTES
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from aprfmt.model import Model, Tensor
-
-    Array = np.ndarray[Any, Any]
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")

@@ -18,11 +18,10 @@ from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, t
 from aprfmt.inspect.describe import describe
 from aprfmt.inspect.stats import Stats, blocks
 from aprfmt.model import Model, Tensor
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 _BINS = 128
 _PIXELS = 64

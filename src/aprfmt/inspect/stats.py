@@ -12,11 +12,10 @@ from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
+from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 BLOCK_VALUES = 1 << 16
 """Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""

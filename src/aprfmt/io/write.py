@@ -18,7 +18,7 @@ StartProgress = Callable[[int], Progress]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WriteOptions:
     """How outputs are written: `force` replaces what is there, without `fsync` a power cut may lose them."""
 
     force: bool = False
@@ -45,7 +45,9 @@ _STALE_TOKENIZER = (
 )
 
 
-def write_file(target: str, layout: FileLayout, way: Way, check: Callable[[str], None] | None = None) -> None:
+def write_file(
+    target: str, layout: FileLayout, way: WriteOptions, check: Callable[[str], None] | None = None
+) -> None:
     """Writes `layout` as the file `target`. Raises ExistsError, StorageError.
 
     `check` gets the path of the complete temporary file; when it raises, the target never appears.
@@ -61,7 +63,7 @@ def write_file(target: str, layout: FileLayout, way: Way, check: Callable[[str],
 def write_parts(
     folder: str,
     layouts: Sequence[FileLayout],
-    way: Way,
+    way: WriteOptions,
     check: Callable[[str], None] | None = None,
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
@@ -91,7 +93,7 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
             )
 
 
-def write_folder(target: str, layouts: Sequence[FileLayout], way: Way) -> None:
+def write_folder(target: str, layouts: Sequence[FileLayout], way: WriteOptions) -> None:
     """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = way.progress(n_bytes) if way.progress else None

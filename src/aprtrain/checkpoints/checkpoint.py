@@ -27,7 +27,7 @@ from aprfmt.formats import apr2_write, apr_metadata, safetensors
 from aprfmt.formats import open as open_model
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
@@ -154,7 +154,9 @@ def save_model(weights: Snapshot, identity: Identity, path: Path, lineage: Mappi
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
     hashes = {name: _digest(tensor) for name, tensor in weights.tensors.items()}
-    write_file(str(path), layout, Way(force=True), lambda file: _compare(file, weights, identity, hashes))
+    write_file(
+        str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, hashes)
+    )
 
 
 def _out(name: str, dtype: str, tensor: Tensor) -> OutTensor:
@@ -225,7 +227,7 @@ def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], path: Pa
             if found != hashes or model.metadata.get(_STATE_KEY) != text:
                 raise RunError("the saved state differs from the live one as read back")
 
-    write_file(str(path), layout, Way(force=True), check)
+    write_file(str(path), layout, WriteOptions(force=True), check)
 
 
 class _Saved(Mapping[str, Tensor]):
@@ -267,7 +269,9 @@ def opened_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, A
 def point(folder: Path, which: str, step: int) -> None:
     """Makes `latest` or `best` name the checkpoint of `step`."""
     text = json.dumps({"step": step, "model": f"{step_name(step)}.apr", "state": f"{step_name(step)}.state"})
-    write_file(str(folder / which), FileLayout(which, [Literal(text.encode() + b"\n")]), Way(force=True))
+    write_file(
+        str(folder / which), FileLayout(which, [Literal(text.encode() + b"\n")]), WriteOptions(force=True)
+    )
 
 
 def pointed(folder: Path, which: str) -> int | None:

@@ -25,7 +25,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, storage_error
 from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, Identity, Snapshot, step_name
 from aprtrain.report import metrics
@@ -169,7 +169,7 @@ class Saver:
         text = json.dumps({**facts, "failed_saves": self.failed, "checkpoints": self.saved}, indent=2) + "\n"
         layout = FileLayout(METADATA, [Literal(text.encode())])
         try:
-            write_file(str(self.folder / METADATA), layout, Way(force=True))
+            write_file(str(self.folder / METADATA), layout, WriteOptions(force=True))
         except (AprError, OSError) as error:
             self.tell(f"{METADATA} could not be written: {error}")
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, storage_error
+from aprfmt.types import Array
 
 __all__ = ["HEADER", "PARTS", "Corpus", "Part", "PartWriter", "open_corpus", "read_header", "write_header"]
 
@@ -171,7 +172,7 @@ def _open_part(folder: Path, part: str, summary: Mapping[str, Any]) -> Part:
     return Part(tokens, ends, documents["hash"])
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _map(path: Path, dtype: np.dtype[Any]) -> Array:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype, "r")

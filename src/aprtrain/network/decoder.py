@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aprfmt.errors import RefusedError, UnmappedError
 from aprtrain.kernels.fp8 import linear
-from aprtrain.network.attention import Documents, Way, attend, choose, places
+from aprtrain.network.attention import Documents, WriteOptions, attend, choose, places
 from aprtrain.network.rotary import rotate, tables
 from aprtrain.network.shape import Shape
 
@@ -154,7 +154,7 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None,
         max_len: int,
     ) -> Tensor:
-        """The layer's output [N, T, D]; cos and sin are None where it does not rotate, the rest is a Way."""
+        """The layer's output [N, T, D]; cos and sin are None where it does not rotate, the rest is a WriteOptions."""
         s = self.shape
         y = self._norm(x_NTD, self.attn_norm)
         q, k, v = self._heads(y)
@@ -259,7 +259,9 @@ class Decoder(nn.Module):
             ]
         return self._on_device
 
-    def _run(self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, way: Way) -> Tensor:
+    def _run(
+        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, way: WriteOptions
+    ) -> Tensor:
         inputs = x, cos, sin, way.kind, way.mask, way.cu_seqlens, way.max_len
         again = self.recompute == "block" and torch.is_grad_enabled()
         out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)

@@ -16,7 +16,7 @@ from typing import Any
 
 from aprfmt.errors import NotFoundError, UnknownFormatError, UsageError, storage_error
 from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 from aprtrain.config import Config, command_fields, schema, settled
 from aprtrain.report.metrics import FILE, METADATA
 
@@ -326,7 +326,7 @@ def write(folder: Path, target: Path, *, force: bool = False) -> dict[str, Any]:
         raise UsageError("a report is a page (.html) or a figure (.png)", path=target)
     body = numbers(folder)
     layout = FileLayout(target.name, [Literal(make(body))])
-    write_file(str(target), layout, Way(force=force))
+    write_file(str(target), layout, WriteOptions(force=force))
     return body
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from aprfmt.errors import StorageError, storage_error
 from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import Way, write_file
+from aprfmt.io.write import WriteOptions, write_file
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
 from aprtrain.data.packing import Windows
@@ -325,7 +325,7 @@ def _prepare(folder: Path, about: dict[str, Any]) -> None:
     path = folder / "about.json"
     if not path.exists():
         layout = FileLayout(path.name, [Literal((json.dumps(about, indent=2) + "\n").encode())])
-        write_file(str(path), layout, Way(force=True))
+        write_file(str(path), layout, WriteOptions(force=True))
 
 
 def _missing(config: Config, stores: dict[str, Store], held_out: Windows, batches: Batches) -> int:

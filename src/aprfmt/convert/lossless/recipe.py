@@ -12,7 +12,7 @@ A file is its segments end to end:
     ["z", n]                      n zero bytes
     ["t", name, stored, dtype]    a tensor, which must still be of dtype `stored`, as `dtype` (wider or the same)
     ["t", ..., move, n]           the same with the rows of its n heads moved, as older files have it
-    ["l", names, stored, dtype, recast, i]   tensor i of arch.links.Recast of the tensors `names`; [name with {e}, n]
+    ["l", names, stored, dtype, row_map, i]   tensor i of arch.links.RowMap of the tensors `names`; [name with {e}, n]
                                   among them stands for n names
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.links import MAX_TENSORS, Link, Recast, recast_from_json, recast_to_json
+from aprfmt.arch.links import MAX_TENSORS, Link, RowMap, recast_from_json, recast_to_json
 from aprfmt.canonical.dtype_choice import is_exact
 from aprfmt.canonical.tensor import CanonicalTensor, of_pieces
 from aprfmt.errors import AprError, CorruptError, LimitError
@@ -112,7 +112,7 @@ class RecipeWriter:
         self.files[-1].size += original.n_bytes
         self.files[-1].segments.append(
             ["l", _folded(link), kept[0] if len(set(kept)) == 1 else kept, original.dtype,
-             recast_to_json(link.recast), link.gguf.index(original.name)]
+             recast_to_json(link.row_map), link.gguf.index(original.name)]
         )  # fmt: skip
 
     def gguf_list(self, which: str, source: memoryview) -> None:
@@ -236,13 +236,13 @@ class Recipe:
 
     def _link(self, segment: list[Any]) -> Segment:
         hf = _unfolded(segment[1])
-        recast = recast_from_json(segment[4], hf[0])
+        row_map = recast_from_json(segment[4], hf[0])
         parts = [self.tensors[name] for name in hf]
-        if type(segment[5]) is not int or not 0 <= segment[5] < len(recast.after):
-            raise CorruptError("the record of the source files names no tensor of a recast")
-        if tuple(part.shape for part in parts) != recast.before:
+        if type(segment[5]) is not int or not 0 <= segment[5] < len(row_map.after):
+            raise CorruptError("the record of the source files names no tensor of a row_map")
+        if tuple(part.shape for part in parts) != row_map.before:
             raise CorruptError("the record of the source files gives a tensor another shape", tensor=hf[0])
-        made = of_pieces(hf[0], [part.piece() for part in parts], recast, segment[5])
+        made = of_pieces(hf[0], [part.piece() for part in parts], row_map, segment[5])
         if made.dtype != segment[3]:
             _check_exact(made.dtype, segment[3])
         return made.out(made.name, segment[3]).stream()
@@ -265,9 +265,9 @@ def _moved(tensor: CanonicalTensor, move: str, n_heads: int) -> CanonicalTensor:
     """The rows of each head in GGUF's rotary order."""
     if move != "rope_permute" or type(n_heads) is not int:
         raise CorruptError(f"the record of the source files names the unknown row move {move!r}")
-    recast = Recast((tensor.shape,), (tensor.shape,), (("swap", (n_heads, 2, _half_head(tensor, n_heads))),))
-    recast.check(tensor.name)
-    return of_pieces(tensor.name, [tensor.piece()], recast, 0)
+    row_map = RowMap((tensor.shape,), (tensor.shape,), (("swap", (n_heads, 2, _half_head(tensor, n_heads))),))
+    row_map.check(tensor.name)
+    return of_pieces(tensor.name, [tensor.piece()], row_map, 0)
 
 
 def _half_head(tensor: CanonicalTensor, n_heads: int) -> int:

@@ -37,11 +37,11 @@ class SourceTensors:
         """Adds the source tensor `name`: the `.apr`'s own, one of a link, or its bytes where a link is not exact."""
         c, original = self.c, self.c.model.tensors[name]
         own, link = self._own.get(name), self._links.get(name)
-        if own is None and (link is None or link.recast.is_plain):
+        if own is None and (link is None or link.row_map.is_plain):
             own = c.dropped[name]
         if own is not None:
             writer.tensor(c.tensors[own], self.stored.get(own))
-        elif link is not None and (not link.recast.value or self._comes_back(link, original)):
+        elif link is not None and (not link.row_map.value or self._comes_back(link, original)):
             writer.link(link, original, c.tensors, self.stored)
         else:
             writer.literal(original.raw())
@@ -52,7 +52,7 @@ class SourceTensors:
             return False
         outs = [self.c.tensors[name].out(name, self.stored.get(name)) for name in link.hf]
         pieces = [Decoded(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
-        made = of_pieces(original.name, pieces, link.recast, link.gguf.index(original.name))
+        made = of_pieces(original.name, pieces, link.row_map, link.gguf.index(original.name))
         return made.dtype == original.dtype and b"".join(map(bytes, made.chunks())) == original.raw()
 
 

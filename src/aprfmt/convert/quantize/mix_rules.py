@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.quantize.mixes import Mix
 from aprfmt.errors import RefusedError
-
-Shape = tuple[int, ...]
+from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ _LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "olmo": 80, "deci
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class QuantizeOverrides:
     """What the user asked for beside the mix.
 
     Attributes:
@@ -181,14 +180,14 @@ def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
 
 
 def choose(
-    tensors: Mapping[str, Shape], mix: Mix, network: Network, wishes: Wishes | None = None
+    tensors: Mapping[str, Shape], mix: Mix, network: Network, wishes: QuantizeOverrides | None = None
 ) -> dict[str, str]:
     """The dtype of every tensor that `mix` quantises; those that stay as they are do not appear.
 
     `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
     Raises RefusedError for a name without the layer that a rule asks for.
     """
-    chooser = _Chooser(tensors, mix, network, wishes or Wishes())
+    chooser = _Chooser(tensors, mix, network, wishes or QuantizeOverrides())
     ordered = sorted(tensors, key=lambda name: (_layer(name), name.encode(errors="surrogateescape")))
     found = ((name, chooser.dtype(name)) for name in ordered)
     return {name: dtype for name, dtype in found if dtype is not None}
@@ -206,7 +205,7 @@ class _Chooser:
     tensors: Mapping[str, Shape]
     mix: Mix
     network: Network
-    wishes: Wishes
+    wishes: QuantizeOverrides
     n_attn_v: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -280,6 +279,6 @@ def usual_bits(mix: Mix) -> float:
     }  # fmt: skip
     for layer in range(32):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in matrices.items()}
-    chosen = choose(shapes, mix, Network("llama", 32, 32, 8, 0), Wishes(imatrix=True))
+    chosen = choose(shapes, mix, Network("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
     n_bytes = sum(DTYPES[chosen[name]].n_bytes(shape) for name, shape in shapes.items())
     return 8 * n_bytes / sum(rows * cols for rows, cols in shapes.values())

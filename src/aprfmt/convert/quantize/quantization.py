@@ -22,8 +22,7 @@ from aprfmt.convert.quantize.mix_rules import (
     EMBEDDINGS,
     OUTPUT,
     Network,
-    Shape,
-    Wishes,
+    QuantizeOverrides,
     choose,
     needs_weights,
 )
@@ -31,11 +30,10 @@ from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, unknown
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
+from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Array = np.ndarray[Any, Any]
+    pass
 
 # Block types that no mix is made of: name -> general.file_type of a file that is all of them.
 _SINGLE = {"MXFP4": 38, "NVFP4": 39}
@@ -59,7 +57,7 @@ class Quantization:
     """A mix with everything that the user asked for beside it."""
 
     mix: Mix
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: QuantizeOverrides = field(default_factory=QuantizeOverrides)
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
 
@@ -214,7 +212,7 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
     for mix in (mix for mix in MIXES.values() if mix.dtype in types.values()):
         for imatrix in (False, True):
             try:
-                chosen = choose(shapes, mix, network, Wishes(imatrix=imatrix))
+                chosen = choose(shapes, mix, network, QuantizeOverrides(imatrix=imatrix))
             except RefusedError:
                 continue  # a layer beyond the last
             if all(types[name] == target for name, target in chosen.items()):
@@ -248,7 +246,7 @@ def asked(options: Options, target: str) -> Quantization | None:
     if options.leave_output and options.output_type:
         raise UsageError("--leave-output and --output-type contradict each other", hint="give one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
-    wishes = Wishes(
+    wishes = QuantizeOverrides(
         pure=options.pure,
         output=_dtype(options.output_type, "--output-type"),
         embedding=_dtype(options.embedding_type, "--embedding-type"),
@@ -351,14 +349,14 @@ def with_apr_names(
 
 def _in_hf_order(link: Link, chosen: Mapping[str, Target]) -> dict[str, Target]:
     """Targets of the Hugging Face tensors of a link; {} where its blocks cannot be had in their order."""
-    recast = link.recast
+    row_map = link.row_map
     found = [chosen.get(name) for name in link.gguf]
     first = found[0]
     if first is None or any(target is None or target.dtype != first.dtype for target in found):
         return {}
-    shapes: tuple[Shape, ...] = (*recast.before, *recast.after)
-    whole_rows = recast.moves_rows_only and not recast.flat and not recast.skip
-    if not whole_rows or any(shape[-1] != recast.row_elements for shape in shapes):
+    shapes: tuple[Shape, ...] = (*row_map.before, *row_map.after)
+    whole_rows = row_map.moves_rows_only and not row_map.flat and not row_map.skip
+    if not whole_rows or any(shape[-1] != row_map.row_elements for shape in shapes):
         return {}
     if all(target is None or target.weights is None for target in found):
         return dict.fromkeys(link.hf, first)
@@ -367,17 +365,17 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Target]) -> dict[str, Target]:
 
 def _weighted(link: Link, target: Target) -> dict[str, Target]:
     """The same where every matrix of the one GGUF tensor has weights of its own: each tensor gets its part."""
-    recast, weights = link.recast, target.weights
-    after: Shape = recast.after[0]
+    row_map, weights = link.row_map, target.weights
+    after: Shape = row_map.after[0]
     cols, rows = after[-1], after[-2]
     if n_matrices(after) == 1:
         return dict.fromkeys(link.hf, target)
     out, start = {}, 0
-    for name, shape in zip(link.hf, recast.before, strict=True):
+    for name, shape in zip(link.hf, row_map.before, strict=True):
         n_rows = _product(shape[:-1])
         first, last = start // rows, -(-(start + n_rows) // rows)
         inside = last - first == 1 and len(shape) == 2
-        if recast.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
+        if row_map.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
             return {}
         assert weights is not None
         out[name] = Target(target.dtype, weights[first * cols : last * cols])

@@ -19,7 +19,7 @@ from aprfmt.io.pipe import source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer
-from aprfmt.io.write import Way
+from aprfmt.io.write import WriteOptions
 from aprfmt.model import Model, Tensor
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
@@ -93,7 +93,7 @@ class _HashedFile(AtomicFile):
         super().write(data)
 
 
-def write_shards(target: str, shards: Sequence[Shard], way: Way) -> None:
+def write_shards(target: str, shards: Sequence[Shard], way: WriteOptions) -> None:
     """Writes the shards and then their manifest as the folder `target`. Raises ExistsError, StorageError."""
     n_bytes = sum(layout.n_bytes for layout, _ in shards)
     advance = way.progress(n_bytes) if way.progress else None

@@ -1,0 +1,26 @@
+"""Names of types that every room uses."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+    """A numpy array of any dtype and shape; docstrings give both."""
+else:
+    Array = object  # numpy stays unloaded
+
+PathLike: TypeAlias = str | os.PathLike[str]
+"""What functions take for a path."""
+
+Shape: TypeAlias = tuple[int, ...]
+"""Of a tensor: row-major, outermost dimension first."""
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+"""A value that was parsed from JSON text."""
+
+JsonObject: TypeAlias = "dict[str, Json]"
+"""A JSON object."""
