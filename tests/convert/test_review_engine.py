@@ -18,7 +18,7 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
 from aprfmt.convert.lossless.recipe import _unfolded
 from aprfmt.errors import RefusedError
-from aprfmt.inspect.validate import validate
+from aprfmt.inspection.validate import validate
 
 HUGE = 1 << 62
 

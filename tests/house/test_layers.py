@@ -23,14 +23,15 @@ LAYERS = [
     {"formats"},
     {"provenance", "html"},
     {"canonical"},
-    {"convert", "inspect"},
+    {"llama"},
+    {"convert", "inspection"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # tokenizer reads and writes dtype-free data only; arch may not know tokenizers, and the reverse.
 SIBLINGS = {
     ("arch", "tokenizer"), ("tokenizer", "arch"), ("codecs", "arch"), ("codecs", "tokenizer"),
-    ("inspect", "convert"), ("convert", "inspect"), ("provenance", "html"), ("html", "provenance"),
+    ("inspection", "convert"), ("convert", "inspection"), ("provenance", "html"), ("html", "provenance"),
 }  # fmt: skip
 
 

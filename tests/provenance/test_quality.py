@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aprfmt
-from aprfmt.inspect.describe import describe
+from aprfmt.inspection.describe import describe
 
 Folder = Callable[..., Path]
 

@@ -126,7 +126,7 @@ class Demo:
 
     def _inspect(self) -> str:
         from aprfmt.formats import open as open_model
-        from aprfmt.inspect.describe import describe
+        from aprfmt.inspection.describe import describe
 
         with open_model(self.packed) as model:
             body = describe(model)
@@ -136,7 +136,7 @@ class Demo:
 
     def _validate(self) -> str:
         from aprfmt.formats import open as open_model
-        from aprfmt.inspect.validate import validate
+        from aprfmt.inspection.validate import validate
 
         with open_model(self.packed) as model:
             verdict = validate(model)

@@ -14,7 +14,7 @@ from aprfmt.cli.output import out, plain, printable
 from aprfmt.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from aprfmt.inspect.diff import Comparison, How
+    from aprfmt.inspection.diff import Comparison, How
 
 _MAX_LINES = 40
 
@@ -40,7 +40,7 @@ def command(
     apr diff model.gguf model.apr --values
     """
     from aprfmt.errors import UsageError
-    from aprfmt.inspect.diff import How
+    from aprfmt.inspection.diff import How
 
     if math.isnan(tolerance):
         raise UsageError("--tolerance is not a number")
@@ -63,7 +63,7 @@ def command(
 
 def _compare(a: str, b: str, how: How) -> Comparison:
     from aprfmt.formats import open as open_model
-    from aprfmt.inspect.diff import Comparison, diff, same_files
+    from aprfmt.inspection.diff import Comparison, diff, same_files
 
     with open_model(a) as left, open_model(b) as right, Bar("comparing") as bar:
         if same_files(left, right):

@@ -39,7 +39,7 @@ def command(
     apr inspect model.apr --quality --json
     """
     from aprfmt.formats import open as open_model
-    from aprfmt.inspect.describe import describe
+    from aprfmt.inspection.describe import describe
 
     with open_model(file) as model:
         body = describe(model, quality=quality)

@@ -60,7 +60,7 @@ def command(
 def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
     """Reads the model, writes its page where one is named; what it found."""
     from aprfmt.formats import open as open_model
-    from aprfmt.inspect.model_page import html, survey
+    from aprfmt.inspection.model_page import html, survey
     from aprfmt.io.segments import FileLayout, Literal
     from aprfmt.io.write import WriteOptions, write_file
 

@@ -84,14 +84,14 @@ def _row(tensor: Tensor, stats: bool, hash: bool) -> dict[str, Any]:
         "size_bytes": tensor.n_bytes,
     }
     if stats:
-        from aprfmt.inspect.stats import Stats, tensor_stats
+        from aprfmt.inspection.stats import Stats, tensor_stats
 
         try:
             row |= tensor_stats(tensor).to_json()
         except (CorruptError, UnsupportedError) as error:  # one odd tensor does not hide the others
             row |= dict.fromkeys(Stats().to_json()) | {"stats_error": error.message}
     if hash:
-        from aprfmt.inspect.stats import tensor_sha256
+        from aprfmt.inspection.stats import tensor_sha256
 
         row["sha256"] = tensor_sha256(tensor)
     return row

@@ -12,7 +12,7 @@ from aprfmt.cli.output import out, printable, width
 from aprfmt.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from aprfmt.inspect.validate import Verdict
+    from aprfmt.inspection.validate import Verdict
 
 _MARKS = {
     "pass": ("ok  ", "green"),
@@ -40,7 +40,7 @@ def command(
     apr validate model.gguf --strict --min-score 95 --json
     """
     from aprfmt.formats import open as open_model
-    from aprfmt.inspect.validate import validate, weight_bytes
+    from aprfmt.inspection.validate import validate, weight_bytes
 
     with open_model(file) as model, Bar("validating") as bar:
         advance = bar.factory(weight_bytes(model)) if bar.factory else None

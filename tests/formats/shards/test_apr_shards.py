@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, UsageError
 from aprfmt.formats import apr2
-from aprfmt.inspect.validate import validate
+from aprfmt.inspection.validate import validate
 
 MANIFEST = "model.apr.index.json"
 

@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, RefusedError
-from aprfmt.inspect.validate import validate
+from aprfmt.inspection.validate import validate
 
 MANIFEST = "model.apr.index.json"
 

@@ -11,7 +11,7 @@ from aprfmt.arch.names import spellings
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
-from aprfmt.inspect.stats import BLOCK_VALUES, Stats, blocks
+from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 

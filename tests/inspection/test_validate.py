@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.inspect.validate import RULES, Verdict, validate
+from aprfmt.inspection.validate import RULES, Verdict, validate
 
 EMBEDDING = "model.embed_tokens.weight"
 Q = "model.layers.0.self_attn.q_proj.weight"

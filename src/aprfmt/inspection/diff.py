@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, storage_error
-from aprfmt.inspect.describe import typed_metadata
-from aprfmt.inspect.stats import exact_chunks, values
+from aprfmt.inspection.describe import typed_metadata
+from aprfmt.inspection.stats import exact_chunks, values
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Model, Tensor

@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli.demo_model import build
-from aprfmt.inspect.describe import _tokenizer_fields, describe
+from aprfmt.inspection.describe import _tokenizer_fields, describe
 
 
 def body_of(path: Path, **options: Any) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
         "warnings": [*model.warnings, *_unread_card(model)],
     }
     if quality:
-        from aprfmt.inspect.quality import quality_score
+        from aprfmt.inspection.quality import quality_score
 
         body["quality"] = quality_score(model, metadata, checksum, tokenizer)
     return body

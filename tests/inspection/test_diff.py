@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.inspect.diff import Comparison, How, diff, same_files
+from aprfmt.inspection.diff import Comparison, How, diff, same_files
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.codecs.recode import encode
-from aprfmt.inspect.stats import (
+from aprfmt.inspection.stats import (
     BLOCK_VALUES,
     Stats,
     blocks,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.html import heatmaps
 from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, text, tiles
-from aprfmt.inspect.describe import describe
-from aprfmt.inspect.stats import Stats, blocks
+from aprfmt.inspection.describe import describe
+from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.model import Model, Tensor
 from aprfmt.types import Array
 

@@ -18,7 +18,7 @@ import aprfmt
 from aprfmt.cli.demo_model import build
 from aprfmt.cli.main import run as apr
 from aprfmt.html.heatmaps import Cell, heat_map, histograms
-from aprfmt.inspect.model_page import Histogram, html, survey
+from aprfmt.inspection.model_page import Histogram, html, survey
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Write = Callable[..., Path]
