@@ -45,6 +45,10 @@ class Tensor:
         """The stored bytes, read-only and without a copy. Valid after the model is closed."""
         return self.source.view(self.offset, self.n_bytes)
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.pieces.Piece."""
+        self.source.read_into(self.offset + offset, buffer)
+
     def numpy(self) -> Array:
         """The values, decoded: BF16 and quantised dtypes as float32, the others as they are stored."""
         from aprfmt.codecs.convert import decode

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from aprfmt.arch.links import RowMap, recast_from_json, recast_to_json
 from aprfmt.canonical import rowmap as engine
-from aprfmt.canonical.pieces import Piece, Stored, values_of
 from aprfmt.canonical.rowmap import keeps_dtype, produce
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import encode
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Source
@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 def piece(array: Array, dtype: str = "F32") -> Piece:
     data = encode(dtype, array) if dtype != "F32" else array.astype("<f4").tobytes()
     source = Source.from_bytes(b"\0" * 5 + data + b"\0", "memory")
-    return Stored(Tensor("t", dtype, array.shape, 5, len(data), source))
+    return Tensor("t", dtype, array.shape, 5, len(data), source)
 
 
 def made(pieces: list[Piece], row_map: RowMap, inverse: bool = False) -> list[Array]:
@@ -37,7 +37,7 @@ def made(pieces: list[Piece], row_map: RowMap, inverse: bool = False) -> list[Ar
         produced = produce(pieces, row_map, position, inverse=inverse)
         assert produced.shape == shape
         assert sum(len(chunk) for chunk in produced.chunks()) == produced.n_bytes
-        out.append(values_of(produced))
+        out.append(produced.values())
     return out
 
 
@@ -158,7 +158,7 @@ def test_blocks_are_decoded_where_values_move() -> None:
     assert not keeps_dtype(pieces, row_map)
     produced = produce(pieces, row_map, 0)
     assert produced.dtype == "F32"
-    assert np.abs(values_of(produced) - x.T).max() < 0.05
+    assert np.abs(produced.values() - x.T).max() < 0.05
 
 
 def test_pieces_of_two_dtypes_become_floats() -> None:
@@ -166,7 +166,7 @@ def test_pieces_of_two_dtypes_become_floats() -> None:
     x = floats(2, 4)
     produced = produce([piece(x), piece(x, "BF16")], row_map, 0)
     assert produced.dtype == "F32"
-    np.testing.assert_allclose(values_of(produced)[1], x, rtol=1e-2)
+    np.testing.assert_allclose(produced.values()[1], x, rtol=1e-2)
 
 
 def test_empty_tensors() -> None:
@@ -196,7 +196,7 @@ def test_mxfp4_blocks_and_scales() -> None:
 
     def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
         source = Source.from_bytes(array.tobytes(), "memory")
-        return Stored(Tensor("t", dtype, shape, 0, array.nbytes, source))
+        return Tensor("t", dtype, shape, 0, array.nbytes, source)
 
     pieces = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
     packed = [produce(pieces, row_map, i) for i in range(2)]
@@ -255,10 +255,8 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
     x = floats(512, 1024)
     (tmp_path / "x").write_bytes(x.tobytes())
     with Source.open(tmp_path / "x") as source:
-        tensor = Stored(Tensor("x", "F32", x.shape, 0, x.nbytes, source))
+        tensor = Tensor("x", "F32", x.shape, 0, x.nbytes, source)
         row_map = RowMap((x.shape,), ((256, 1024), (256, 1024)), (("deal", (2, 128, 128)),))
         produced = produce([tensor], row_map, 1)
         assert max(len(chunk) for chunk in produced.chunks()) <= 1 << 20
-        np.testing.assert_array_equal(
-            values_of(produced), x.reshape(2, 256, 1024)[:, 128:].reshape(256, 1024)
-        )
+        np.testing.assert_array_equal(produced.values(), x.reshape(2, 256, 1024)[:, 128:].reshape(256, 1024))

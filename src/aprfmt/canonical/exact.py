@@ -10,18 +10,14 @@ import base64
 import binascii
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from aprfmt.arch.links import Link
-from aprfmt.canonical.pieces import Decoded, Piece, values_of
-from aprfmt.canonical.rowmap import produce
+from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import encode
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 MAX_BYTES = 64 << 20
 """Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
@@ -43,9 +39,7 @@ def residues(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> R
             continue
         original = _bits(b"".join(bytes(chunk) for chunk in tensor.chunks()), tensor.dtype)
         made = produce([tensor.piece()], link.row_map, 0)
-        found = _bits(
-            _inverse(Decoded("", made.dtype, made.shape, made.chunks), link, tensor.dtype), tensor.dtype
-        )
+        found = _bits(_inverse(made.piece(tensor.name), link, tensor.dtype), tensor.dtype)
         if not (original == found).all():
             packed = zlib.compress((original - found).tobytes(), 9)
             out[tensor.name] = [tensor.dtype, base64.b64encode(packed).decode()]
@@ -64,7 +58,7 @@ def restored(link: Link, pieces: Sequence[Piece], residue: Sequence[str]) -> Pie
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
     original = bits.tobytes()
-    piece = Decoded(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
+    piece = BufferedPiece(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
     again = b"".join(bytes(chunk) for chunk in produce([piece], link.row_map, 0).chunks())
     return piece if again == pieces[0].raw() else None
 
@@ -73,7 +67,7 @@ def _inverse(piece: Piece, link: Link, dtype: str) -> bytes:
     made = produce([piece], link.row_map, 0, inverse=True)
     if made.dtype == dtype:
         return b"".join(bytes(chunk) for chunk in made.chunks())
-    return encode(dtype, values_of(made))
+    return encode(dtype, made.values())
 
 
 def _bits(data: bytes, dtype: str) -> Array:

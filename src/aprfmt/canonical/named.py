@@ -11,11 +11,11 @@ from aprfmt.arch.layers import applies
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.pieces import Piece, Stored
 from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, of_pieces, stored
 from aprfmt.canonical.unpack import Packing
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.pieces import Piece
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.model import Model, Tensor
 
@@ -125,7 +125,7 @@ def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> Iterator[CanonicalT
     if absent:
         present = next(name for name in link.gguf if name in tensors)
         raise RefusedError(f"{absent[0]} is missing, which belongs to it", tensor=present)
-    pieces = tuple(Stored(tensors[name]) for name in link.gguf)
+    pieces = tuple(tensors[name] for name in link.gguf)
     if not keeps_dtype(pieces, link.row_map) and any(_is_quantized(p) for p in pieces):
         yield from (CanonicalTensor(p.name, (p,), link=link) for p in pieces)
         return

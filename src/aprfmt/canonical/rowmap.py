@@ -6,27 +6,80 @@ columns, mapped values) works on single elements: quantised tensors are decoded 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import VALUES, indices
-from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored
 from aprfmt.codecs import mxfp4
+from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.recode import recode
+from aprfmt.codecs.pieces import Piece
+from aprfmt.codecs.recode import Items, recode
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
 from aprfmt.io.segments import Item, Job, resolved
 from aprfmt.io.source import Buffer
+from aprfmt.model import Tensor
 from aprfmt.types import Array, Shape
 
-if TYPE_CHECKING:
-    pass
+
+@dataclass(slots=True)
+class BufferedPiece:
+    """A Piece whose bytes have to be made first (blocks that cannot move, another map): held while they are read."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    make: Callable[[], Iterable[Buffer]]
+    _data: bytes | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes once decoded."""
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the decoded tensor."""
+        buffer[:] = self.raw()[offset : offset + len(buffer)]
+
+    def raw(self) -> memoryview:
+        """All bytes; made on first use."""
+        if self._data is None:
+            self._data = b"".join(bytes(chunk) for chunk in self.make())
+        return memoryview(self._data)
+
+    def drop(self) -> None:
+        """Frees the memory; the next use makes the bytes again."""
+        self._data = None
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """One output tensor of a RowMap: what it will be, its bytes, and the memory that they take to make."""
+
+    dtype: str
+    shape: Shape
+    n_bytes: int
+    items: Items
+    held_bytes: int = 0
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Its bytes, piece by piece."""
+        return resolved(self.items(1))
+
+    def values(self) -> Array:
+        """The tensor in memory, decoded."""
+        data = b"".join(bytes(chunk) for chunk in self.chunks())
+        return decode(self.dtype, data, self.shape)
+
+    def piece(self, name: str) -> Piece:
+        """Its bytes as something that another RowMap can read from."""
+        return BufferedPiece(name, self.dtype, self.shape, self.chunks)
 
 
 def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
@@ -61,7 +114,7 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
     if not keeps_dtype(pieces, row_map) and (row_map.value == "" or any(p.dtype != "F32" for p in pieces)):
         pieces = [_floats(piece) for piece in pieces]
-    dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, Decoded))
+    dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
     if row_map.is_plain or prod(shape) == 0:
         n_bytes = pieces[0].n_bytes if row_map.is_plain else 0
         return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
@@ -88,14 +141,16 @@ def _floats(piece: Piece) -> Piece:
     def read() -> Iterator[Buffer]:
         return resolved(_whole(piece, piece.n_bytes, 1))
 
-    return Decoded(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
+    return BufferedPiece(
+        piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read)
+    )
 
 
 def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
-    if isinstance(piece, Decoded):
+    if isinstance(piece, BufferedPiece):
         return iter(piece.make())
-    if isinstance(piece, Stored) and n_bytes <= piece.n_bytes:
-        return source_jobs(piece.tensor.source, piece.tensor.offset, n_bytes, unit)
+    if isinstance(piece, Tensor) and n_bytes <= piece.n_bytes:
+        return source_jobs(piece.source, piece.offset, n_bytes, unit)
     step = max(1, CHUNK_BYTES // unit) * unit
     starts = range(0, n_bytes, step)
     return (Job(min(step, n_bytes - s), partial(_read, piece, s, min(step, n_bytes - s))) for s in starts)
@@ -109,7 +164,7 @@ def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
 
 def _side_by_side(pieces: Sequence[Piece], jobs: Iterator[Job]) -> Iterator[Item]:
     """`jobs`, run at once where they read decoded pieces: those are held only as long as this lasts."""
-    held = [piece for piece in pieces if isinstance(piece, Decoded)]
+    held = [piece for piece in pieces if isinstance(piece, BufferedPiece)]
     for job in jobs:
         yield job.run() if held else job
     for piece in held:

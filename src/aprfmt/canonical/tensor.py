@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from aprfmt.arch.links import Link, RowMap
-from aprfmt.canonical.pieces import Decoded, Piece, Produced, Stored, values_of
-from aprfmt.canonical.rowmap import keeps_dtype, produce
+from aprfmt.canonical.rowmap import Produced, produce
 from aprfmt.codecs.convert import stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import OverflowCount, recoded
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.types import Array, Shape
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["CanonicalTensor", "Decoded", "Stored", "keeps_dtype", "of_pieces", "values_of"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class CanonicalTensor:
         """The stored tensor that it is, unchanged; None where it is made of others."""
         piece = self.pieces[0]
         unchanged = self.row_map is None or self.row_map.is_plain
-        return piece.tensor if unchanged and isinstance(piece, Stored) else None
+        return piece if unchanged and isinstance(piece, Tensor) else None
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes in Hugging Face order."""
@@ -92,8 +86,7 @@ class CanonicalTensor:
         """This tensor as something that another row_map can read from."""
         if self.row_map is None or self.row_map.is_plain:
             return self.pieces[0]
-        made = self.produced
-        return Decoded(self.name, made.dtype, made.shape, made.chunks)
+        return self.produced.piece(self.name)
 
     def out(
         self,
@@ -110,7 +103,7 @@ class CanonicalTensor:
 
 def stored(name: str, tensor: Tensor) -> CanonicalTensor:
     """A tensor of the source under `name`, as it is."""
-    return CanonicalTensor(name, (Stored(tensor),))
+    return CanonicalTensor(name, (tensor,))
 
 
 def of_pieces(name: str, pieces: Sequence[Piece], row_map: RowMap, position: int) -> CanonicalTensor:

@@ -8,7 +8,8 @@ from functools import partial
 
 from aprfmt.arch.links import Link
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.tensor import Decoded, of_pieces
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import of_pieces
 from aprfmt.convert.lossless.recipe import RecipeWriter
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import resolved
@@ -51,7 +52,7 @@ class SourceTensors:
         if original.n_bytes > MAX_MAPPED_BYTES:
             return False
         outs = [self.c.tensors[name].out(name, self.stored.get(name)) for name in link.hf]
-        pieces = [Decoded(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
+        pieces = [BufferedPiece(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
         made = of_pieces(original.name, pieces, link.row_map, link.gguf.index(original.name))
         return made.dtype == original.dtype and b"".join(map(bytes, made.chunks())) == original.raw()
 

@@ -11,7 +11,7 @@ from aprfmt.canonical.dtype_choice import Losses, is_exact, matrix_dtype
 from aprfmt.canonical.envelope import LEFT_ASIDE
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import gguf_side
-from aprfmt.canonical.tensor import CanonicalTensor, values_of
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
@@ -136,7 +136,7 @@ def _narrowed(c: Canonical) -> dict[str, str]:
 def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
     if tensor.n_bytes > _LARGEST_NARROWED or not is_exact(dtype, tensor.dtype):
         return False
-    values = values_of(tensor.produced)
+    values = tensor.produced.values()
     return bool((decode(dtype, encode(dtype, values), tensor.shape) == values).all())
 
 
