@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from aprfmt.errors import AprError, StorageError
+from aprfmt.text import format_clock
 from aprtrain import guards
 from aprtrain.config import Config
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.report import summary as report
-from aprtrain.report.live import clock
 from aprtrain.signals import caught
 from aprtrain.world import World
 
@@ -146,7 +146,7 @@ class Course:
         if self._config.smoke is not None and rates:
             whole = self._config.steps or self._config.smoke
             summary |= {"projected_steps": whole, "projected_seconds": whole * typical}
-            self._parts.recorder.say(f"{whole} steps would take {clock(whole * typical)}")
+            self._parts.recorder.say(f"{whole} steps would take {format_clock(whole * typical)}")
         return summary
 
     def _describe(self, status: str, summary: dict[str, Any] | None = None) -> None:

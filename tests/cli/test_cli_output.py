@@ -13,16 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.cli import output
-from aprfmt.cli.output import (
-    Output,
-    human_bytes,
-    human_count,
-    human_seconds,
-    plain,
-    printable,
-    shorten,
-    table,
-)
+from aprfmt.cli.output import Output, plain, printable, shorten, table
 from aprfmt.cli.progress import Bar
 
 
@@ -127,31 +118,6 @@ def test_json_is_always_strict(value: Any) -> None:
 @given(st.text(st.characters(codec=None)))
 def test_printable_is_printable(text: str) -> None:
     assert printable(text).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("n", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.00 KiB"),
-        (98_000_000, "93.5 MiB"),
-        (1 << 30, "1.00 GiB"),
-        (1048575, "1.00 MiB"),
-    ],
-)
-def test_human_bytes(n: int, text: str) -> None:
-    assert human_bytes(n) == text
-
-
-def test_other_human_figures() -> None:
-    assert [human_count(n) for n in (9999, 134_500_000, 7_620_000_000)] == ["9,999", "134.5 M", "7.62 B"]
-    assert [human_seconds(s) for s in (0.012, 3.4159, 125, 4020)] == [
-        "12 ms",
-        "3.42 s",
-        "2 min 05 s",
-        "1 h 07 min",
-    ]
 
 
 @given(st.text(), st.integers(1, 60))

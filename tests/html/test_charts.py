@@ -8,7 +8,7 @@ import pytest
 from pages import Page
 
 from aprfmt.html.charts import HEIGHT, WIDTH, Mark, Series, chart, thinned
-from aprfmt.html.page import brief, page, table, text
+from aprfmt.html.page import page, table, text
 
 
 def curve(figure: str, number: int = 0) -> list[tuple[float, float]]:
@@ -88,11 +88,3 @@ def test_text_is_escaped_everywhere() -> None:
     assert "script" not in found.tags
     assert found.titles == [evil]
     assert text("a\x00\x1b\ud800") == "a\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}?"
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(0, "0"), (0.0379, "0.0379"), (3.1e-5, "3.1e-05"), (999.96, "1000"), (85_240, "85.2k"), (1.5e9, "1.5G")],
-)
-def test_numbers_are_brief(number: float, words: str) -> None:
-    assert brief(number) == words

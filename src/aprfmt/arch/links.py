@@ -14,6 +14,7 @@ from aprfmt.arch.orders import ORDERS, VALUES, Order, check_order
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.sizes import Sizes, evaluate, shape_of, sizes_of
 from aprfmt.errors import RefusedError
+from aprfmt.text import first_few
 from aprfmt.types import Shape
 
 MAX_TENSORS = 1 << 16
@@ -97,8 +98,7 @@ def _check(order: Order, n: int, tensor: str) -> None:
 
 
 def _shapes(shapes: tuple[Shape, ...]) -> str:
-    shown = ", ".join(str(list(shape)) for shape in shapes[:3])
-    return shown if len(shapes) <= 3 else f"{shown} and {len(shapes) - 3} more"
+    return first_few(map(list, shapes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.sizes import evaluate, sizes_of
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
+from aprfmt.text import first_few
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
@@ -211,9 +212,8 @@ def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers
             n_missing += len(absent)
             missing += absent[: max(0, 3 - len(missing))]
     if n_missing:
-        more = f" and {n_missing - len(missing)} more" if n_missing > len(missing) else ""
         raise RefusedError(
-            f"{n_missing} tensors of the {arch.id} network are missing: {', '.join(missing)}{more}",
+            f"{n_missing} tensors of the {arch.id} network are missing: {first_few(missing, total=n_missing)}",
             tensor=missing[0],
             hint="a sharded model needs all its shards; check num_layers and --arch",
         )

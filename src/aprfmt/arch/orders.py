@@ -13,6 +13,7 @@ and GGUF's llama neighbours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -68,17 +69,10 @@ def check_order(order: Order, n_rows: int) -> None:
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
         raise RefusedError(f"{_text(order)} is no order of rows")
-    groups = {"swap": _product(args), "deal": args[0] * sum(args[1:]), "tail": _product(args[1:])}[name]
+    groups = {"swap": math.prod(args), "deal": args[0] * sum(args[1:]), "tail": math.prod(args[1:])}[name]
     rest = n_rows - args[0] if name == "tail" else n_rows
     if groups == 0 or rest < groups or rest % groups or (name == "deal" and rest != groups):
         raise RefusedError(f"{n_rows} rows do not divide as {_text(order)} asks")
-
-
-def _product(args: Sequence[int]) -> int:
-    out = 1
-    for arg in args:
-        out *= arg
-    return out
 
 
 def _text(order: Order) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.errors import UsageError
+from aprfmt.text import plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -36,19 +37,12 @@ class Losses:
 
     def sentences(self) -> list[str]:
         """One sentence a kind of loss."""
-        out = [
-            f"{counted(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())
-        ]
+        out = [f"{plural(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
             out.append(
                 f"{self.overflows} values were beyond the target's range and became infinite or its largest"
             )
         return out + self.others
-
-
-def counted(n: int, noun: str) -> str:
-    """`1 tensor`, `2 tensors`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 # Source dtype -> targets that hold each of its values exactly.

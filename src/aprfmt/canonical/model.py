@@ -19,6 +19,7 @@ from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import UnmappedError, UsageError
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
+from aprfmt.text import first_few
 from aprfmt.tokenizer.model import Tokenizer
 
 
@@ -132,8 +133,7 @@ def canonical(
         c.envelope = envelope.folder_envelope(model.native.folder)
         c.left_out = model.native.left_out()
         if c.left_out:
-            more = f" and {len(c.left_out) - 5} more" if len(c.left_out) > 5 else ""
-            c.warnings.append(f"not carried: {', '.join(c.left_out[:5])}{more}")
+            c.warnings.append(f"not carried: {first_few(c.left_out, 5)}")
         facts = c.envelope.metadata if c.envelope is not None else {}
         c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
     if (
@@ -160,10 +160,9 @@ def _parts_left_out(found: Named) -> list[str]:
     if not found.left_out:
         return []
     parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in found.left_out})
-    more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
     return [
         f"{len(found.left_out)} tensors are no part of the language model and are not carried: "
-        f"{', '.join(parts[:3])}{more}"
+        f"{first_few(parts)}"
     ]
 
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.options import JsonOption, QuietOption
-from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, printable
+from aprfmt.cli.output import out, printable
 from aprfmt.errors import NotFoundError, RefusedError, RunError
+from aprfmt.text import format_bytes, format_count, format_seconds
 
 
 def command(
@@ -45,7 +46,7 @@ def command(
     seconds = sum(step["seconds"] for step in demo.steps)
     kept = str(output) if output else None
     body = {"model": str(source), "output": kept, "steps": demo.steps, "seconds": seconds}
-    out.result(body, [f"{out.style('all steps passed', 'green')} in {human_seconds(seconds)}"])
+    out.result(body, [f"{out.style('all steps passed', 'green')} in {format_seconds(seconds)}"])
     if output is None:
         out.hint(f"apr import {source if file else 'model.gguf'} -o model.apr")
 
@@ -116,13 +117,13 @@ class Demo:
         seconds = round(time.monotonic() - start, 3)
         self.steps.append({"name": name, "seconds": seconds, "detail": said[0]})
         mark = out.style("ok", "green")
-        out.line(f"  {mark}  {name:<9} {human_seconds(seconds):>8}  {printable(said[0])}")
+        out.line(f"  {mark}  {name:<9} {format_seconds(seconds):>8}  {printable(said[0])}")
 
     def _import(self) -> str:
         from aprfmt.convert.api import import_model
 
         report = import_model(self.source, self.packed, force=True).to_json()
-        return f"{human_bytes(report['input_bytes'])} GGUF to {human_bytes(report['output_bytes'])} .apr"
+        return f"{format_bytes(report['input_bytes'])} GGUF to {format_bytes(report['output_bytes'])} .apr"
 
     def _inspect(self) -> str:
         from aprfmt.formats import open as open_model
@@ -131,7 +132,7 @@ class Demo:
         with open_model(self.packed) as model:
             body = describe(model)
         tokens = (body["tokenizer"] or {}).get("vocab_size", 0)
-        size = f"{body['tensor_count']} tensors, {human_count(body['param_count'])} parameters"
+        size = f"{body['tensor_count']} tensors, {format_count(body['param_count'])} parameters"
         return f"{body['architecture']}, {size}, {tokens:,} tokens"
 
     def _validate(self) -> str:
@@ -149,7 +150,7 @@ class Demo:
         from aprfmt.convert.api import export_model
 
         report = export_model(self.packed, self.back, force=True).to_json()
-        return f"{human_bytes(report['output_bytes'])} GGUF"
+        return f"{format_bytes(report['output_bytes'])} GGUF"
 
     def _compare(self) -> str:
         from aprfmt.io.pipe import source_chunks

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import human_count, human_seconds, out, pairs, printable
+from aprfmt.cli.output import out, pairs, printable
 from aprfmt.errors import MissingDependencyError
+from aprfmt.text import format_count, format_seconds
 
 
 def command(
@@ -100,10 +101,10 @@ def _text(body: dict[str, Any]) -> Iterator[str]:
             *rows,
             ("read", f"{read}; {body['data_tokens']:,} tokens in documents: {body['documents']:,}"),
             *([("left out", left_out)] if left_out else []),
-            ("time", f"{human_seconds(body['seconds'])} on {body['device']} in {body['dtype']}"),
+            ("time", f"{format_seconds(body['seconds'])} on {body['device']} in {body['dtype']}"),
         ]
     )
 
 
 def _kind(model: dict[str, Any]) -> str:
-    return f"{model['architecture']}, {human_count(model['parameters'])} parameters, {model['format']}"
+    return f"{model['architecture']}, {format_count(model['parameters'])} parameters, {model['format']}"

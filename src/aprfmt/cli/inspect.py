@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import human_bytes, human_count, out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.text import format_bytes, format_count
 
 _DIMS = (
     *(("num_layers", "layers"), ("hidden_size", "hidden"), ("intermediate_size", "feed-forward")),
@@ -67,7 +68,8 @@ def _text(body: Mapping[str, Any]) -> Iterator[str]:
         yield from _quality(body["quality"])
     if "tensors" in body:
         rows = [
-            [t["name"], t["dtype"], _shape(t["shape"]), human_bytes(t["size_bytes"])] for t in body["tensors"]
+            [t["name"], t["dtype"], _shape(t["shape"]), format_bytes(t["size_bytes"])]
+            for t in body["tensors"]
         ]
         yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))
     if body.get("vocabulary"):
@@ -80,8 +82,8 @@ def _shape(shape: list[int]) -> str:
 
 
 def _summary(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "format", f"{body['format']}, {human_bytes(body['size_bytes'])}"
-    yield "tensors", f"{body['tensor_count']:,} ({human_count(body['param_count'])} parameters)"
+    yield "format", f"{body['format']}, {format_bytes(body['size_bytes'])}"
+    yield "tensors", f"{body['tensor_count']:,} ({format_count(body['param_count'])} parameters)"
     sums = body["checksum"]
     if set(sums.values()) != {"none"}:
         words = {"unchecked": "not checked (big file: apr validate does)", "absent": "absent", "none": "none"}
@@ -124,8 +126,8 @@ def _dtypes(body: Mapping[str, Any]) -> list[str]:
         [
             name,
             f"{row['tensors']:,}",
-            human_count(row["params"]),
-            human_bytes(row["bytes"]),
+            format_count(row["params"]),
+            format_bytes(row["bytes"]),
             f"{row['bytes'] / total:.1%}" if total else "",
             f"{8 * row['bytes'] / row['params']:.2f}" if row["params"] else "",
         ]

@@ -18,39 +18,6 @@ from typing import Any, TextIO
 from aprfmt.errors import StorageError
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
-def human_bytes(n: float) -> str:
-    """`n` bytes in IEC units, three significant digits: `93.5 MiB`."""
-    size, unit = float(n), 0
-    while size >= 1023.995 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    if unit == 0:
-        return f"{int(size)} B"
-    digits = 2 if size < 9.995 else 1 if size < 999.95 else 0
-    return f"{size:.{digits}f} {_UNITS[unit]}"
-
-
-def human_count(n: int) -> str:
-    """A count in words of thousands: `134.5 M`, `7.62 B`; exact below 10,000."""
-    if n < 10_000:
-        return f"{n:,}"
-    for limit, unit in ((1e6, "K"), (1e9, "M"), (1e12, "B"), (1e15, "T")):
-        size = n / (limit / 1e3)
-        if size < 999.95 or unit == "T":
-            return f"{size:.{2 if size < 9.995 else 1}f} {unit}"
-    return str(n)
-
-
-def human_seconds(seconds: float) -> str:
-    """A duration: `12 ms`, `3.42 s`, `2 min 05 s`, `1 h 07 min`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from aprfmt.cli.output import human_bytes, human_seconds, out, printable, shorten, width
+from aprfmt.cli.output import out, printable, shorten, width
+from aprfmt.text import format_bytes, format_seconds
 
 _INTERVAL_S = 0.1
 _BAR_COLUMNS = 24
@@ -56,10 +57,10 @@ class Bar:
         share = min(1.0, self._done / self._total) if self._total else 1.0
         filled = round(share * _BAR_COLUMNS)
         rate = self._done / elapsed
-        left = human_seconds((self._total - self._done) / rate) if rate and share < 1 else "0 s"
+        left = format_seconds((self._total - self._done) / rate) if rate and share < 1 else "0 s"
         text = (
             f"{self._verb} {'█' * filled}{'░' * (_BAR_COLUMNS - filled)} {share:4.0%} "
-            f"{human_bytes(self._done)}/{human_bytes(self._total)} {human_bytes(rate)}/s {left}"
+            f"{format_bytes(self._done)}/{format_bytes(self._total)} {format_bytes(rate)}/s {left}"
         )
         room = width() - len(text) - 3
         return f"{text}  {shorten(printable(label), room)}" if label and room >= 12 else text

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.options import ForceOption, JsonOption, QuietOption
-from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pairs, printable
+from aprfmt.cli.output import out, pairs, printable
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import UsageError
+from aprfmt.text import format_bytes, format_count, format_seconds
 
 
 def command(
@@ -87,13 +88,13 @@ def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:
     of = f" of {body['total_steps']:,.0f}" if body["total_steps"] else ""
     rows = [
         ("result", sentence(body)),
-        ("steps", f"{body['steps']:,}{of}, {human_count(int(body['tokens']))} tokens"),
+        ("steps", f"{body['steps']:,}{of}, {format_count(int(body['tokens']))} tokens"),
     ]
     if body["seconds"] is not None:
-        rows.append(("time", human_seconds(body["seconds"])))
+        rows.append(("time", format_seconds(body["seconds"])))
     speed = [f"{body['tokens_per_s']:,.0f} tokens/s"] if body["tokens_per_s"] is not None else []
     speed += [f"MFU {body['mfu']:.1%}"] if body["mfu"] is not None else []
-    speed += [f"peak {human_bytes(body['memory_bytes'])}"] if body["memory_bytes"] is not None else []
+    speed += [f"peak {format_bytes(body['memory_bytes'])}"] if body["memory_bytes"] is not None else []
     if speed:
         rows.append(("speed", ", ".join(speed)))
     if body["error"]:

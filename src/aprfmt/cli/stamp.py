@@ -18,9 +18,10 @@ from aprfmt.cli.options import (
     QuietOption,
     TokenizerOption,
 )
-from aprfmt.cli.output import human_bytes, out, pairs, plain, printable
+from aprfmt.cli.output import out, pairs, plain, printable
 from aprfmt.cli.transfer import refuse_terminal
 from aprfmt.errors import UsageError
+from aprfmt.text import format_bytes
 
 
 def command(
@@ -112,5 +113,5 @@ def _text(path: Path, report: dict[str, Any]) -> Iterator[str]:
         for key, value in stamped.items()
     ]
     if "output_bytes" in report:
-        rows.append(("size", human_bytes(report["output_bytes"])))
+        rows.append(("size", format_bytes(report["output_bytes"])))
     yield from pairs(rows)

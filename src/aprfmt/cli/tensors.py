@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import human_bytes, out, table
+from aprfmt.cli.output import out, table
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.model import Tensor
+from aprfmt.text import format_bytes
 
 
 def command(
@@ -110,7 +111,7 @@ def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
     else:
         header += ["size", "offset"]
         for cell, r in zip(cells, rows, strict=True):
-            cell += [human_bytes(r["size_bytes"]), str(r["offset"])]
+            cell += [format_bytes(r["size_bytes"]), str(r["offset"])]
     if hash:
         header.append("sha256")
         for cell, r in zip(cells, rows, strict=True):

@@ -14,8 +14,9 @@ import typer
 
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Group
-from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.errors import AprError, MissingDependencyError
+from aprfmt.text import format_bytes, format_count, format_seconds
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="Options as .toml, .yaml or .json.")
@@ -93,10 +94,10 @@ def _end(error: AprError) -> None:
 def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
     stopped = "interrupted" in summary
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
-    yield f"{word} after {summary['steps']:,} steps, {human_count(summary['tokens'])} tokens"
+    yield f"{word} after {summary['steps']:,} steps, {format_count(summary['tokens'])} tokens"
     rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
     part = " since it was resumed" if summary["config"]["resume"] else ""
-    rows = [("time", human_seconds(summary["seconds"]) + part + rate)]
+    rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
     for label, scores in (("before", summary["first"]), ("after", summary["last"])):
         if scores:
             names = ("ce", "kl", "agreement", "teacher_ce")
@@ -108,7 +109,7 @@ def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
         rows.append(
             (
                 "projection",
-                f"{summary['projected_steps']:,} steps: {human_seconds(summary['projected_seconds'])}",
+                f"{summary['projected_steps']:,} steps: {format_seconds(summary['projected_seconds'])}",
             )
         )
     if summary["model"]:
@@ -120,23 +121,25 @@ def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
 
 def _plan_text(body: dict[str, Any]) -> Iterator[str]:
     yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
-    rows = [(row["name"], human_bytes(row["bytes"])) for row in body["memory"] if row["bytes"]]
-    yield from table(["memory", "size"], [*rows, ("in all", human_bytes(body["memory_bytes"]))], right="size")
+    rows = [(row["name"], format_bytes(row["bytes"])) for row in body["memory"] if row["bytes"]]
+    yield from table(
+        ["memory", "size"], [*rows, ("in all", format_bytes(body["memory_bytes"]))], right="size"
+    )
     work = body["flops_per_token"]
     facts = [("FLOPs a token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
     if body["tokens"] is not None:
-        time = human_seconds(body["seconds_at_400_tflops"])
-        facts.append(("tokens", f"{human_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+        time = format_seconds(body["seconds_at_400_tflops"])
+        facts.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
     data = body["data"]
     if data["tokens"] is not None:
         facts.append(("data", f"shards of {data['tokens']:,} tokens"))
     else:
         left_out = "".join(f"; left out {n:,} {what}" for what, n in data["left_out"].items())
-        facts.append(("data", f"{data['files']:,} files, {human_bytes(data['bytes'])}{left_out}"))
+        facts.append(("data", f"{data['files']:,} files, {format_bytes(data['bytes'])}{left_out}"))
     for who in ("teacher", "student"):
         if body[who]:
             facts.append(
-                (who, f"{body[who]['architecture']}, {human_count(body[who]['parameters'])} parameters")
+                (who, f"{body[who]['architecture']}, {format_count(body[who]['parameters'])} parameters")
             )
     if body["vocabulary"]:
         v = body["vocabulary"]
@@ -148,8 +151,8 @@ def _plan_text(body: dict[str, Any]) -> Iterator[str]:
         )
     if body["teacher_cache"]:
         kept = body["teacher_cache"]
-        most = f", at most {human_bytes(kept['bytes'])}" if kept["bytes"] else ""
-        each, free = human_bytes(kept["bytes_per_token"]), human_bytes(kept["free"])
+        most = f", at most {format_bytes(kept['bytes'])}" if kept["bytes"] else ""
+        each, free = format_bytes(kept["bytes_per_token"]), format_bytes(kept["free"])
         facts.append(
             ("teacher's answers", f"{each} a token{most}; {free} free in {printable(kept['folder'])}")
         )

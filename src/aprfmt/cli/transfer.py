@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from aprfmt.cli.output import human_bytes, human_count, human_seconds, out, pairs, printable, table
+from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import RefusedError, UsageError
+from aprfmt.text import format_bytes, format_count, format_seconds
 
 _LABELS = {
     "apr-v2": "APR v2",
@@ -82,9 +83,9 @@ def parse_shard_size(text: str | None) -> int | None:
 
 def _done_text(report: dict[str, Any]) -> Iterator[str]:
     size, seconds = report["output_bytes"], report["seconds"]
-    rate = f", {human_bytes(size / seconds)}/s" if seconds > 0 else ""
+    rate = f", {format_bytes(size / seconds)}/s" if seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(str(report['output'])), 'bold')}"
-    yield from pairs([*_facts(report), ("time", f"{human_seconds(seconds)}{rate}"), *_verify(report)])
+    yield from pairs([*_facts(report), ("time", f"{format_seconds(seconds)}{rate}"), *_verify(report)])
 
 
 def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -93,8 +94,8 @@ def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "architecture", str(report["architecture"] or "(unknown)")
     yield "tensors", f"{report['tensor_count']:,} ({dtypes})" if dtypes else f"{report['tensor_count']:,}"
     bits = f", {report['bits_per_weight']:.2f} bits a weight" if report["bits_per_weight"] else ""
-    yield "size", f"{human_bytes(report['output_bytes'])} from {human_bytes(report['input_bytes'])}{bits}"
-    yield "parameters", human_count(sum(row["params"] for row in report["dtypes"].values()))
+    yield "size", f"{format_bytes(report['output_bytes'])} from {format_bytes(report['input_bytes'])}{bits}"
+    yield "parameters", format_count(sum(row["params"] for row in report["dtypes"].values()))
     if report["lossless"]:
         yield "lossless", "yes: the source can be had back byte for byte"
     elif report["losses"]:
@@ -113,9 +114,9 @@ def _verify(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _plan_text(report: dict[str, Any]) -> Iterator[str]:
     name = out.style(printable(str(report["output"])), "bold")
     yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
-    yield from pairs([*_facts(report), ("memory", human_bytes(report["memory_bytes"]))])
+    yield from pairs([*_facts(report), ("memory", format_bytes(report["memory_bytes"]))])
     rows = [
-        [t["name"], t["dtype"], "×".join(map(str, t["shape"])) or "scalar", human_bytes(t["size_bytes"])]
+        [t["name"], t["dtype"], "×".join(map(str, t["shape"])) or "scalar", format_bytes(t["size_bytes"])]
         for t in report["tensors"]
     ]
     if rows:

@@ -17,6 +17,7 @@ from aprfmt.formats.apr_manifest import ShardInfo, read_manifest
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
 from aprfmt.formats.hf_files import list_names
 from aprfmt.model import Model
+from aprfmt.text import plural
 
 MANIFEST_NAME = f"model{APR_MANIFEST_SUFFIX}"
 _FETCH_AGAIN = "fetch the manifest and its shards again, all of one revision"
@@ -207,7 +208,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
     return Model(
         path=path,
         format="apr-v2",
-        label=f"APR v2, {len(models)} shard{'s' if len(models) > 1 else ''}",
+        label=f"APR v2, {plural(len(models), 'shard')}",
         version=models[0].version,
         sources=[native.source for native in natives],
         tensors=native.index.tensors,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from aprfmt.html.page import brief, text
+from aprfmt.html.page import text
+from aprfmt.text import format_number
 
 WIDTH, HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 8.0, 10.0, 24.0
@@ -189,7 +190,7 @@ def chart(
     low, high = x_range or (min(min(s.xs) for s in drawn), max(max(s.xs) for s in drawn))
     x = Axis(low, high if high > low else low + 1, _LEFT, WIDTH - _RIGHT)
     y = _axis(values, HEIGHT - _BOTTOM, _TOP, kind, zero=zero)
-    say = _percent if kind == "percent" else brief
+    say = _percent if kind == "percent" else format_number
     body = [*_grid(x, y, say), *_marks(x, marks)]
     kept = []
     for s in drawn:
@@ -248,7 +249,7 @@ def _grid(x: Axis, y: Axis, say: Callable[[float], str]) -> Iterator[str]:
     for value in ticks:
         at = x.at(value)
         anchor = "end" if at > x.end - 12 else "middle"
-        yield f'<text x="{at:.1f}" y="{y.start + 16:g}" text-anchor="{anchor}">{text(brief(value))}</text>'
+        yield f'<text x="{at:.1f}" y="{y.start + 16:g}" text-anchor="{anchor}">{text(format_number(value))}</text>'
 
 
 def _marks(x: Axis, marks: Sequence[Mark]) -> Iterator[str]:

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from aprfmt.html.page import brief, text
+from aprfmt.html.page import text
+from aprfmt.text import format_number
 
 STYLE = """
 figure.wide{overflow-x:auto;margin-bottom:14px}figure.wide svg{min-width:720px}figure.wide svg text{font-size:11px}
@@ -90,7 +91,7 @@ def histograms(title: str, rows: Sequence[Sequence[float]], reach: float, labels
     if len(rows) > 1:
         body += f'<text x="{left - 6:g}" y="{height + 3:g}" text-anchor="end">{text(labels[1])}</text>'
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        words = brief((2 * share - 1) * reach).replace("-", "\N{MINUS SIGN}")
+        words = format_number((2 * share - 1) * reach).replace("-", "\N{MINUS SIGN}")
         at = left + share * (right - left)
         body += f'<text x="{at:g}" y="{height + 19:g}" text-anchor="{anchor}">{text(words)}</text>'
     return (

@@ -5,11 +5,8 @@ Every function gives a piece of HTML; text from outside is escaped here and nowh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from html import escape
-
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#f5f6f8;--card:#fff;--text:#1b1f27;--soft:#5f6875;--line:#dfe3e9;--grid:#e9ecf1;
@@ -131,14 +128,3 @@ def grid(pieces: Iterable[str]) -> str:
     """Figures side by side, as many as fit."""
     inner = "\n".join(piece for piece in pieces if piece)
     return f"<div class=grid>\n{inner}\n</div>" if inner else ""
-
-
-def brief(number: float) -> str:
-    """At most four digits and a unit: 85.2k, 0.0379, 3.1e-05."""
-    if not math.isfinite(number):
-        return str(number)
-    size = abs(number)
-    for limit, unit in _UNITS:
-        if size >= limit:
-            return f"{number / limit:.3g}{unit}" if size < 999.5 * limit else f"{number / limit:.0f}{unit}"
-    return f"{number:.3g}" if size < 100 else f"{number:.4g}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from aprfmt.inspection.stats import exact_chunks, values
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Model, Tensor
+from aprfmt.text import plural
 
 # Typed APR fields that some other container has no place for, and the template, which the tokenizers show.
 _APR_ONLY = (
@@ -205,14 +206,10 @@ def _short(value: Any) -> Any:
         return f"{value[:_MAX_TEXT]}… ({len(value)} characters)"
     if _is_list(value):
         long = len(value) > 8 or len(repr(list(value))) > _MAX_TEXT
-        return f"[{_count(value, 'item')}]" if long else list(value)
+        return f"[{plural(len(value), 'item')}]" if long else list(value)
     if isinstance(value, Mapping) and (len(value) > 8 or len(repr(value)) > _MAX_TEXT):
-        return f"{{{_count(value, 'key')}}}"
+        return f"{{{plural(len(value), 'key')}}}"
     return value
-
-
-def _count(value: Sized, what: str) -> str:
-    return f"{len(value)} {what}{'s' * (len(value) != 1)}"
 
 
 def _where(x: Any, y: Any) -> dict[str, int]:

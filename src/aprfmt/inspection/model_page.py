@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.html import heatmaps
-from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, text, tiles
+from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
 from aprfmt.inspection.describe import describe
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.model import Model, Tensor
+from aprfmt.text import format_number
 from aprfmt.types import Array
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def html(body: Mapping[str, Any]) -> str:
 def _head(body: Mapping[str, Any]) -> Iterator[str]:
     yield f"<h1>{text(body['metadata'].get('name') or body['file'])}</h1>"
     arch = body["architecture"] or "unknown architecture"
-    yield f"<p class=lead>{text(arch)}, {brief(body['param_count'])} parameters, {text(body['format'])}</p>"
+    yield f"<p class=lead>{text(arch)}, {format_number(body['param_count'])} parameters, {text(body['format'])}</p>"
     yield f"<p class=soft>{text(body['file'])}</p>"
     bad = sum((t["nan_count"] or 0) + (t["inf_count"] or 0) for t in body["tensors"])
     if bad:
@@ -164,10 +165,10 @@ def _head(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _tiles(body: Mapping[str, Any]) -> str:
     metadata = body["metadata"]
-    rows = [("size", f"{brief(body['size_bytes'])}B", f"{body['size_bytes']:,} bytes", "")]
+    rows = [("size", f"{format_number(body['size_bytes'])}B", f"{body['size_bytes']:,} bytes", "")]
     stored = sum(row["bytes"] for row in body["dtypes"].values())
     bits = f"{8 * stored / body['param_count']:.2f}" if body["param_count"] else "–"
-    rows += [("parameters", brief(body["param_count"]), "", ""), ("bits a weight", bits, "", "")]
+    rows += [("parameters", format_number(body["param_count"]), "", ""), ("bits a weight", bits, "", "")]
     rows += [("tensors", f"{body['tensor_count']:,}", "", "")]
     rows += [(label, _number(metadata[key]), "", "") for key, label in _DIMS if metadata.get(key) is not None]
     return tiles(rows)
@@ -187,7 +188,7 @@ def _tables(body: Mapping[str, Any]) -> Iterator[str]:
         [
             name,
             f"{row['tensors']:,}",
-            brief(row["params"]),
+            format_number(row["params"]),
             f"{row['bytes']:,}",
             f"{row['bytes'] / total:.1%}",
         ]

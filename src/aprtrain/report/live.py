@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, TextIO
 
-from aprfmt.html.page import brief
+from aprfmt.text import format_clock, format_number
 
 _INTERVAL_S = 0.125  # eight drawings a second, and the last one
 _HISTORY = 240  # values behind a sparkline
@@ -34,10 +34,10 @@ def line(values: Mapping[str, Any], total: int) -> str:
     parts += [
         f"grad {values['grad_norm']:.3g}",
         f"lr {values['lr']:.2e}",
-        f"{brief(values['tokens_per_s'])} tok/s",
+        f"{format_number(values['tokens_per_s'])} tok/s",
         *_device(values),
     ]
-    return "  ".join([*parts, f"eta {clock(values['eta_s'])}"])
+    return "  ".join([*parts, f"eta {format_clock(values['eta_s'])}"])
 
 
 def _device(values: Mapping[str, Any]) -> Iterator[str]:
@@ -47,12 +47,6 @@ def _device(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"gpu {values['utilisation']}%"
     if values.get("memory_bytes"):
         yield f"{values['memory_bytes'] / 2**30:.1f} GiB"
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def spark(values: Sequence[float], cells: int = _CELLS) -> str:
@@ -157,7 +151,7 @@ class Panel:
         step, total = self._values["step"], self._total
         share = min(1.0, step / total) if total else 1.0
         yield f"step {step:,}/{total:,}", "1"
-        yield f"eta {clock((total - step) * fmean(self._seconds))}", ""
+        yield f"eta {format_clock((total - step) * fmean(self._seconds))}", ""
         width = min(40, columns - 50)
         if width >= 8:
             full = round(share * width)
@@ -175,7 +169,7 @@ class Panel:
 
     def _speed(self) -> Iterator[Segment]:
         values = self._values
-        yield f"{brief(values['tokens_per_s'])} tok/s", ""
+        yield f"{format_number(values['tokens_per_s'])} tok/s", ""
         for words in _device(values):
             yield words, ""
         yield f"lr {values['lr']:.2e}", "2"
@@ -190,7 +184,7 @@ class Panel:
             yield f"held-out at {scores['step']:,}: {' '.join(found)}", ""
         if self._saved is not None:
             step, when = self._saved
-            yield f"checkpoint {step:,}, {clock(time.monotonic() - when)} ago", ""
+            yield f"checkpoint {step:,}, {format_clock(time.monotonic() - when)} ago", ""
 
 
 def _size(stream: TextIO) -> tuple[int, int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from aprfmt.errors import MissingDependencyError
 from aprfmt.html.charts import SCRIPT, STYLE, Mark, Series, chart, is_wide
-from aprfmt.html.page import brief, facts, folded, grid, heading, page, table, text, tiles
-from aprtrain.report.live import clock
+from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
+from aprfmt.text import format_clock, format_number
 
 _Body = Mapping[str, Any]
 STATUS = {
@@ -37,7 +37,7 @@ class _Panel:
 def _panels(body: _Body) -> Iterator[_Panel]:
     """What is drawn over tokens; a panel whose series are all empty is nothing."""
     t = body["config"].get("temperature")
-    soft = f"train, T = {brief(t)}" if isinstance(t, (int, float)) else "train, softened"
+    soft = f"train, T = {format_number(t)}" if isinstance(t, (int, float)) else "train, softened"
     if body["teacher"] is not None:  # without one the loss is the cross entropy
         yield _Panel("Loss", [_curve(body, "train", "loss", 0)])
     teacher = _scores(body, "teacher", "teacher_ce", 2)
@@ -127,7 +127,7 @@ def _head(body: _Body) -> Iterator[str]:
     for who in ("teacher", "student"):
         model = body[who]
         if model and model["architecture"]:
-            size = f" {brief(model['parameters'])} parameters" if model["parameters"] else ""
+            size = f" {format_number(model['parameters'])} parameters" if model["parameters"] else ""
             told.append(f"{who if body['teacher'] else 'model'} {model['architecture']}{size}")
     yield f"<p class=soft>{text(' · '.join(word for word in told if word))}</p>"
     if body["error"]:
@@ -154,11 +154,11 @@ def _tiles(body: _Body) -> str:
     rows = [*_results(body)]
     of = f"of {body['total_steps']:,.0f}" if body["total_steps"] else ""
     rows.append(("steps", f"{body['steps']:,}", of, ""))
-    rows.append(("tokens", brief(body["tokens"]), "", ""))
+    rows.append(("tokens", format_number(body["tokens"]), "", ""))
     if body["seconds"] is not None:
-        rows.append(("wall time", clock(body["seconds"]), "h:mm:ss", ""))
+        rows.append(("wall time", format_clock(body["seconds"]), "h:mm:ss", ""))
     if body["tokens_per_s"] is not None:
-        rows.append(("tokens a second", brief(body["tokens_per_s"]), "median", ""))
+        rows.append(("tokens a second", format_number(body["tokens_per_s"]), "median", ""))
     if body["mfu"] is not None:
         rows.append(("MFU", f"{body['mfu']:.1%}", "median", ""))
     if body["memory_bytes"] is not None:
@@ -202,7 +202,7 @@ def _notes(body: _Body) -> str:
 def _tables(body: _Body) -> Iterator[str]:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("step", "step", "{:,.0f}".format),
-        ("tokens", "at_tokens", brief),
+        ("tokens", "at_tokens", format_number),
         ("KL", "kl", "{:.4g}".format),
         ("CE", "ce", "{:.4f}".format),
         ("perplexity", "perplexity", "{:,.3f}".format),
@@ -218,7 +218,7 @@ def _tables(body: _Body) -> Iterator[str]:
     kept = [{**row, "note": "best so far" if row["best"] else ""} for row in body["checkpoints"]]
     columns = [
         ("step", "step", "{:,.0f}".format),
-        ("tokens", "at_tokens", brief),
+        ("tokens", "at_tokens", format_number),
         ("written", "time", _date),
         ("GiB", "bytes", lambda n: f"{n / _GIB:.3g}"),
         ("seconds", "seconds", "{:.3g}".format),

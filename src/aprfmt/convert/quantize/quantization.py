@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.dtype_choice import counted
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -30,6 +30,7 @@ from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, unknown
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
+from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Quantization:
         odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
         if odd:
             dtypes = ", ".join(sorted({chosen[name] for name in odd}))
-            yield f"{counted(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
+            yield f"{plural(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
 
     def _refuse_requantising(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
@@ -131,8 +132,7 @@ class Quantization:
                     f"but for {next(iter(self.imatrix.entries))}",
                     path=self.imatrix.path,
                 )
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            c.warnings.append(f"the importance matrix has no entry for {', '.join(missing[:3])}{more}")
+            c.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
         return found
 
     def _entry(self, tensor: CanonicalTensor) -> Array | None:
@@ -372,7 +372,7 @@ def _weighted(link: Link, target: Target) -> dict[str, Target]:
         return dict.fromkeys(link.hf, target)
     out, start = {}, 0
     for name, shape in zip(link.hf, row_map.before, strict=True):
-        n_rows = _product(shape[:-1])
+        n_rows = math.prod(shape[:-1])
         first, last = start // rows, -(-(start + n_rows) // rows)
         inside = last - first == 1 and len(shape) == 2
         if row_map.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
@@ -381,10 +381,3 @@ def _weighted(link: Link, target: Target) -> dict[str, Target]:
         out[name] = Target(target.dtype, weights[first * cols : last * cols])
         start += n_rows
     return out
-
-
-def _product(shape: Shape) -> int:
-    n = 1
-    for dim in shape:
-        n *= dim
-    return n

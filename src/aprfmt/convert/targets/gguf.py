@@ -31,6 +31,7 @@ from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
 from aprfmt.provenance import provenance
+from aprfmt.text import first_few
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.pre_names import check_name
 
@@ -158,8 +159,7 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
                 yield _factors(name, factors)
     placeless = [name for name in c.tensors if row is not None and names.is_placeless(row, name)]
     if placeless:
-        more = f" and {len(placeless) - 3} more" if len(placeless) > 3 else ""
-        losses.dropped(f"a GGUF has no place for {', '.join(placeless[:3])}{more}")
+        losses.dropped(f"a GGUF has no place for {first_few(placeless)}")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
     targets = quantization.targets(c, side) if quantization is not None else {}
     for tensor in side:

@@ -1,0 +1,70 @@
+"""Numbers and lists as words for people: pages, tables and messages use the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+_IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_bytes(n: float) -> str:
+    """`n` bytes in IEC units, three significant digits: `93.5 MiB`."""
+    size, unit = float(n), 0
+    while size >= 1023.995 and unit < len(_IEC_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    if unit == 0:
+        return f"{int(size)} B"
+    digits = 2 if size < 9.995 else 1 if size < 999.95 else 0
+    return f"{size:.{digits}f} {_IEC_UNITS[unit]}"
+
+
+def format_count(n: int) -> str:
+    """A count in thousands, millions, billions: `134.5 M`, `7.62 B`; exact below 10,000."""
+    if n < 10_000:
+        return f"{n:,}"
+    for limit, unit in ((1e6, "K"), (1e9, "M"), (1e12, "B"), (1e15, "T")):
+        size = n / (limit / 1e3)
+        if size < 999.95 or unit == "T":
+            return f"{size:.{2 if size < 9.995 else 1}f} {unit}"
+    return str(n)
+
+
+def format_number(number: float) -> str:
+    """Any number in at most four digits and an SI unit, as axes and tiles show it: `85.2k`, `0.0379`, `3.1e-05`."""
+    if not math.isfinite(number):
+        return str(number)
+    size = abs(number)
+    for limit, unit in _SI_UNITS:
+        if size >= limit:
+            return f"{number / limit:.3g}{unit}" if size < 999.5 * limit else f"{number / limit:.0f}{unit}"
+    return f"{number:.3g}" if size < 100 else f"{number:.4g}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration: `12 ms`, `3.42 s`, `2 min 05 s`, `1 h 07 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def format_clock(seconds: float) -> str:
+    """A duration as a clock shows it, in a fixed width while it runs down: `1:07:05`."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def first_few(names: Iterable[object], n: int = 3, total: int | None = None) -> str:
+    """`a, b, c and 4 more`: the first `n` of `names`, which may be the beginning of `total`."""
+    known = list(names)
+    more = (len(known) if total is None else total) - min(n, len(known))
+    return ", ".join(map(str, known[:n])) + (f" and {more} more" if more else "")
