@@ -47,10 +47,10 @@ def child(teacher: str, row: Row) -> None:
 
     from aprtrain import budget
     from aprtrain.config import Config
-    from aprtrain.world import joined
+    from aprtrain.world import join_world
     from bench_train import T, parts_of, updates, windows
 
-    with joined("cuda") as world:
+    with join_world("cuda") as world:
         config = Config(
             micro_tokens=MICRO, seq_len=T, tokens_per_step=row.tokens, warmup_steps=0, lr=1e-6, save_every=0,
             save_minutes=0.0, eval_every=0, repeat=True, shard=row.shard,

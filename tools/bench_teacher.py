@@ -40,7 +40,7 @@ from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 from aprtrain.teacher import fp8 as teacher_fp8
 from aprtrain.teacher.blocks import BlocksDecoder
-from aprtrain.teacher.teacher import Teacher, planned_bytes
+from aprtrain.teacher.teacher import Teacher, estimate_bytes
 
 N, T = 8, 2048
 SIZES = {"Q4_K": 1e-4, "Q6_K": 2.5e-5, "Q8_0": 4e-4}
@@ -250,8 +250,8 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
         torch.cuda.synchronize()
         row: dict[str, Any] = {"load_s": time.perf_counter() - start, "notes": teacher.notes}
         row["resident_gb"] = (torch.cuda.memory_allocated() - began) / 1e9
-        row["planned_gb"] = planned_bytes(network, residency) / 1e9
-        exact = planned_bytes(network, residency) == teacher.resident_bytes
+        row["planned_gb"] = estimate_bytes(network, residency) / 1e9
+        exact = estimate_bytes(network, residency) == teacher.resident_bytes
         row["load_peak_gb"] = (torch.cuda.max_memory_allocated() - began) / 1e9
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Training steps on one CUDA GPU, random weights: python tools/bench_train.py [--quick] [--peers] [--json FILE]
 
 Models have the dims of Qwen2.5, T = 2048, 32,768 tokens an update. Our rows are updates of aprtrain.loop's Trainer
-with the classes of a real run (Batches, Teacher, Decoder, Optimizer, the loss head), only that models are random
+with the classes of a real run (Batches, Teacher, Decoder, FlatAdamW, the loss head), only that models are random
 instead of read. A row tells tokens a second (median of the updates after warm-up), the peak of memory beside the
 plan, and, from updates of their own, the milliseconds of each stage between device events. The floor is the useful
 arithmetic of budget.flops at 790 TFLOP/s, the bf16 product of an H200 on random data; the teacher's head counts.
@@ -63,7 +63,7 @@ SIZES = {
     "1.5b": (1536, 28, 12, 2, 8960, 151936, True),
     "7b": (3584, 28, 28, 4, 18944, 152064, False),
 }
-STAGES = ("teacher trunk", "student forward", "head", "backward", "optimizer")
+STAGES = ("teacher backbone", "student forward", "head", "backward", "optimizer")
 WARM, MEASURED, TIMED = 4, 10, 4
 GIB = 2**30
 NO_LIMITS = mock.patch.multiple(teacher_fp8, MOST_KL=float("inf"), LEAST_AGREEMENT=0.0)
@@ -220,7 +220,7 @@ def stages(config: Config, parts: Parts) -> dict[str, float]:
 
     assert parts.teacher is not None
     with (
-        mock.patch.object(parts.teacher, "hidden", timed("teacher trunk", parts.teacher.hidden)),
+        mock.patch.object(parts.teacher, "hidden", timed("teacher backbone", parts.teacher.hidden)),
         mock.patch.object(parts.student, "forward", timed("student forward", parts.student.forward)),
         mock.patch("aprtrain.loop.distill_head", timed("head", distill_head)),
         mock.patch.object(torch.autograd, "backward", timed("backward", torch.autograd.backward)),
@@ -256,7 +256,7 @@ def profile(teacher: str, micro: int) -> None:
 
 
 def peer_models(teacher: str) -> tuple[Any, Any]:
-    """transformers' teacher and student, trunks compiled."""
+    """transformers' teacher and student, backbones compiled."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     made = []
@@ -283,7 +283,7 @@ def dense_chunk(x: Tensor, w: Tensor, t: Tensor, wt: Tensor, labels: Tensor) -> 
 
 
 def dense(chunk: int, x: Tensor, w: Tensor, t: Tensor, wt: Tensor, labels: Tensor) -> None:
-    """Backward of `dense_chunk`, chunk after chunk, then of the trunk."""
+    """Backward of `dense_chunk`, chunk after chunk, then of the backbone."""
     step = torch.compile(dense_chunk, dynamic=False)
     leaf = x.detach().requires_grad_()
     for start in range(0, len(x), chunk):

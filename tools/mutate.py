@@ -85,7 +85,7 @@ class Copy:
         where.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
         found = subprocess.run(  # noqa: PLW1510
-            [*command, f"--basetemp={where}", *(f"tests/train/{test}" for test in tests)],
+            [*command, f"--basetemp={where}", *map(self._path, tests)],
             cwd=self.folder,
             env=self._environment(*([mutant] if mutant else [])) | {"APR_TEST_TEACHER": self._teacher},
             capture_output=True,
@@ -93,6 +93,12 @@ class Copy:
             timeout=_TIMEOUT_S,
         )
         return found.returncode, found.stdout + found.stderr
+
+    def _path(self, test: str) -> str:
+        """`test_x.py::y` with the folder of the file, whose name is unique below tests/train."""
+        name, _, rest = test.partition("::")
+        (path,) = (self.folder / "tests/train").rglob(name)
+        return f"{path.relative_to(self.folder)}::{rest}"
 
     def mutated(self, number: int, mutation: Mutation) -> Path:
         """A folder with the package of a mutant."""

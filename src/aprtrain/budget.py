@@ -43,13 +43,13 @@ def memory(
     on_gpu: bool,
     compiled: bool,
     teacher_head: int = 0,
-    trunk: bool = True,
+    backbone: bool = True,
     processes: int = 1,
 ) -> list[Row]:
     """What each of several processes holds on its device at the peak of a step.
 
     `resident` are the bytes of the teacher's weights, `head` those of the loss head and `teacher_head` those of the
-    teacher's head made ready for it, as their modules tell. Without `trunk` the teacher's states are read.
+    teacher's head made ready for it, as their modules tell. Without `backbone` the teacher's states are read.
     """
     width = 2 if on_gpu else 4
     tokens = config.micro_tokens
@@ -66,7 +66,10 @@ def memory(
             Row(f"teacher: weights, {config.teacher_residency}", resident),
             Row("teacher: head for the loss", teacher_head),
             Row("teacher: hidden states", tokens * teacher.d_model * width),
-            Row("teacher: a pass", tokens * wide * width + _scores_of_layer(config, teacher) if trunk else 0),
+            Row(
+                "teacher: a pass",
+                tokens * wide * width + _scores_of_layer(config, teacher) if backbone else 0,
+            ),
         ]
     return [*rows, Row("workspaces", _OVERHEAD if on_gpu else 0)]
 
@@ -138,7 +141,7 @@ class Flops:
     teacher_head: float = 0.0
 
     @property
-    def without_trunk(self) -> Flops:
+    def without_backbone(self) -> Flops:
         """Where the teacher's hidden states are read."""
         return replace(self, teacher=self.teacher_head)
 

@@ -256,7 +256,7 @@ def what_fields() -> list[str]:
     return [f.name for f in schema().values() if f.place == "what"]
 
 
-def settled(config: Config, data_steps: int | None = None) -> Config:
+def resolve(config: Config, data_steps: int | None = None) -> Config:
     """`config` with every number filled in; `data_steps` is how many updates the data last for.
 
     Raises UsageError for a schedule shorter than the run.

@@ -16,7 +16,7 @@ from aprtrain import guards
 from aprtrain.config import Config
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.report import summary as report
-from aprtrain.signals import caught
+from aprtrain.signals import catch_signals
 from aprtrain.world import World
 
 
@@ -42,13 +42,13 @@ class Course:
     def go(self, resumed: int | None) -> dict[str, Any]:
         """Everything; the summary."""
         began = time.monotonic()
-        with caught() as stop:
+        with catch_signals() as stop:
             trainer = Trainer(self._config, self._world, self._parts, self._progress, stop)
             if resumed is None:
                 self._parts.recorder.say("held-out text is scored before the first step")
                 self._check_models(trainer)
                 if self._config.smoke is None:
-                    self._rehearse(trainer)
+                    self._trial_save(trainer)
                 self._world.barrier()
             if self._world.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self._world.device)
@@ -101,20 +101,20 @@ class Course:
             allow_weaker=self._config.allow_weaker_teacher,
         )
 
-    def _rehearse(self, trainer: Trainer) -> None:
-        moment = trainer.moment({})
+    def _trial_save(self, trainer: Trainer) -> None:
+        snapshot = trainer.snapshot({})
         if self._parts.saver is not None:
-            self._parts.saver.rehearse(moment)
+            self._parts.saver.trial_save(snapshot)
 
     def _finish(self, trainer: Trainer, *, is_whole: bool) -> Path | None:
         if self._config.smoke is not None:
             return None
         scores = trainer.evaluate() if is_whole else {}
         trainer.save_now()
-        moment = trainer.moment(scores) if is_whole else None
+        snapshot = trainer.snapshot(scores) if is_whole else None
         model, saver = None, self._parts.saver
-        if saver is not None and moment is not None:
-            model = saver.finish(moment)
+        if saver is not None and snapshot is not None:
+            model = saver.finish(snapshot)
         elif saver is not None and self._progress.step not in saver.saved:
             raise StorageError(
                 "the run was asked to end, and its last checkpoint could not be saved", path=saver.folder,

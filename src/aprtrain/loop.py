@@ -18,8 +18,8 @@ from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
 from aprtrain import budget
-from aprtrain.checkpoints.checkpoint import Host, copied
-from aprtrain.checkpoints.saving import Moment, Saver
+from aprtrain.checkpoints.checkpoint import Host, copy_state
+from aprtrain.checkpoints.saving import Saver, Snapshot
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Utilisation, Watchdog, nvml_reader
@@ -27,11 +27,11 @@ from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.decoder import Decoder
-from aprtrain.optim.adamw import Owner
+from aprtrain.optim.adamw import Optimizer
 from aprtrain.optim.schedule import learning_rate
 from aprtrain.report.metrics import Recorder
 from aprtrain.signals import Stop
-from aprtrain.teacher.cache import Answers
+from aprtrain.teacher.cache import CachedHidden
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
 
@@ -60,7 +60,7 @@ class Parts:
     """
 
     student: Decoder
-    optimizer: Owner
+    optimizer: Optimizer
     teacher: Teacher | None
     vocabulary: Vocabulary | None
     batches: Batches
@@ -73,7 +73,7 @@ class Parts:
     lineage: Mapping[str, Any]
     facts: Mapping[str, Any]
     on_stall: Callable[[RunError], None]
-    answers: Answers | None = None
+    answers: CachedHidden | None = None
 
 
 @dataclass
@@ -274,7 +274,7 @@ class Trainer:
     def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> dict[str, Any]:
         config, parts = self._config, self._parts
         n = pending.n_valid
-        flops = parts.flops.without_trunk if parts.answers and parts.answers.is_read else parts.flops
+        flops = parts.flops.without_backbone if parts.answers and parts.answers.is_read else parts.flops
         rate = config.tokens_per_step / max(seconds, 1e-9)
         values: dict[str, Any] = {
             "step": pending.step,
@@ -339,11 +339,11 @@ class Trainer:
         """Scores of now, recorded and said; {} where not needed. If it fails, all save the weights, then raise."""
         scores: dict[str, Any] = {}
         error: AprError | None = None
-        if (self._world.is_first or self._parts.optimizer.is_spread) and self._config.smoke is None:
+        if (self._world.is_first or self._parts.optimizer.is_sharded) and self._config.smoke is None:
             try:
                 scores = {"step": self.progress.step, **self._parts.evaluate()}
             except AprError as found:
-                if self._parts.optimizer.is_spread and found.__cause__ is not None:
+                if self._parts.optimizer.is_sharded and found.__cause__ is not None:
                     raise  # perhaps in this process alone: the others are still busy with the divided network
                 error = found
         if self._world.any(error is not None):
@@ -366,9 +366,9 @@ class Trainer:
 
     def _save(self, scores: dict[str, Any]) -> None:
         """Begins to write a checkpoint of now."""
-        moment = self.moment(scores)
+        snapshot = self.snapshot(scores)
         if self._parts.saver is not None:
-            self._parts.saver.begin(moment)
+            self._parts.saver.begin(snapshot)
         self._saved_at = time.monotonic()
         self._asked_to_save = False
 
@@ -378,7 +378,7 @@ class Trainer:
         if self._parts.saver is not None:
             self._parts.saver.wait()
 
-    def moment(self, scores: Mapping[str, Any]) -> Moment:
+    def snapshot(self, scores: Mapping[str, Any]) -> Snapshot:
         """A copy of the live state, once the one before is written; all processes take part, the first keeps it."""
         if self._parts.saver is not None:
             self._parts.saver.wait()
@@ -388,9 +388,9 @@ class Trainer:
             self.progress.best = score
         parts, dtype = self._parts, self._config.save_dtype
         keeps = parts.saver is not None
-        weights, state = copied(parts.optimizer, parts.student.shape, dtype, self._host, keeps=keeps)
+        weights, state = copy_state(parts.optimizer, parts.student.shape, dtype, self._host, keeps=keeps)
         state["rng"] = torch.get_rng_state()
         progress = vars(self.progress) | {"evaluations": list(self.progress.evaluations)}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
         facts = {**self._parts.facts, "progress": progress, "cursor": self._parts.batches.cursor}
-        return Moment(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)
+        return Snapshot(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)

@@ -21,8 +21,8 @@ from aprtrain.guards import check_distinct, check_length
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import Network, fill, fingerprint, open_network, refuse_zeros
-from aprtrain.optim.adamw import Optimizer, Owner, Settings
-from aprtrain.optim.sharded import SpreadOptimizer, spread
+from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings
+from aprtrain.optim.sharded import ShardedAdamW, shard_weights
 from aprtrain.student import fresh_student, make_student
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World
@@ -49,13 +49,13 @@ class Pair:
     identity: Identity
     vocabulary: Vocabulary | None
 
-    def student_print(self) -> str:
+    def student_fingerprint(self) -> str:
         """Tells the student's initial weights from others."""
-        return fingerprint(self.made) if self.made is not None else quick_print(self.student)
+        return fingerprint(self.made) if self.made is not None else quick_fingerprint(self.student)
 
 
 @contextmanager
-def opened(command: str, config: Config) -> Iterator[Pair]:
+def open_pair(command: str, config: Config) -> Iterator[Pair]:
     """The models that `config` names. Raises what opening and pairing them raises, each within seconds."""
     with ExitStack() as stack:
         pair = _pretrained(config, stack) if command == "pretrain" else _distilled(config, stack)
@@ -116,7 +116,7 @@ def _identity(student: Network, teacher: Network | None) -> Identity:
     return Identity(student.hparams, student.tokenizer, origin)
 
 
-def quick_print(network: Network) -> str:
+def quick_fingerprint(network: Network) -> str:
     """sha-256 over names, dtypes, shapes and both ends of every tensor of an opened file, stored form.
 
     Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
@@ -132,18 +132,18 @@ def quick_print(network: Network) -> str:
     return digest.hexdigest()
 
 
-def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Owner]:
+def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Optimizer]:
     """The student on the device and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
     settings = Settings((config.beta1, config.beta2), config.eps, config.weight_decay, config.clip)
     decoder: Decoder
-    optimizer: Owner
+    optimizer: Optimizer
     if config.shard == "weights":
-        decoder = spread(shape, dtype, world)
-        optimizer = SpreadOptimizer(decoder, settings, world)
+        decoder = shard_weights(shape, dtype, world)
+        optimizer = ShardedAdamW(decoder, settings, world)
     else:
         decoder = Decoder(shape, dtype, world.device)
-        optimizer = Optimizer(decoder, settings, world)
+        optimizer = FlatAdamW(decoder, settings, world)
     decoder.recompute = config.recompute
     made = pair.made.hf_tensors() if pair.made is not None else {}
 
@@ -154,16 +154,16 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Own
             else:
                 fill(pair.student, name, target)
 
-    optimizer.take("master", write)
+    optimizer.load("master", write)
     if is_compiled(config, world.device):
-        decoder.compile_blocks(hooked=optimizer.is_spread)
+        decoder.compile_blocks(hooked=optimizer.is_sharded)
     return decoder, optimizer
 
 
 def load_teacher(
-    config: Config, pair: Pair, held_out: Windows, device: torch.device, *, trunk: bool = True
+    config: Config, pair: Pair, held_out: Windows, device: torch.device, *, backbone: bool = True
 ) -> Teacher | None:
-    """The teacher on `device`, or without `trunk` its head; bfloat16, but float32 for a bf16 one on the CPU."""
+    """The teacher on `device`, or without `backbone` its head; bfloat16, but float32 for a bf16 one on the CPU."""
     if pair.teacher is None or pair.vocabulary is None:
         return None
     sample = None
@@ -178,7 +178,7 @@ def load_teacher(
         dtype=teacher_dtype(config, device),
         sample_NT=sample,
         compiled=is_compiled(config, device),
-        trunk=trunk,
+        backbone=backbone,
     )
 
 

@@ -14,16 +14,16 @@ import torch
 import aprfmt
 from aprfmt.errors import UsageError
 from aprtrain import budget
-from aprtrain.config import Config, command_fields, settled, what_fields
+from aprtrain.config import Config, command_fields, resolve, what_fields
 from aprtrain.data.shards import Corpus, read_header
 from aprtrain.data.sources import list_files
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary
-from aprtrain.models import Pair, is_compiled, opened, quick_print, teacher_dtype
+from aprtrain.models import Pair, is_compiled, open_pair, quick_fingerprint, teacher_dtype
 from aprtrain.student import without_folders
 from aprtrain.teacher.cache import bytes_per_token
-from aprtrain.teacher.teacher import planned_bytes
-from aprtrain.world import planned_size
+from aprtrain.teacher.teacher import estimate_bytes
+from aprtrain.world import world_size
 
 SCHEMA = "aprtrain.run/1"
 _ASSUMED_FLOPS = 400e12
@@ -45,9 +45,9 @@ def check_sharding(config: Config, processes: int) -> None:
 
 
 def memory_plan(
-    config: Config, pair: Pair, device: torch.device, *, trunk: bool = True, processes: int = 1
+    config: Config, pair: Pair, device: torch.device, *, backbone: bool = True, processes: int = 1
 ) -> list[budget.Row]:
-    """The memory of one of several processes, on `device`; without `trunk` of the teacher only the head is loaded."""
+    """The memory of one of several processes, on `device`; without `backbone` only the teacher's head is loaded."""
     teacher, shape = pair.teacher, pair.student.shape
     share = max(config.seq_len, config.tokens_per_step // processes)
     config = replace(config, micro_tokens=min(config.micro_tokens, share))
@@ -57,7 +57,7 @@ def memory_plan(
     chunk = min(config.chunk, config.micro_tokens)
     resident = teacher_head = 0
     if teacher is not None:
-        resident = planned_bytes(teacher, config.teacher_residency, trunk=trunk)
+        resident = estimate_bytes(teacher, config.teacher_residency, backbone=backbone)
         resident *= teacher_dtype(config, device).itemsize // 2
         teacher_head = logit_weight_bytes(
             vocabulary, teacher.shape.d_model, logits, config.teacher_residency == "q4k"
@@ -65,7 +65,7 @@ def memory_plan(
     return budget.memory(
         config, shape, teacher.shape if teacher is not None else None, resident=resident,
         head=head_bytes(vocabulary, shape.d_model, chunk, logits, teacher is not None),
-        on_gpu=on_gpu, compiled=is_compiled(config, device), teacher_head=teacher_head, trunk=trunk,
+        on_gpu=on_gpu, compiled=is_compiled(config, device), teacher_head=teacher_head, backbone=backbone,
         processes=processes,
     )  # fmt: skip
 
@@ -84,14 +84,14 @@ def origin_of(command: str, config: Config, pair: Pair, corpus: Corpus | None) -
         "teacher": teacher
         and {
             "name": teacher.path.name,
-            "print": quick_print(teacher),
+            "print": quick_fingerprint(teacher),
             "architecture": teacher.shape.architecture,
             "parameters": teacher.shape.n_params,
         },
         "student": {
             "name": pair.student.path.name,
             "made": made or without_folders(config.shape),
-            "print": pair.student_print(),
+            "print": pair.student_fingerprint(),
             "architecture": pair.student.shape.architecture,
             "parameters": pair.student.shape.n_params,
         },
@@ -109,15 +109,15 @@ def origin_of(command: str, config: Config, pair: Pair, corpus: Corpus | None) -
 
 def plan(command: str, config: Config) -> dict[str, Any]:
     """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
-    device, processes = torch.device(config.device.split(":")[0]), planned_size()
+    device, processes = torch.device(config.device.split(":")[0]), world_size()
     check_sharding(config, processes)
-    with opened(command, config) as pair:
+    with open_pair(command, config) as pair:
         rows = memory_plan(config, pair, device, processes=processes)
         work = flops_of(config, pair)
         steps = config.steps
         tokens = steps * config.tokens_per_step if steps is not None else None
         if steps is not None:
-            config = settled(config)
+            config = resolve(config)
         return {
             "command": command,
             "memory": [{"name": row.name, "bytes": row.n_bytes} for row in rows],

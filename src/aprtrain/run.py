@@ -16,8 +16,8 @@ import torch
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprtrain import budget, guards
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.saving import Saver, clear, held, prepare_folder
-from aprtrain.config import Config, changed_fields, command_fields, settled
+from aprtrain.checkpoints.saving import Saver, clear, lock_folder, prepare_folder
+from aprtrain.config import Config, changed_fields, command_fields, resolve
 from aprtrain.course import Course
 from aprtrain.data.batches import Batches
 from aprtrain.data.corpus import prepare
@@ -27,14 +27,14 @@ from aprtrain.evaluate import evaluate
 from aprtrain.loop import Parts, Progress
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.loss.vocab import Vocabulary
-from aprtrain.models import Pair, load_student, load_teacher, opened
+from aprtrain.models import Pair, load_student, load_teacher, open_pair
 from aprtrain.network.decoder import Decoder
-from aprtrain.optim.adamw import Owner, load_states
+from aprtrain.optim.adamw import Optimizer, load_states
 from aprtrain.planning import check_sharding, flops_of, memory_plan, origin_of
 from aprtrain.report.metrics import Recorder
-from aprtrain.teacher.cache import Answers, check_folder, open_cache
+from aprtrain.teacher.cache import CachedHidden, check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
-from aprtrain.world import World, joined, planned_size
+from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
 _LOST = ("gloo", "NCCL", "peer")
@@ -59,20 +59,20 @@ def run(
         with ExitStack() as stack:
             if config.deterministic:
                 stack.enter_context(guards.deterministic())
-            world = stack.enter_context(joined(config.device))
+            world = stack.enter_context(join_world(config.device))
             check_sharding(config, world.size)
             recorder = _recorder(config, world, stream)
             for line in lines:
                 recorder.say(line)
             folder = stack.enter_context(_folder(config, world))
-            pair = stack.enter_context(opened(command, config))
+            pair = stack.enter_context(open_pair(command, config))
             return _train(command, config, world, recorder, folder, pair, on_stall)
     except torch.OutOfMemoryError as error:
         raise RunError(
             "the GPU has no memory left", hint="try a smaller --micro-tokens, --recompute block; see --plan"
         ) from error
     except RuntimeError as error:
-        if planned_size() == 1 or not any(word in str(error) for word in _LOST):
+        if world_size() == 1 or not any(word in str(error) for word in _LOST):
             raise
         last = str(error).strip().splitlines()[-1]
         raise RunError(
@@ -109,14 +109,14 @@ def _train(
     if folder.resumed is not None:
         _check_resumed(config, folder.facts, origin, folder.resumed)
     cache = open_cache(config, pair, corpus, (windows, held_out), batches, world.device, recorder.say)
-    trunk = cache is None or cache.missing > 0
-    plan = memory_plan(config, pair, world.device, trunk=trunk, processes=world.size)
+    backbone = cache is None or cache.missing > 0
+    plan = memory_plan(config, pair, world.device, backbone=backbone, processes=world.size)
     on_gpu = world.device.type == "cuda"
     if on_gpu:
         budget.check_fits(plan, torch.cuda.get_device_properties(world.device).total_memory)
     student, optimizer = load_student(config, pair, world)
     load = partial(load_teacher, config, pair, held_out, world.device)
-    teacher = load(trunk=trunk)
+    teacher = load(backbone=backbone)
     _check_devices(student, teacher, world)
 
     def load_late() -> Teacher | None:
@@ -152,11 +152,11 @@ def _train(
         return Course(command, config, world, parts, progress, origin).go(folder.resumed)
 
 
-def _progress(folder: _Folder, optimizer: Owner) -> Progress:
+def _progress(folder: _Folder, optimizer: Optimizer) -> Progress:
     """Where the run begins; the optimizer and the random numbers are put there."""
     if folder.resumed is None:
         return Progress()
-    with checkpoint.opened_state(_state_file(folder.path, folder.resumed)) as (state, _):
+    with checkpoint.open_state(_state_file(folder.path, folder.resumed)) as (state, _):
         load_states(optimizer, state)
         torch.set_rng_state(state["rng"])
     return Progress(**folder.facts["progress"])
@@ -176,15 +176,15 @@ def _folder(config: Config, world: World) -> Iterator[_Folder]:
     assert config.output is not None
     path = Path(config.output)
     is_new = not path.exists()
-    with held(path) if world.is_first else nullcontext():
+    with lock_folder(path) if world.is_first else nullcontext():
         try:
             resumed = prepare_folder(path, resume=config.resume) if world.is_first else None
             world.barrier()
             if not world.is_first and config.resume:
-                resumed = checkpoint.pointed(path, checkpoint.LATEST)
+                resumed = checkpoint.read_pointer(path, checkpoint.LATEST)
             facts: dict[str, Any] = {}
             if resumed is not None:
-                with checkpoint.opened_state(_state_file(path, resumed)) as (_, facts):
+                with checkpoint.open_state(_state_file(path, resumed)) as (_, facts):
                     pass
             yield _Folder(path, resumed, facts)
         except BaseException:
@@ -238,7 +238,7 @@ def _settled(
         cursor=cursor,
         log=recorder.say,
     )
-    config = settled(config, batches.n_steps)
+    config = resolve(config, batches.n_steps)
     batches.check(config.stop)
     return config, batches
 
@@ -257,7 +257,7 @@ def _evaluation(
     vocabulary: Vocabulary | None,
     held_out: Windows,
     world: World,
-    answers: Answers | None,
+    answers: CachedHidden | None,
 ) -> Any:
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)

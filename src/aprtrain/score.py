@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from aprfmt.errors import UsageError
-from aprtrain.data.corpus import Encoder, Pace
+from aprtrain.data.corpus import Encoder, ReadProgress
 from aprtrain.data.packing import Windows
 from aprtrain.data.shards import HEADER, Part, open_corpus
 from aprtrain.data.sources import Document, list_files, read_documents
@@ -145,10 +145,10 @@ def _documents(
     """Every document that is not empty."""
     files = list_files([data], skipped)
     sizes = [file.path.stat().st_size for file in files]
-    pace = Pace(sum(sizes), log)
+    progress = ReadProgress(sum(sizes), log)
     for file, size in zip(files, sizes, strict=True):
         for document in read_documents(file, separator, skipped):
-            pace.document(document)
+            progress.document(document)
             if not isinstance(document, str) or document.strip():
                 yield document
-        pace.file(size)
+        progress.file(size)

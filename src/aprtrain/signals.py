@@ -23,7 +23,7 @@ class Stop:
 
 
 @contextmanager
-def caught() -> Iterator[Stop]:
+def catch_signals() -> Iterator[Stop]:
     """A Stop that the signals set while the block runs; outside of the main thread none does."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

@@ -106,15 +106,15 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def planned_size() -> int:
+def world_size() -> int:
     """How many processes torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
-def joined(word: str) -> Iterator[World]:
+def join_world(word: str) -> Iterator[World]:
     """The world that torchrun's variables describe, or a world of one. Raises as `device_of`."""
-    size, rank = planned_size(), int(os.environ.get("RANK", "0"))
+    size, rank = world_size(), int(os.environ.get("RANK", "0"))
     device = device_of(word, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
         torch.cuda.set_device(device)

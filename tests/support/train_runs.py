@@ -15,7 +15,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.cli import demo_model
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import Snapshot
+from aprtrain.checkpoints.checkpoint import Weights
 from aprtrain.config import Config
 from aprtrain.config_build import build
 from aprtrain.loss.head import HeadOut, distill_head
@@ -85,15 +85,15 @@ def weights(path: Path) -> dict[str, bytes]:
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that a state file holds. Raises as checkpoint.opened_state."""
-    with checkpoint.opened_state(path) as (tensors, facts):
+    """All that a state file holds. Raises as checkpoint.open_state."""
+    with checkpoint.open_state(path) as (tensors, facts):
         return dict(tensors), facts
 
 
-def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Snapshot:
+def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Weights:
     """A copy of live weights as "bf16" or "f32"."""
     name, kind = {"bf16": ("BF16", torch.bfloat16), "f32": ("F32", torch.float32)}[dtype]
-    return Snapshot(name, {key: tensor.detach().to(kind, copy=True) for key, tensor in tensors.items()})
+    return Weights(name, {key: tensor.detach().to(kind, copy=True) for key, tensor in tensors.items()})
 
 
 def poisoned(calls: int) -> Callable[..., HeadOut]:

@@ -13,7 +13,7 @@ import torch
 import train_runs
 
 from aprtrain.run import run
-from aprtrain.teacher.cache import Answers
+from aprtrain.teacher.cache import CachedHidden
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,11 +68,11 @@ def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The windows that were asked for, batch by batch, when the reading began."""
     found: list[tuple[int, ...]] = []
-    honest = Answers._begin
+    honest = CachedHidden._begin
 
-    def spied(self: Answers, windows: tuple[int, ...]) -> Any:
+    def spied(self: CachedHidden, windows: tuple[int, ...]) -> Any:
         found.append(windows)
         return honest(self, windows)
 
-    monkeypatch.setattr(Answers, "_begin", spied)
+    monkeypatch.setattr(CachedHidden, "_begin", spied)
     return found

@@ -12,7 +12,7 @@ import pytest
 from aprfmt.cli import demo_model
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
-from aprtrain.config import Config, changed_fields, command_fields, schema, settled, what_fields
+from aprtrain.config import Config, changed_fields, command_fields, resolve, schema, what_fields
 from aprtrain.config_build import build
 from aprtrain.optim.schedule import learning_rate
 
@@ -187,13 +187,13 @@ def test_the_digest_covers_every_field_that_decides_the_numbers_and_no_other(nam
 
 
 def test_settled_fills_in_what_follows() -> None:
-    config = settled(made(total_steps=10_000))
+    config = resolve(made(total_steps=10_000))
     assert (config.stop, config.schedule_steps, config.warmup_steps) == (200, 10_000, 200)
-    assert settled(made()).warmup_steps == 20
-    assert settled(made(steps=None, epochs=3), data_steps=33).stop == 33
-    assert settled(made(smoke=5)).stop == 5
+    assert resolve(made()).warmup_steps == 20
+    assert resolve(made(steps=None, epochs=3), data_steps=33).stop == 33
+    assert resolve(made(smoke=5)).stop == 5
     with pytest.raises(UsageError, match="total-steps"):
-        settled(made(total_steps=100))
+        resolve(made(total_steps=100))
 
 
 def test_the_schedule_warms_up_and_falls_to_its_share() -> None:

@@ -249,7 +249,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 def goes_on(teacher: Path, data: Path, folder: Path, done: int) -> None:
     """Whether the run that a signal ended after `done` steps is complete, and goes on with the next one."""
-    assert checkpoint.pointed(folder, LATEST) == done >= 5
+    assert checkpoint.read_pointer(folder, LATEST) == done >= 5
     assert max(line["step"] for line in lines(folder)) == done
     assert not (folder / "model.apr").exists()
     assert not list(folder.glob("*.tmp"))

@@ -27,7 +27,7 @@ from aprtrain.data.batches import Batch
 from aprtrain.guards import Utilisation, Watchdog
 from aprtrain.loop import Trainer
 from aprtrain.run import run
-from aprtrain.world import World, device_of, joined
+from aprtrain.world import World, device_of, join_world
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -236,7 +236,7 @@ def test_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="share cuda:1"), joined("cuda:1"):
+    with pytest.raises(UsageError, match="share cuda:1"), join_world("cuda:1"):
         pass
 
 
@@ -250,7 +250,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(
     corpus_file: Path, teacher_file: Path, tmp_path: Path
 ) -> None:
     from aprtrain.data.packing import Windows
-    from aprtrain.models import opened
+    from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
     from aprtrain.run import _corpus, _Folder, _settled
 
@@ -258,7 +258,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(
         "distill", corpus_file, tmp_path, teacher=str(teacher_file), student_init="layers:1", steps=2
     )
     world = World(torch.device("cpu"))
-    with opened("distill", config) as pair:
+    with open_pair("distill", config) as pair:
         corpus = _corpus(config, world, _Folder(tmp_path, None), pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:

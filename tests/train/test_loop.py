@@ -162,7 +162,7 @@ def test_a_nan_stops_the_run_and_the_weights_before_it_are_saved(
     with pytest.raises(RunError, match="step 3 is not finite") as caught:
         distil("bad", steps=6, total_steps=6, save_every=0)
     assert caught.value.exit_code == 8
-    assert checkpoint.pointed(tmp_path / "bad", LATEST) == 3
+    assert checkpoint.read_pointer(tmp_path / "bad", LATEST) == 3
     assert not (tmp_path / "bad/model.apr").exists()
     assert weights(tmp_path / "bad/ckpt-step-000003.apr") == weights(tmp_path / "good/model.apr")
     assert lines(tmp_path / "bad")[-1]["loss"] is None
@@ -228,7 +228,7 @@ def test_latest_moves_when_model_and_state_are_there(
     with monkeypatch.context() as patch:
         failing(patch, lambda path: path.endswith("ckpt-step-000004.state"))
         assert distil(steps=4, total_steps=8, save_every=2)["failed_saves"] == 1
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 2
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 2
     assert distil(steps=5, total_steps=8, save_every=0, resume=True)["steps"] == 5
     assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
@@ -273,7 +273,7 @@ def test_a_failed_final_save_ends_with_exit_7_and_leaves_what_was_there(
     for path in rescued:
         assert str(path) in str(caught.value.hint)
         assert weights(path) == weights(tmp_path / "run/ckpt-step-000004.apr")
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 4
 
 
 class Interrupting(io.StringIO):
@@ -299,7 +299,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     finally:
         signal.signal(number, handler)
     assert (summary.get("interrupted"), summary["steps"], summary["model"]) == (number, 3, None)
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 3
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 3
 
 
 # --- smoke, files, progress ---
@@ -318,7 +318,7 @@ def test_smoke_does_so_many_steps_projects_and_writes_nothing(distil: Distil, tm
 def test_the_latest_k_and_the_best_checkpoints_stay(distil: Distil, tmp_path: Path) -> None:
     distil(steps=10, save_every=2, keep=2, lr=0.0001, warmup_steps=10)
     found = sorted(path.name for path in (tmp_path / "run").glob("ckpt-*.apr"))
-    best = checkpoint.pointed(tmp_path / "run", BEST)
+    best = checkpoint.read_pointer(tmp_path / "run", BEST)
     assert best is not None
     assert set(found) == {f"{checkpoint.step_name(s)}.apr" for s in (8, 10, best)}
 

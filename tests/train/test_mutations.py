@@ -19,7 +19,9 @@ def test_a_fault_has_its_place_and_its_tests(mutation: Mutation) -> None:
     assert mutation.tests
     for test in mutation.tests.split():
         file, _, name = test.partition("::")
-        assert re.search(rf"^def {name.partition('[')[0]}\(", (TESTS / file).read_text(), re.MULTILINE), test
+        assert re.search(
+            rf"^def {name.partition('[')[0]}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE
+        ), test
 
 
 def test_names_are_unique() -> None:

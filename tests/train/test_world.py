@@ -15,7 +15,7 @@ from aprtrain.config import Config
 from aprtrain.guards import Watchdog
 from aprtrain.network.decoder import Decoder
 from aprtrain.run import run
-from aprtrain.world import joined
+from aprtrain.world import join_world
 
 
 def test_an_evaluation_that_fails_in_one_process_alone_does_not_keep_the_others_waiting(
@@ -54,10 +54,10 @@ def test_a_process_that_fails_does_not_wait_for_the_others_to_end(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **options: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ended.append("destroyed"))
-    with joined("cuda"):
+    with join_world("cuda"):
         pass
     assert ended == ["destroyed"]
-    with pytest.raises(RunError), joined("cuda"):
+    with pytest.raises(RunError), join_world("cuda"):
         raise RunError("of one process")
     assert ended == ["destroyed"]
 
@@ -67,7 +67,7 @@ def test_what_broke_between_processes_is_said(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("NCCL error in: a.cpp:1\nCuda failure 2 'out of memory'\n")
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("aprtrain.run.joined", broken)
+    monkeypatch.setattr("aprtrain.run.join_world", broken)
     with pytest.raises(RunError, match="connection to the other processes broke") as caught:
         run("pretrain", Config())
     assert "Cuda failure 2 'out of memory'" in str(caught.value.hint)

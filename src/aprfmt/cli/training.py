@@ -56,7 +56,7 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
     from aprtrain.config_build import build
     from aprtrain.guards import abort
     from aprtrain.planning import plan as planned
-    from aprtrain.world import planned_size
+    from aprtrain.world import world_size
 
     said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     settings, lines = build(command, said, config, os.environ)
@@ -75,7 +75,7 @@ def train(command: str, given: dict[str, Any], config: Path | None, *, plan: boo
             on_stall=partial(abort, tell=report),
         )
     except AprError as error:
-        if planned_size() > 1:
+        if world_size() > 1:
             _end(error)
         raise
     out.result(summary, _summary_text(summary))

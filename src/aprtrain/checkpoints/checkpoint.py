@@ -35,7 +35,7 @@ from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
-from aprtrain.optim.adamw import Owner, states
+from aprtrain.optim.adamw import Optimizer, states
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
@@ -61,7 +61,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Weights:
     """Weights by Hugging Face name in main memory, apart from the network, in the dtype of the file."""
 
     dtype: str
@@ -115,16 +115,16 @@ def _copies(tensors: Iterable[tuple[str, Tensor]], dtype: str, host: Host) -> di
     return {key: host.copy(f"{dtype} {key}", tensor.to(kind)) for key, tensor in tensors}
 
 
-def copied(
-    owner: Owner, shape: Shape, dtype: str, host: Host, *, keeps: bool
-) -> tuple[Snapshot, dict[str, Tensor]]:
+def copy_state(
+    optimizer: Optimizer, shape: Shape, dtype: str, host: Host, *, keeps: bool
+) -> tuple[Weights, dict[str, Tensor]]:
     """Copies of the live weights as a file has them, and of the states. All processes take part.
 
     Without `keeps` both are empty: such a process only gives others what it owns.
     """
     weights: dict[str, Tensor] = {}
     state: dict[str, Tensor] = {}
-    for key, tensor in states(owner):
+    for key, tensor in states(optimizer):
         if keeps:
             state[key] = host.copy(key, tensor)
             kind, _, name = key.partition(".")
@@ -132,10 +132,10 @@ def copied(
                 weights |= _copies(hf_parts(shape, name, tensor), dtype, host)
     host.wait()
     in_order = {name: weights[name] for name in hf_names(shape) if name in weights}
-    return Snapshot(_TORCH[dtype][0], in_order), state
+    return Weights(_TORCH[dtype][0], in_order), state
 
 
-def save_model(weights: Snapshot, identity: Identity, path: Path, lineage: Mapping[str, Any]) -> None:
+def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mapping[str, Any]) -> None:
     """Writes the `.apr` of `weights`, in the place of a file of that name.
 
     Before it appears it is opened again, and its tensors, dims and tokenizer are compared with what was to be saved.
@@ -175,7 +175,7 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
-def _metadata(weights: Snapshot, identity: Identity, lineage: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, Any]) -> dict[str, Any]:
     h = identity.hparams
     values: dict[str, Any] = {
         "model_type": h.hf_model_type or h.architecture or "",
@@ -192,7 +192,7 @@ def _metadata(weights: Snapshot, identity: Identity, lineage: Mapping[str, Any])
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _compare(file: str, weights: Snapshot, identity: Identity, hashes: Mapping[str, str]) -> None:
+def _compare(file: str, weights: Weights, identity: Identity, hashes: Mapping[str, str]) -> None:
     with open_model(file) as model:
         if model.checksum().get("footer") != "ok":
             raise RunError("the checkpoint's checksum is wrong as read back")
@@ -247,7 +247,7 @@ class _Saved(Mapping[str, Tensor]):
 
 
 @contextmanager
-def opened_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Any]]]:
+def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Any]]]:
     """What `save_state` wrote, its tensors read one by one while the block runs.
 
     Raises AprError for a file that is missing, damaged or of another kind.
@@ -266,7 +266,7 @@ def opened_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, A
 # --- the folder ---
 
 
-def point(folder: Path, which: str, step: int) -> None:
+def write_pointer(folder: Path, which: str, step: int) -> None:
     """Makes `latest` or `best` name the checkpoint of `step`."""
     text = json.dumps({"step": step, "model": f"{step_name(step)}.apr", "state": f"{step_name(step)}.state"})
     write_file(
@@ -274,7 +274,7 @@ def point(folder: Path, which: str, step: int) -> None:
     )
 
 
-def pointed(folder: Path, which: str) -> int | None:
+def read_pointer(folder: Path, which: str) -> int | None:
     """The step that `latest` or `best` names, None without such a file. Raises CorruptError."""
     path = folder / which
     try:
@@ -296,7 +296,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
     for path in folder.iterdir():
         if match := _NAME.fullmatch(path.name):
             found.setdefault(int(match[1]), []).append(path)
-    kept = {*sorted(found)[-keep:], pointed(folder, BEST), pointed(folder, LATEST)}
+    kept = {*sorted(found)[-keep:], read_pointer(folder, BEST), read_pointer(folder, LATEST)}
     removed = [path for step, paths in found.items() if step not in kept for path in paths]
     for path in removed:
         path.unlink(missing_ok=True)
@@ -305,7 +305,7 @@ def prune(folder: Path, keep: int) -> list[Path]:
 
 def discard(folder: Path, step: int) -> None:
     """Removes what a failed save left of the checkpoint of `step`, unless it is one that a pointer names."""
-    if step not in (pointed(folder, BEST), pointed(folder, LATEST)):
+    if step not in (read_pointer(folder, BEST), read_pointer(folder, LATEST)):
         for suffix in ("apr", "state"):
             (folder / f"{step_name(step)}.{suffix}").unlink(missing_ok=True)
 

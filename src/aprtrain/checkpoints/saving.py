@@ -27,23 +27,23 @@ from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, sto
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import BEST, LATEST, Identity, Snapshot, step_name
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, Identity, Weights, step_name
 from aprtrain.report import metrics
 
 METADATA = metrics.METADATA
 MODEL = "model.apr"
-_REHEARSAL = "rehearsal.apr"
+_TRIAL = "rehearsal.apr"
 _UNFINISHED = re.compile(
     r"\.(ckpt-step-|model\.apr|rehearsal\.apr|tokens|latest|best|distillation_meta|metrics|report).*\.tmp"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """A run at the end of a step, apart from the live one: what a checkpoint holds."""
 
     step: int
-    weights: Snapshot
+    weights: Weights
     lineage: Mapping[str, Any]
     state: Mapping[str, Tensor]
     facts: Mapping[str, Any]
@@ -73,15 +73,15 @@ class Saver:
     saved: list[int] = field(default_factory=list)
     _thread: threading.Thread | None = None
 
-    def rehearse(self, moment: Moment) -> None:
+    def trial_save(self, snapshot: Snapshot) -> None:
         """Saves a model once and throws it away, so that what would fail after days fails before the first step.
 
         Tells of a disk that will be full, and of a model that no GGUF can hold. Raises AprError.
         """
-        path = self.folder / _REHEARSAL
+        path = self.folder / _TRIAL
         try:
-            checkpoint.save_model(moment.weights, self.identity, path, moment.lineage)
-            self._check_space(path.stat().st_size + sum(t.nbytes for t in moment.state.values()))
+            checkpoint.save_model(snapshot.weights, self.identity, path, snapshot.lineage)
+            self._check_space(path.stat().st_size + sum(t.nbytes for t in snapshot.state.values()))
             self._check_export(path)
         finally:
             path.unlink(missing_ok=True)
@@ -101,10 +101,10 @@ class Saver:
                 f"{need / 2**30:.1f} GiB, the disk has {free / 2**30:.1f} GiB free"
             )
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, snapshot: Snapshot) -> None:
         """Starts to write a checkpoint, after the one before is done. Never raises: a failure is told and counted."""
         self.wait()
-        self._thread = threading.Thread(target=self._save, args=(moment,), name="apr-saver")
+        self._thread = threading.Thread(target=self._save, args=(snapshot,), name="apr-saver")
         self._thread.start()
 
     def wait(self) -> None:
@@ -113,33 +113,33 @@ class Saver:
             self._thread.join()
             self._thread = None
 
-    def _save(self, moment: Moment) -> None:
-        error = checkpoint.with_retries(lambda: self._write(moment), self.tell)
+    def _save(self, snapshot: Snapshot) -> None:
+        error = checkpoint.with_retries(lambda: self._write(snapshot), self.tell)
         if error is not None:
             self.failed += 1
-            self.record("failed_save", {"step": moment.step, "error": str(error)})
+            self.record("failed_save", {"step": snapshot.step, "error": str(error)})
             with suppress(AprError, OSError):
-                checkpoint.discard(self.folder, moment.step)  # on a full disk the next one needs the place
-            self.tell(f"NO CHECKPOINT of step {moment.step} was saved: {error}")
+                checkpoint.discard(self.folder, snapshot.step)  # on a full disk the next one needs the place
+            self.tell(f"NO CHECKPOINT of step {snapshot.step} was saved: {error}")
 
-    def _write(self, moment: Moment) -> None:
-        name, began = step_name(moment.step), time.monotonic()
-        checkpoint.save_model(moment.weights, self.identity, self.folder / f"{name}.apr", moment.lineage)
-        checkpoint.save_state(moment.state, moment.facts, self.folder / f"{name}.state")
-        checkpoint.point(self.folder, LATEST, moment.step)
-        if moment.is_best:
-            checkpoint.point(self.folder, BEST, moment.step)
+    def _write(self, snapshot: Snapshot) -> None:
+        name, began = step_name(snapshot.step), time.monotonic()
+        checkpoint.save_model(snapshot.weights, self.identity, self.folder / f"{name}.apr", snapshot.lineage)
+        checkpoint.save_state(snapshot.state, snapshot.facts, self.folder / f"{name}.state")
+        checkpoint.write_pointer(self.folder, LATEST, snapshot.step)
+        if snapshot.is_best:
+            checkpoint.write_pointer(self.folder, BEST, snapshot.step)
         try:
             checkpoint.prune(self.folder, self.keep)
         except (AprError, OSError) as error:  # this one is saved; the next one tries again
             self.tell(f"old checkpoints could not be removed: {error}")
-        if moment.step not in self.saved:
-            self.saved.append(moment.step)
+        if snapshot.step not in self.saved:
+            self.saved.append(snapshot.step)
         size = (self.folder / f"{name}.apr").stat().st_size
-        facts = {"bytes": size, "seconds": time.monotonic() - began, "best": moment.is_best}
-        self.record("checkpoint", {"step": moment.step, **facts})
+        facts = {"bytes": size, "seconds": time.monotonic() - began, "best": snapshot.is_best}
+        self.record("checkpoint", {"step": snapshot.step, **facts})
 
-    def finish(self, moment: Moment) -> Path:
+    def finish(self, snapshot: Snapshot) -> Path:
         """Writes `model.apr`; gives its path.
 
         Raises StorageError (exit 7) where that fails, also when a last try in the folder for temporary files works.
@@ -147,19 +147,19 @@ class Saver:
         self.wait()
         path = self.folder / MODEL
         error = checkpoint.with_retries(
-            lambda: checkpoint.save_model(moment.weights, self.identity, path, moment.lineage), self.tell
+            lambda: checkpoint.save_model(snapshot.weights, self.identity, path, snapshot.lineage), self.tell
         )
         if error is None:
             return path
         raise StorageError(
-            f"the model could not be saved: {error.message}", path=path, hint=self._rescue(moment)
+            f"the model could not be saved: {error.message}", path=path, hint=self._rescue(snapshot)
         ) from error
 
-    def _rescue(self, moment: Moment) -> str:
+    def _rescue(self, snapshot: Snapshot) -> str:
         """Tries another folder; says what became of it."""
         try:
             other = Path(tempfile.mkdtemp(prefix="apr-rescued-")) / MODEL
-            checkpoint.save_model(moment.weights, self.identity, other, moment.lineage)
+            checkpoint.save_model(snapshot.weights, self.identity, other, snapshot.lineage)
         except (AprError, OSError) as error:
             return f"a last try elsewhere failed too: {error}; the checkpoints saved before are intact"
         return f"it was saved as {other} instead; move it to a disk that lasts"
@@ -175,7 +175,7 @@ class Saver:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Makes the run's folder and keeps other runs out of it while the block runs, where the disk knows locks.
 
     What a killed run was writing is removed. Raises ExistsError where another run holds it, StorageError.
@@ -208,7 +208,7 @@ def _lock(descriptor: int, folder: Path) -> None:
     for path in folder.iterdir():
         if path.is_dir() and _UNFINISHED.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name == _REHEARSAL or _UNFINISHED.fullmatch(path.name):
+        elif path.name == _TRIAL or _UNFINISHED.fullmatch(path.name):
             with suppress(OSError):
                 path.unlink()
 
@@ -227,7 +227,7 @@ def prepare_folder(folder: Path, *, resume: bool) -> int | None:
 
     Raises ExistsError for a folder that holds a run already, RefusedError where there is nothing to resume.
     """
-    step = checkpoint.pointed(folder, LATEST)
+    step = checkpoint.read_pointer(folder, LATEST)
     if resume and step is None:
         raise RefusedError(
             "there is no checkpoint to resume from", path=folder, hint="leave --resume out to begin anew"

@@ -19,7 +19,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.packing import Windows
 from aprtrain.network.attention import Documents
 
-__all__ = ["Batch", "Batches", "batch_of", "shuffled"]
+__all__ = ["Batch", "Batches", "batch_of", "shuffle_index"]
 
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
@@ -169,7 +169,7 @@ class Batches:
                 hint="give more data, fewer --steps, more --epochs or --repeat",
             )
         places = range(cursor, cursor + self._per_step)
-        return [shuffled(i % n, n, self._seed, i // n) if end is None or i < end else -1 for i in places]
+        return [shuffle_index(i % n, n, self._seed, i // n) if end is None or i < end else -1 for i in places]
 
     def _announce(self, cursor: int) -> None:
         n = len(self._windows)
@@ -197,7 +197,7 @@ def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: i
     )
 
 
-def shuffled(i: int, n: int, seed: int, epoch: int) -> int:
+def shuffle_index(i: int, n: int, seed: int, epoch: int) -> int:
     """Where place `i` of an epoch's order points to: a permutation of [0, n) without a table.
 
     A Feistel network over the next even number of bits, walked until it lands below n (Black and Rogaway, Ciphers

@@ -26,7 +26,7 @@ from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.shards import HEADER, PARTS, Corpus, PartWriter, open_corpus, read_header, write_header
 from aprtrain.data.sources import Document, SourceFile, list_files, read_documents
 
-__all__ = ["HELD_OUT", "Encoder", "Pace", "prepare"]
+__all__ = ["HELD_OUT", "Encoder", "ReadProgress", "prepare"]
 
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
@@ -221,13 +221,13 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
     log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
         skipped = Counter(plan.skipped)
-        tally, parts = _write_parts(plan, temporary, skipped, Pace(n_bytes, log))
+        tally, parts = _write_parts(plan, temporary, skipped, ReadProgress(n_bytes, log))
         threshold = plan.threshold
         if threshold is not None and not parts["held_out"]["documents"] and tally.smallest < _HASHES:
             threshold = tally.smallest + 1  # a small corpus: the one document with the smallest hash
             skipped = Counter(plan.skipped)
             tally, parts = _write_parts(
-                replace(plan, threshold=threshold), temporary, skipped, Pace(n_bytes, log)
+                replace(plan, threshold=threshold), temporary, skipped, ReadProgress(n_bytes, log)
             )
         _check_not_empty(tally, parts, skipped)
         header = {
@@ -244,7 +244,7 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
     log(_counts(header))
 
 
-class Pace:
+class ReadProgress:
     """Tells now and then how far the reading is."""
 
     def __init__(self, n_bytes: int, log: Log) -> None:
@@ -275,13 +275,13 @@ class Pace:
 
 
 def _write_parts(
-    plan: _Plan, folder: Path, skipped: Counter[str], pace: Pace
+    plan: _Plan, folder: Path, skipped: Counter[str], progress: ReadProgress
 ) -> tuple[_Tally, dict[str, dict[str, Any]]]:
     tally = _Tally()
     with ExitStack() as stack:
         try:
             writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
-            for part, content, ids in _encoded(plan, tally, skipped, pace):
+            for part, content, ids in _encoded(plan, tally, skipped, progress):
                 writers[part].add(ids, content)
         except OSError as error:
             raise storage_error(error, folder) from error
@@ -291,7 +291,9 @@ def _write_parts(
 _Batch = list[tuple[str, int, Document]]
 
 
-def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace) -> Iterator[tuple[str, int, Ids]]:
+def _encoded(
+    plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
+) -> Iterator[tuple[str, int, Ids]]:
     """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
 
     def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
@@ -300,7 +302,7 @@ def _encoded(plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace) -> I
 
     with ThreadPoolExecutor(1) as pool:
         running: Future[list[tuple[str, int, Ids]]] | None = None
-        for batch in _batches(_chosen(plan, tally, skipped, pace)):
+        for batch in _batches(_chosen(plan, tally, skipped, progress)):
             following = pool.submit(encode, batch)
             if running is not None:
                 yield from running.result()
@@ -323,14 +325,14 @@ def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]
 
 
 def _chosen(
-    plan: _Plan, tally: _Tally, skipped: Counter[str], pace: Pace
+    plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
 ) -> Iterator[tuple[str, int, Document]]:
     """(part, content hash, document) without empty documents and copies."""
     for side, files in plan.files.items():
         for file in files:
             for document in read_documents(file, plan.encoder.separator, skipped):
                 tally.read += 1
-                pace.document(document)
+                progress.document(document)
                 if len(document) == 0 or (isinstance(document, str) and not document.strip()):
                     tally.empty += 1
                     continue
@@ -343,7 +345,7 @@ def _chosen(
                     continue
                 tally.seen[part].add(content)
                 yield part, content, document
-            pace.file(file.path.stat().st_size)
+            progress.file(file.path.stat().st_size)
 
 
 def content_hash(document: Document) -> int:

@@ -78,7 +78,7 @@ VARLEN_OPTIONS = _varlen_options()
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOptions:
+class AttentionPlan:
     """How the layers with one window attend in one batch.
 
     Attributes:
@@ -103,7 +103,7 @@ def choose(
     softcap: float,
     heads: tuple[int, int, int],
     dtype: torch.dtype,
-) -> WriteOptions:
+) -> AttentionPlan:
     """The cheapest way that is exact for these documents, this window (0: none) and softcap (0: none).
 
     `heads` are the query heads, the key-value heads and the size of each.
@@ -111,17 +111,17 @@ def choose(
     n, t = tokens_NT.shape
     window = 0 if window >= t else window
     if softcap:
-        return WriteOptions("eager", _mask(tokens_NT, number_NT, window))
+        return AttentionPlan("eager", _mask(tokens_NT, number_NT, window))
     fits = tokens_NT.is_cuda and dtype in (torch.bfloat16, torch.float16) and heads[2] <= _FLASH_HEAD
     if documents is None and not window:
         strict = torch.are_deterministic_algorithms_enabled()
-        return WriteOptions("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
+        return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
     if fits and VARLEN_OPTIONS:
         if documents is not None:
-            return WriteOptions("varlen", cu_seqlens=documents.cu_seqlens, max_len=documents.max_len)
+            return AttentionPlan("varlen", cu_seqlens=documents.cu_seqlens, max_len=documents.max_len)
         rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
-        return WriteOptions("varlen", cu_seqlens=rows, max_len=t)
-    return WriteOptions("mask", _mask(tokens_NT, number_NT, window))
+        return AttentionPlan("varlen", cu_seqlens=rows, max_len=t)
+    return AttentionPlan("mask", _mask(tokens_NT, number_NT, window))
 
 
 @cache

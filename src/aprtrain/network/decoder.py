@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aprfmt.errors import RefusedError, UnmappedError
 from aprtrain.kernels.fp8 import linear
-from aprtrain.network.attention import Documents, WriteOptions, attend, choose, places
+from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.rotary import rotate, tables
 from aprtrain.network.shape import Shape
 
@@ -154,7 +154,8 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None,
         max_len: int,
     ) -> Tensor:
-        """The layer's output [N, T, D]; cos and sin are None where it does not rotate, the rest is a WriteOptions."""
+        """The layer's output [N, T, D]; cos and sin are None where it does not rotate, the rest is an
+        AttentionPlan."""
         s = self.shape
         y = self._norm(x_NTD, self.attn_norm)
         q, k, v = self._heads(y)
@@ -234,7 +235,7 @@ class Decoder(nn.Module):
             x_NTD = x_NTD * self._embed_scale
         positions_NT, number_NT = places(tokens_NT, documents)
         turned = [tables(rope, positions_NT) for rope in self._ropes(tokens_NT.device)]
-        ways = {
+        plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
                 window=window, softcap=s.attn_softcap, heads=(s.n_heads, s.n_kv_heads, s.head_dim), dtype=x_NTD.dtype,
@@ -243,7 +244,7 @@ class Decoder(nn.Module):
         }  # fmt: skip
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
             cos, sin = turned[rope] if rope >= 0 else (None, None)
-            x_NTD = self._run(block, x_NTD, cos, sin, ways[window])
+            x_NTD = self._run(block, x_NTD, cos, sin, plans[window])
         return _rms_norm(x_NTD, self.norm, s.norm_eps, s.norm_plus_one)
 
     def look_up(self, tokens_NT: Tensor) -> Tensor:
@@ -260,9 +261,9 @@ class Decoder(nn.Module):
         return self._on_device
 
     def _run(
-        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, way: WriteOptions
+        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, plan: AttentionPlan
     ) -> Tensor:
-        inputs = x, cos, sin, way.kind, way.mask, way.cu_seqlens, way.max_len
+        inputs = x, cos, sin, plan.kind, plan.mask, plan.cu_seqlens, plan.max_len
         again = self.recompute == "block" and torch.is_grad_enabled()
         out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         assert isinstance(out, Tensor)

@@ -93,7 +93,7 @@ class Adam:
                 )  # fmt: skip
 
 
-class Owner(Protocol):
+class Optimizer(Protocol):
     """Who owns the float32 weights of a network, their moments and their gradient.
 
     Where there are several processes, all of them call each method at the same time.
@@ -101,7 +101,7 @@ class Owner(Protocol):
 
     shapes: Mapping[str, tuple[int, ...]]
     adam: Adam
-    is_spread: bool
+    is_sharded: bool
     """Whether the network itself is divided, so that no process can run it alone."""
 
     def clear(self) -> None:
@@ -119,38 +119,38 @@ class Owner(Protocol):
         The gradient is summed over all processes. Where its norm or the loss is not finite, nothing changes.
         """
 
-    def whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """(name, values) of every parameter, for one of KINDS; on the device, good until the next is asked for.
 
         Spoils the gradient.
         """
 
-    def take(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
+    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
         """Lets `write` fill the values of every parameter, given its name and a tensor on the device.
 
         Spoils the gradient.
         """
 
 
-def states(owner: Owner) -> Iterator[tuple[str, Tensor]]:
+def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     """What an exact continuation needs, the same whatever the number of processes: "master.NAME" and so on, "step".
 
     Each tensor is good until the next is asked for.
     """
     for kind in KINDS:
-        for name, tensor in owner.whole(kind):
+        for name, tensor in optimizer.gather(kind):
             yield f"{kind}.{name}", tensor
-    yield "step", owner.adam.count
+    yield "step", optimizer.adam.count
 
 
-def load_states(owner: Owner, state: Mapping[str, Tensor]) -> None:
+def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
     """Takes over what `states` gave, beside which "rng" may stand. Raises RefusedError if it is another network's."""
-    wanted = {f"{kind}.{name}" for kind in KINDS for name in owner.shapes} | {"step"}
+    wanted = {f"{kind}.{name}" for kind in KINDS for name in optimizer.shapes} | {"step"}
     if wanted != set(state) - {"rng"}:
         raise RefusedError("the saved optimizer state is of another network")
     for kind in KINDS:
-        owner.take(kind, partial(_read, state, kind))
-    owner.adam.set_count(state["step"])
+        optimizer.load(kind, partial(_read, state, kind))
+    optimizer.adam.set_count(state["step"])
 
 
 def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
@@ -191,14 +191,14 @@ class Bucket:
         return world.part(self.of(flat_P))
 
 
-class Optimizer:
-    """An Owner whose network is whole in every process; its parameters become views of the compute copy.
+class FlatAdamW:
+    """An Optimizer whose network is whole in every process; its parameters become views of the compute copy.
 
     Gradients that autograd forms are added to the float32 buffer as soon as each is complete and are not kept
     beside it.
     """
 
-    is_spread = False
+    is_sharded = False
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Optimizer:
         self._masters = self._pieces(self.master)
         self._arriving: list[Any] = []
         self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
-        self.take("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
+        self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         for name, slice in self.slices.items():
             self._parameters[name].data = slice.of(self._compute)
         own: dict[str, Any] = self._parameters
@@ -278,7 +278,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device. See Owner."""
+        """One update; gives the norm of the gradient before clipping, on the device. See Optimizer."""
         self._send(set())
         _wait(self._sending)
         grads = [bucket.own(self.grad, self._world) for bucket in self._buckets]
@@ -311,15 +311,15 @@ class Optimizer:
         return {"master": self._masters, "mean": self.adam.mean, "square": self.adam.square}[kind]
 
     @torch.no_grad()
-    def whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of every parameter, for one of KINDS. See Owner."""
+    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of every parameter, for one of KINDS. See Optimizer."""
         _wait(self._gathering(self._of(kind), self.grad))
         for name, slice in self.slices.items():
             yield name, slice.of(self.grad)
 
     @torch.no_grad()
-    def take(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Lets `write` fill the values of every parameter. See Owner."""
+    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
+        """Lets `write` fill the values of every parameter. See Optimizer."""
         for name, slice in self.slices.items():
             write(name, slice.of(self.grad))
         for bucket, piece in zip(self._buckets, self._of(kind), strict=True):

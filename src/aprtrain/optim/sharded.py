@@ -24,8 +24,8 @@ from aprtrain.optim.adamw import Adam, Settings, joint_norm
 from aprtrain.world import World
 
 
-def spread(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
-    """A network that computes in `dtype`, divided among the processes; its values are to be written by `take`."""
+def shard_weights(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
+    """A network that computes in `dtype`, divided among the processes; its values are to be written by `load`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -42,13 +42,13 @@ def spread(shape: Shape, dtype: torch.dtype, world: World) -> Decoder:
     return decoder
 
 
-class SpreadOptimizer:
-    """An `optim.Owner` of a network that `spread` made."""
+class ShardedAdamW:
+    """An `optim.Optimizer` of a network that `shard_weights` made."""
 
-    is_spread = True
+    is_sharded = True
 
     def __init__(self, network: torch.nn.Module, settings: Settings, world: World) -> None:
-        """The network's values are to be written by `take`."""
+        """The network's values are to be written by `load`."""
         self._world = world
         self._parameters: dict[str, Any] = dict(network.named_parameters())
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}
@@ -79,7 +79,7 @@ class SpreadOptimizer:
             buffer.zero_()
 
     def grad_of(self, name: str) -> Tensor:
-        """The float32 gradient of a parameter that autograd forms none of, or only a part of. See optim.Owner."""
+        """The float32 gradient of a parameter that autograd forms none of, or only a part of. See optim.Optimizer."""
         if name not in self._formed:
             self._formed[name] = torch.zeros(self._padded(name), device=self._world.device)
         return self._formed[name][: self.shapes[name][0]]
@@ -101,7 +101,7 @@ class SpreadOptimizer:
 
     @torch.no_grad()
     def step(self, lr: float, loss: Tensor | None = None) -> Tensor:
-        """One update; gives the norm of the gradient before clipping, on the device. See optim.Owner."""
+        """One update; gives the norm of the gradient before clipping, on the device. See optim.Optimizer."""
         masters = self._masters()
         grads = [self._grad(name, own) for name, own in zip(self.shapes, masters, strict=True)]
         norm = joint_norm(get_total_norm(grads), self._world)
@@ -111,8 +111,8 @@ class SpreadOptimizer:
     # --- values ---
 
     @torch.no_grad()
-    def whole(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """(name, values) of every parameter, for one of KINDS, one whole at a time. See optim.Owner."""
+    def gather(self, kind: str) -> Iterator[tuple[str, Tensor]]:
+        """(name, values) of every parameter, for one of KINDS, one whole at a time. See optim.Optimizer."""
         for (name, shape), own in zip(self.shapes.items(), self._of(kind), strict=True):
             whole = torch.empty(self._padded(name), device=own.device)
             self._world.part(whole)[: len(own)] = own
@@ -120,8 +120,8 @@ class SpreadOptimizer:
             yield name, whole[: shape[0]]
 
     @torch.no_grad()
-    def take(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
-        """Lets `write` fill the values of every parameter, one whole at a time. See optim.Owner."""
+    def load(self, kind: str, write: Callable[[str, Tensor], object]) -> None:
+        """Lets `write` fill the values of every parameter, one whole at a time. See optim.Optimizer."""
         for (name, shape), own in zip(self.shapes.items(), self._of(kind), strict=True):
             whole = torch.zeros(self._padded(name), device=own.device)
             write(name, whole[: shape[0]])

@@ -17,7 +17,7 @@ from typing import Any
 from aprfmt.errors import NotFoundError, UnknownFormatError, UsageError, storage_error
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
-from aprtrain.config import Config, command_fields, schema, settled
+from aprtrain.config import Config, command_fields, resolve, schema
 from aprtrain.report.metrics import FILE, METADATA
 
 PAGE = "report.html"
@@ -120,8 +120,8 @@ def _body(
         "change": _change(evaluations),
         "evaluations": evaluations,
         "curves": _curves(steps),
-        "resumed": [_moment(e, at) for e in of.get("begin", []) if e.get("resumed")],
-        "failed_saves": [_moment(e, at) | {"error": e.get("error")} for e in of.get("failed_save", [])],
+        "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
+        "failed_saves": [_place(e, at) | {"error": e.get("error")} for e in of.get("failed_save", [])],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(of.get("failed_save", []))),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
         "changed": _changed(config),
@@ -161,7 +161,7 @@ def _by_step(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _clock(steps: Sequence[dict[str, Any]]) -> Callable[[float], float]:
-    """From a step to the tokens after it: between logged steps on a straight line, beyond them at the same pace."""
+    """From a step to the tokens after it: between logged steps on a straight line, beyond them at the same rate."""
     known = [(0.0, 0.0), *((float(e["step"]), float(e["tokens"])) for e in steps if e["step"] > 0)]
 
     def tokens(step: float) -> float:
@@ -174,13 +174,13 @@ def _clock(steps: Sequence[dict[str, Any]]) -> Callable[[float], float]:
     return tokens
 
 
-def _moment(event: dict[str, Any], at: Callable[[float], float]) -> dict[str, Any]:
+def _place(event: dict[str, Any], at: Callable[[float], float]) -> dict[str, Any]:
     step = number(event.get("step")) or 0
     return {"step": step, "at_tokens": round(at(step))}
 
 
 def _evaluations(events: Iterable[dict[str, Any]], at: Callable[[float], float]) -> list[dict[str, Any]]:
-    return [_moment(e, at) | {name: number(e.get(name)) for name in SCORES} for e in _by_step(events)]
+    return [_place(e, at) | {name: number(e.get(name)) for name in SCORES} for e in _by_step(events)]
 
 
 def _change(evaluations: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -239,7 +239,7 @@ def _checkpoints(
     rows = {}
     for event in (*known, *events):
         row = {
-            **_moment(event, at),
+            **_place(event, at),
             **{n: number(event.get(n)) for n in names},
             "best": bool(event.get("best")),
         }
@@ -294,7 +294,7 @@ def _changed(config: dict[str, Any]) -> list[dict[str, Any]]:
     steps, total = config.get("steps"), config.get("total_steps")
     usual["total_steps"] = steps
     if isinstance(steps, int) and isinstance(total, int) and 0 < steps <= total:
-        usual["warmup_steps"] = settled(Config(steps=steps, total_steps=total)).warmup_steps
+        usual["warmup_steps"] = resolve(Config(steps=steps, total_steps=total)).warmup_steps
     return [
         {"name": name, "value": value, "default": usual.get(name)}
         for name, value in config.items()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import CorruptError, RefusedError
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
-from aprtrain.network.attention import WriteOptions
+from aprtrain.network.attention import AttentionPlan
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import DAMAGED, Network, check_not_zero, fill
@@ -187,11 +187,11 @@ class BlocksDecoder(Decoder):
         return pick_rows(parts[0], tokens_NT.reshape(-1)).view(*tokens_NT.shape, -1)
 
     def _run(
-        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, way: WriteOptions
+        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, plan: AttentionPlan
     ) -> Tensor:
         for blocks, target in self._targets[block]:
             decode(blocks, target)
-        return super()._run(block, x, cos, sin, way)
+        return super()._run(block, x, cos, sin, plan)
 
 
 def resident_bytes(decoder: Decoder) -> int:

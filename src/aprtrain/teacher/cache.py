@@ -41,7 +41,7 @@ from aprtrain.network.weights import Network
 from aprtrain.teacher.store import Store
 from aprtrain.teacher.teacher import Teacher
 
-__all__ = ["Answers", "Cache", "bytes_per_token", "check_folder", "open_cache"]
+__all__ = ["Cache", "CachedHidden", "bytes_per_token", "check_folder", "open_cache"]
 
 _READERS = 4
 _DEPTH = 2  # micro-batches that are read ahead, or wait to be written
@@ -63,7 +63,7 @@ class _Reading:
         return [window for window, future in self.done if not future.result()]
 
 
-class Answers:
+class CachedHidden:
     """The teacher's hidden states of batches of one part: read where they are kept, else computed and kept.
 
     Files are read by threads, ahead of their use where it is known what comes, into pinned memory for a GPU; they
@@ -192,11 +192,11 @@ class Cache:
     device: torch.device
     log: Log
     upcoming: Iterator[tuple[int, ...]]
-    answers: dict[str, Answers] = field(default_factory=dict)
+    answers: dict[str, CachedHidden] = field(default_factory=dict)
 
-    def connect(self, teacher: Teacher, load: Callable[[], Teacher | None]) -> dict[str, Answers]:
+    def connect(self, teacher: Teacher, load: Callable[[], Teacher | None]) -> dict[str, CachedHidden]:
         """The answers by part. Where `teacher` is a head alone, `load` gives the whole one should it be needed."""
-        whole = teacher if teacher.has_trunk else None
+        whole = teacher if teacher.has_backbone else None
 
         def compute(batch: Batch) -> Tensor:
             nonlocal whole
@@ -208,7 +208,7 @@ class Cache:
 
         for part, store in self.stores.items():
             upcoming = self.upcoming if part == "train" else iter(())
-            self.answers[part] = Answers(store, self.device, compute, self.log, upcoming)
+            self.answers[part] = CachedHidden(store, self.device, compute, self.log, upcoming)
         return self.answers
 
     def __enter__(self) -> Self:
@@ -284,7 +284,7 @@ def _about(config: Config, pair: Pair, corpus: Corpus, device: torch.device) -> 
     compared = pair.vocabulary if config.teacher_residency == "fp8" else None
     return {
         "format": 1,
-        "teacher": _stored_print(teacher),
+        "teacher": _full_fingerprint(teacher),
         "shape": asdict(teacher.shape),
         "residency": config.teacher_residency,
         "compared_ids": compared and compared.n_real,
@@ -297,7 +297,7 @@ def _about(config: Config, pair: Pair, corpus: Corpus, device: torch.device) -> 
     }
 
 
-def _stored_print(network: Network) -> str:
+def _full_fingerprint(network: Network) -> str:
     """SHA-256 over names, dtypes, shapes and all bytes of an opened file's tensors, several read at a time.
 
     Every byte counts: a model in which a few rows of the embedding were changed gives other answers.

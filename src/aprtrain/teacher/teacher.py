@@ -40,7 +40,7 @@ class Teacher:
         residency: one of RESIDENCIES.
         gate: how an fp8 teacher compares with bf16, else None.
         notes: what the user should know about it.
-        has_trunk: whether more than its head is there.
+        has_backbone: whether more than its head is there.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Teacher:
         dtype: torch.dtype = torch.bfloat16,
         sample_NT: Tensor | None = None,
         compiled: bool = False,
-        trunk: bool = True,
+        backbone: bool = True,
     ) -> None:
         """Loads it.
 
@@ -65,7 +65,7 @@ class Teacher:
             dtype: of matrices and hidden states; only the residency bf16 has others, for the CPU.
             sample_NT: held-out tokens by which an fp8 teacher is compared with bf16.
             compiled: whether its layers are compiled.
-            trunk: whether its layers are loaded; its head always is.
+            backbone: whether its layers are loaded; its head always is.
 
         Raises:
             UsageError: unknown residency, a dtype that it has not, fp8 without a sample.
@@ -79,24 +79,24 @@ class Teacher:
         self.residency = residency
         self.gate: teacher_fp8.Gate | None = None
         self.notes: list[str] = []
-        self.has_trunk = trunk
+        self.has_backbone = backbone
         self.decoder: Decoder
         if residency == "q4k":
-            only = None if trunk else teacher_blocks.head_name(network.shape)
+            only = None if backbone else teacher_blocks.head_name(network.shape)
             self.decoder = BlocksDecoder(network, device, only)
             self.notes += self.decoder.notes
         else:
-            load = teacher_blocks.load_on_device if trunk else teacher_blocks.load_head
+            load = teacher_blocks.load_on_device if backbone else teacher_blocks.load_head
             self.decoder = load(network, dtype, device)
         self.decoder.requires_grad_(False).eval()
-        if residency == "fp8" and sample_NT is not None and trunk:
+        if residency == "fp8" and sample_NT is not None and backbone:
             self.gate = teacher_fp8.convert(self.decoder, sample_NT.to(device), vocabulary.n_real)
             kept = f", {' and '.join(self.gate.kept)} in bf16" if self.gate.kept else ""
             self.notes.append(
                 f"e4m3{kept}: KL to bf16 {self.gate.kl:.2g} nats, the same first choice at "
                 f"{self.gate.agreement:.2%} of {self.gate.tokens} held-out positions"
             )
-        if compiled and trunk:
+        if compiled and backbone:
             self.decoder.compile_blocks()
 
     def hidden(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
@@ -137,14 +137,14 @@ class Teacher:
         return teacher_blocks.resident_bytes(self.decoder)
 
 
-def planned_bytes(network: Network, residency: str, *, trunk: bool = True) -> int:
+def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -> int:
     """What `Teacher.resident_bytes` will be, from the file's index alone; fp8 as if it passes at once.
 
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """
     total, scratch = 0, dict[str, int]()
     for parameter, names in teacher_blocks.parts_of(network.shape).items():
-        if not trunk and parameter != teacher_blocks.head_name(network.shape):
+        if not backbone and parameter != teacher_blocks.head_name(network.shape):
             continue
         tensors = [network.tensors[name] for name in names]
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)

@@ -228,11 +228,11 @@ def test_a_gpu_computes_the_same_in_float32_and_nearly_so_in_bfloat16(case_id: s
             out = decoder(tokens_NT.cuda(), documents.to("cuda")).cpu().float()
             assert error(out, expected) < most
     if not shape.attn_softcap and VARLEN_OPTIONS:
-        way = choose(
+        plan = choose(
             tokens_NT.cuda(), documents.to("cuda"), None,
             window=8, softcap=0.0, heads=(4, 2, shape.head_dim), dtype=torch.bfloat16,
         )  # fmt: skip
-        assert way.kind == "varlen"
+        assert plan.kind == "varlen"
 
 
 def test_documents_of_impossible_lengths_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: they hold the live weights, survive any moment of a kill, and failures of a disk are told apart."""
+"""Checkpoints: they hold the live weights, survive a kill at any moment, and failures of a disk are told apart."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from aprtrain.checkpoints.checkpoint import (
     LINEAGE,
     Host,
     Identity,
-    copied,
+    copy_state,
     save_model,
     save_state,
 )
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network
-from aprtrain.optim.adamw import Optimizer, Settings, load_states, states
+from aprtrain.optim.adamw import FlatAdamW, Settings, load_states, states
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def identity_of(network: Network) -> Identity:
     return Identity(network.hparams, network.tokenizer, provenance.read(network.model))
 
 
-def train(decoder: Decoder, optimizer: Optimizer, steps: int, seed: int = 0) -> list[float]:
+def train(decoder: Decoder, optimizer: FlatAdamW, steps: int, seed: int = 0) -> list[float]:
     """A few updates of a loss that any network can lower; gives the losses."""
     tokens = torch.randint(0, 200, (2, 17), generator=torch.Generator().manual_seed(seed))
     losses = []
@@ -72,11 +72,11 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     tmp_path: Path, network: Network, decoder: Decoder, dtype: str, kind: torch.dtype
 ) -> None:
     before = {name: tensor.clone() for name, tensor in decoder.hf_tensors().items()}
-    optimizer = Optimizer(decoder)
+    optimizer = FlatAdamW(decoder)
     losses = train(decoder, optimizer, 8)
     assert losses[-1] < losses[0] / 2
     path = tmp_path / "m.apr"
-    weights, _ = copied(optimizer, decoder.shape, dtype, Host(), keeps=True)
+    weights, _ = copy_state(optimizer, decoder.shape, dtype, Host(), keeps=True)
     save_model(weights, identity_of(network), path, {"step": 8, "teacher": "t"})
     live = decoder.hf_tensors()
     with aprfmt.open(path) as model:
@@ -100,7 +100,7 @@ def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
     tmp_path: Path, network: Network, decoder: Decoder
 ) -> None:
     pytest.importorskip("llama_cpp")
-    train(decoder, Optimizer(decoder), 8)
+    train(decoder, FlatAdamW(decoder), 8)
     save_model(train_runs.snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     from llama_peer import LlamaPeer
@@ -155,14 +155,14 @@ def test_a_tokenizer_or_dims_that_do_not_come_back_are_noticed(
 
 def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> None:
     whole = load_decoder(network)
-    losses = train(whole, Optimizer(whole), 6)
+    losses = train(whole, FlatAdamW(whole), 6)
     part = load_decoder(network)
-    optimizer = Optimizer(part)
+    optimizer = FlatAdamW(part)
     first = train(part, optimizer, 3)
-    _, state = copied(optimizer, part.shape, "f32", Host(), keeps=True)
+    _, state = copy_state(optimizer, part.shape, "f32", Host(), keeps=True)
     save_state(state, {"step": 3}, tmp_path / "s.state")
     resumed = load_decoder(network)
-    fresh = Optimizer(resumed)
+    fresh = FlatAdamW(resumed)
     tensors, _ = train_runs.load_state(tmp_path / "s.state")
     load_states(fresh, tensors)
     assert [*first, *train(resumed, fresh, 3)] == losses
@@ -204,11 +204,11 @@ def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
     aprfmt.save_file({"a": torch.zeros(2).numpy()}, path)
     with pytest.raises(RefusedError):
         train_runs.load_state(path)
-    assert checkpoint.pointed(tmp_path, LATEST) is None
+    assert checkpoint.read_pointer(tmp_path, LATEST) is None
     for text in ("", "{}", '{"step": "x"}', "[]"):
         (tmp_path / LATEST).write_text(text)
         with pytest.raises(CorruptError):
-            checkpoint.pointed(tmp_path, LATEST)
+            checkpoint.read_pointer(tmp_path, LATEST)
 
 
 def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
         for suffix in ("apr", "state"):
             (tmp_path / f"{checkpoint.step_name(step)}.{suffix}").touch()
     (tmp_path / "ckpt-step-x.apr").touch()
-    checkpoint.point(tmp_path, BEST, 5)
-    checkpoint.point(tmp_path, LATEST, 20)
+    checkpoint.write_pointer(tmp_path, BEST, 5)
+    checkpoint.write_pointer(tmp_path, LATEST, 20)
     removed = checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in removed) == ["ckpt-step-000010.apr", "ckpt-step-000010.state"]
     assert (tmp_path / "ckpt-step-x.apr").exists()
@@ -238,16 +238,16 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             name = checkpoint.step_name(step)
             save_model(weights, identity, tmp_path / f"{name}.apr", {"step": step})
             save_state(state, {"step": step}, tmp_path / f"{name}.state")
-            checkpoint.point(tmp_path, LATEST, step)
+            checkpoint.write_pointer(tmp_path, LATEST, step)
             checkpoint.prune(tmp_path, 1)
 
-    checkpoint.point(tmp_path, LATEST, 0)
+    checkpoint.write_pointer(tmp_path, LATEST, 0)
     for _ in range(20):
         with forked(save_on_and_on) as child:
             time.sleep(rng.uniform(0.01, 0.06))
             child.kill()
             assert child.wait() == -signal.SIGKILL
-        step = checkpoint.pointed(tmp_path, LATEST)
+        step = checkpoint.read_pointer(tmp_path, LATEST)
         assert step is not None
         if step:
             with aprfmt.open(tmp_path / f"{checkpoint.step_name(step)}.apr") as model:
@@ -256,7 +256,7 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             assert train_runs.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {
                 "step": step
             }
-    assert checkpoint.pointed(tmp_path, LATEST), "no save ever ended; give it more time"
+    assert checkpoint.read_pointer(tmp_path, LATEST), "no save ever ended; give it more time"
 
 
 def test_a_failing_save_is_tried_three_times_and_its_error_given_back() -> None:
@@ -284,7 +284,7 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 4)
     start = {name: p.detach().clone() for name, p in layer.named_parameters()}
-    optimizer = Optimizer(layer, Settings(clip=0.5, weight_decay=0.1))
+    optimizer = FlatAdamW(layer, Settings(clip=0.5, weight_decay=0.1))
     peer = {name: p.clone().requires_grad_() for name, p in start.items()}
     theirs = torch.optim.AdamW(
         [{"params": [peer["weight"]], "weight_decay": 0.1}, {"params": [peer["bias"]], "weight_decay": 0.0}],
@@ -316,7 +316,7 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
 def test_a_bf16_network_computes_in_copies_of_float32_masters() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 16, bias=False).to(torch.bfloat16)
-    optimizer = Optimizer(layer, Settings(clip=0))
+    optimizer = FlatAdamW(layer, Settings(clip=0))
     first = optimizer.master.clone()
     for _ in range(20):
         assert {name: t.dtype for name, t in states(optimizer)}["master.weight"] == torch.float32
@@ -330,4 +330,4 @@ def test_a_bf16_network_computes_in_copies_of_float32_masters() -> None:
     assert layer.weight.dtype == torch.bfloat16
     assert torch.equal(layer.weight, moved.to(torch.bfloat16))
     assert (first - optimizer.master)[:256].mean().item() == pytest.approx(20 * 1e-5, rel=0.02)
-    assert torch.equal(dict(optimizer.whole("master"))["weight"], moved)
+    assert torch.equal(dict(optimizer.gather("master"))["weight"], moved)

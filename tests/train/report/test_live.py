@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aprtrain.report.metrics import Recorder
-from aprtrain.signals import caught
+from aprtrain.signals import catch_signals
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -258,7 +258,7 @@ def test_a_terminal_that_goes_away_ends_no_run(distil: Distil, tmp_path: Path, k
 
 def test_a_hang_up_ends_no_run() -> None:
     before = signal.getsignal(signal.SIGHUP)
-    with caught() as stop:
+    with catch_signals() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         assert not stop
     assert signal.getsignal(signal.SIGHUP) is before

@@ -13,7 +13,7 @@ from torch.nn import functional
 from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.data.batches import Batch, Batches, batch_of, shuffled
+from aprtrain.data.batches import Batch, Batches, batch_of, shuffle_index
 from aprtrain.data.packing import IGNORED, Windows
 
 FILLER = 2
@@ -47,20 +47,22 @@ def taken(step: list[Batch]) -> list[int]:
 @settings(deadline=None)
 @given(n=st.integers(1, 700), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 def test_an_epoch_is_a_permutation(n: int, seed: int, epoch: int) -> None:
-    assert sorted(shuffled(i, n, seed, epoch) for i in range(n)) == list(range(n))
+    assert sorted(shuffle_index(i, n, seed, epoch) for i in range(n)) == list(range(n))
 
 
 def test_the_order_is_fixed_for_ever() -> None:
-    assert [shuffled(i, 10, 42, 0) for i in range(10)] == [3, 2, 1, 7, 5, 4, 0, 6, 9, 8]
-    assert shuffled(123_456_789, 10**12, 7, 3) == 453_436_289_284
+    assert [shuffle_index(i, 10, 42, 0) for i in range(10)] == [3, 2, 1, 7, 5, 4, 0, 6, 9, 8]
+    assert shuffle_index(123_456_789, 10**12, 7, 3) == 453_436_289_284
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     orders = {
-        tuple(shuffled(i, 100, seed, epoch) for i in range(100)) for seed in range(4) for epoch in range(4)
+        tuple(shuffle_index(i, 100, seed, epoch) for i in range(100))
+        for seed in range(4)
+        for epoch in range(4)
     }
     assert len(orders) == 16
-    moved = [abs(shuffled(i, 10_000, 1, 0) - i) for i in range(10_000)]
+    moved = [abs(shuffle_index(i, 10_000, 1, 0) - i) for i in range(10_000)]
     assert 3000 < sum(moved) / len(moved) < 3700  # a third of n, as of any random order
 
 

@@ -14,7 +14,7 @@ from train_corpora import part, varied
 
 from aprtrain.data.batches import Batch, Batches, batch_of
 from aprtrain.data.packing import Windows
-from aprtrain.teacher.cache import Answers
+from aprtrain.teacher.cache import CachedHidden
 from aprtrain.teacher.store import Store
 
 SIZE = (8, 4)
@@ -114,7 +114,7 @@ def test_batches_are_read_before_they_are_asked_for(
 
     told: list[str] = []
     cpu = torch.device("cpu")
-    filling = Answers(store(tmp_path, len(data)), cpu, made_up, told.append, order().upcoming())
+    filling = CachedHidden(store(tmp_path, len(data)), cpu, made_up, told.append, order().upcoming())
     steps = order()
     batches = [batch for _ in range(steps.n_steps or 0) for batch in next(steps)]
     for batch in batches:
@@ -122,7 +122,7 @@ def test_batches_are_read_before_they_are_asked_for(
         assert not filling.is_read or max(batch.windows) < 0
     filling.close()
     begun.clear()
-    reading = Answers(store(tmp_path, len(data)), cpu, none, told.append, order().upcoming())
+    reading = CachedHidden(store(tmp_path, len(data)), cpu, none, told.append, order().upcoming())
     for n, batch in enumerate(batches):
         found = reading(batch)
         assert reading.is_read
@@ -139,7 +139,7 @@ def test_batches_are_read_before_they_are_asked_for(
 def test_nothing_is_written_that_is_there(data: Windows, tmp_path: Path) -> None:
     one = store(tmp_path, len(data))
     one.write(3, states(3))
-    answers = Answers(one, torch.device("cpu"), lambda batch: made_up(batch) * 0, print)
+    answers = CachedHidden(one, torch.device("cpu"), lambda batch: made_up(batch) * 0, print)
     answers(batch_of(data, [3, 4]))
     answers.close()
     again = store(tmp_path, len(data))
@@ -158,7 +158,7 @@ def test_a_defect_in_the_thread_that_writes_is_said(
 
     monkeypatch.setattr(Store, "write", broken)
     told: list[str] = []
-    answers = Answers(store(tmp_path, len(data)), torch.device("cpu"), made_up, told.append)
+    answers = CachedHidden(store(tmp_path, len(data)), torch.device("cpu"), made_up, told.append)
     answers(batch_of(data, [0]))
     answers.close()
     assert told == ["the teacher's answers were not all kept: ValueError: a defect"]

@@ -27,7 +27,7 @@ from aprfmt.io.write import write_file
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint, saving
 from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity
-from aprtrain.checkpoints.saving import Moment, Saver, held
+from aprtrain.checkpoints.saving import Saver, Snapshot, lock_folder
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.network.weights import open_network
@@ -54,7 +54,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool], error
 
 
 def test_two_runs_do_not_share_a_folder(distil: Distil, tmp_path: Path) -> None:
-    with held(tmp_path / "run"), pytest.raises(ExistsError, match="another run is writing"):
+    with lock_folder(tmp_path / "run"), pytest.raises(ExistsError, match="another run is writing"):
         distil()
     assert distil()["model"]
 
@@ -89,7 +89,7 @@ def test_a_failed_save_leaves_no_half_of_a_checkpoint(
 def test_a_checkpoint_that_a_pointer_names_is_not_discarded(tmp_path: Path) -> None:
     for step in (3, 4):
         (tmp_path / f"{checkpoint.step_name(step)}.apr").touch()
-        checkpoint.point(tmp_path, LATEST, 3)
+        checkpoint.write_pointer(tmp_path, LATEST, 3)
         checkpoint.discard(tmp_path, step)
     assert [path.name for path in tmp_path.glob("*.apr")] == ["ckpt-step-000003.apr"]
 
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_saved_though_an_older_one_cannot_be_removed(
     said = io.StringIO()
     summary = distil(steps=4, save_every=2, stream=said)
     assert (summary["failed_saves"], summary["checkpoints"]) == (0, [2, 4])
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 4
     assert "old checkpoints could not be removed: [Errno 13] Permission denied" in said.getvalue()
 
 
@@ -175,8 +175,8 @@ def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
         assert teacher.model is not None
         identity = Identity(student.hparams, student.tokenizer, provenance.read(teacher.model))
         saver = Saver(folder, identity, 3, told.append)
-        saver.rehearse(
-            Moment(0, train_runs.snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {})
+        saver.trial_save(
+            Snapshot(0, train_runs.snapshot(decoder.hf_tensors(), "bf16"), {}, {"master": torch.zeros(9)}, {})
         )
     assert list(folder.iterdir()) == []
     return told
@@ -221,7 +221,7 @@ def test_a_failed_evaluation_does_not_lose_the_weights(
     monkeypatch.setattr("aprtrain.run.evaluate", failing_late)
     with pytest.raises(RunError, match="no score"):
         distil(steps=4)
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 4
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 4
     assert weights(tmp_path / "run/ckpt-step-000004.apr")
 
 
@@ -292,9 +292,9 @@ def test_the_save_after_a_nan_may_take_its_time(
 ) -> None:
     honest_write, stalls = Saver._write, list[RunError]()
 
-    def slow(self: Saver, moment: Moment) -> None:
+    def slow(self: Saver, snapshot: Snapshot) -> None:
         time.sleep(1.5)
-        honest_write(self, moment)
+        honest_write(self, snapshot)
 
     def poisoned(*args: Any, **options: Any) -> Any:
         out = distill_head(*args, **options)
@@ -309,5 +309,5 @@ def test_the_save_after_a_nan_may_take_its_time(
     with pytest.raises(RunError, match="step 1 is not finite"):
         run("distill", config, stream=None, on_stall=stalls.append)
     assert stalls == []
-    assert checkpoint.pointed(tmp_path / "run", LATEST) == 1
+    assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 1
     assert saving.METADATA in {path.name for path in (tmp_path / "run").iterdir()}

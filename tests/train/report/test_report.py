@@ -21,7 +21,7 @@ from aprfmt.cli.demo_model import build as build_model
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
 from aprtrain.checkpoints import checkpoint
-from aprtrain.config import Config, settled
+from aprtrain.config import Config, resolve
 from aprtrain.loop import Trainer
 from aprtrain.report import summary as report
 from aprtrain.report.metrics import FILE, METADATA, Recorder
@@ -123,7 +123,7 @@ def test_what_differs_from_the_defaults_comes_first(resumed_run: Path) -> None:
     body = report.numbers(resumed_run)
     assert [row["name"] for row in body["changed"]] == ["teacher", "student", "lr", "steps"]
     assert body["changed"][2] == {"name": "lr", "value": 0.5, "default": 5e-5}
-    usual = settled(Config(steps=10, total_steps=10)).warmup_steps
+    usual = resolve(Config(steps=10, total_steps=10)).warmup_steps
     assert body["config"]["warmup_steps"] == usual, "the warm-up that follows from the steps is no difference"
     words = Page(html(body)).words
     assert words.index("lr") < words.index("warmup_steps")

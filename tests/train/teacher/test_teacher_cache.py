@@ -1,4 +1,4 @@
-"""Answers that are read are those that were computed, bit by bit; what is damaged or missing is computed again."""
+"""Hidden states read from the cache are bitwise those computed; damaged or missing ones are computed again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.weights import open_network
 from aprtrain.planning import memory_plan
 from aprtrain.teacher.store import Store
-from aprtrain.teacher.teacher import Teacher, planned_bytes
+from aprtrain.teacher.teacher import Teacher, estimate_bytes
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -171,9 +171,9 @@ def test_the_memory_planned_for_a_run_that_reads_has_no_trunk(
 ) -> None:
     planned: list[tuple[bool, int]] = []
 
-    def spied(*args: Any, trunk: bool, **options: Any) -> Any:
-        rows = memory_plan(*args, trunk=trunk, **options)
-        planned.append((trunk, sum(row.n_bytes for row in rows if row.name.startswith("teacher"))))
+    def spied(*args: Any, backbone: bool, **options: Any) -> Any:
+        rows = memory_plan(*args, backbone=backbone, **options)
+        planned.append((backbone, sum(row.n_bytes for row in rows if row.name.startswith("teacher"))))
         return rows
 
     monkeypatch.setattr("aprtrain.run.memory_plan", spied)
@@ -217,10 +217,12 @@ def test_a_head_alone_is_the_head_of_the_whole_teacher(
     with open_network(tmp_path / "t.gguf") as network:
         vocabulary = Vocabulary(300, 300, 300)
         whole = Teacher(network, vocabulary, residency, "cpu")
-        head = Teacher(network, vocabulary, residency, "cpu", trunk=False)
-        assert head.resident_bytes == planned_bytes(network, residency, trunk=False) < whole.resident_bytes
+        head = Teacher(network, vocabulary, residency, "cpu", backbone=False)
+        assert (
+            head.resident_bytes == estimate_bytes(network, residency, backbone=False) < whole.resident_bytes
+        )
     assert torch.equal(head.head_weight, whole.head_weight)
-    assert not head.has_trunk
+    assert not head.has_backbone
 
 
 # --- damage ---
@@ -247,11 +249,11 @@ def test_damaged_answers_are_computed_again_with_a_word(
 def test_a_teacher_that_is_loaded_after_all_is_planned(
     kept: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans, trunks = list[list[Row]](), list[bool]()
+    plans, backbones = list[list[Row]](), list[bool]()
 
-    def planned(*args: Any, trunk: bool = True, **options: Any) -> list[Row]:
-        trunks.append(trunk)
-        plans.append([Row("all", 9 if trunk else 1)])
+    def planned(*args: Any, backbone: bool = True, **options: Any) -> list[Row]:
+        backbones.append(backbone)
+        plans.append([Row("all", 9 if backbone else 1)])
         return plans[-1]
 
     kept("filling")
@@ -260,7 +262,7 @@ def test_a_teacher_that_is_loaded_after_all_is_planned(
         file.write(b"\xff" * 99)
     monkeypatch.setattr("aprtrain.run.memory_plan", planned)
     kept("reading")
-    assert trunks == [False, True]
+    assert backbones == [False, True]
     assert plans[0] == [Row("all", 9)], "what the peak of memory is held against"
 
 

@@ -26,11 +26,11 @@ from aprtrain.loss.objective import Objective
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw as optim
-from aprtrain.optim.adamw import KINDS, Optimizer, Owner, Settings, load_states, states
-from aprtrain.optim.sharded import SpreadOptimizer, spread
+from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, load_states, states
+from aprtrain.optim.sharded import ShardedAdamW, shard_weights
 from aprtrain.planning import plan
 from aprtrain.run import run
-from aprtrain.world import World, joined
+from aprtrain.world import World, join_world
 
 SETTINGS = Settings(clip=0.5, weight_decay=0.1)
 Found = dict[str, Tensor]
@@ -47,10 +47,10 @@ def network(dtype: torch.dtype) -> nn.Module:
 
 def grow(
     world: World, dtype: torch.dtype, *, steps: int = 3, start: Found | None = None, passes: int = 12
-) -> tuple[Found, Optimizer, nn.Module]:
+) -> tuple[Found, FlatAdamW, nn.Module]:
     """Some updates by a loss of which each process has its share of all `passes`; gives all states."""
     net = network(dtype)
-    optimizer = Optimizer(net, SETTINGS, world)
+    optimizer = FlatAdamW(net, SETTINGS, world)
     if start is not None:
         load_states(optimizer, start)
     begin = int(optimizer.adam.count)
@@ -223,12 +223,12 @@ def test_divided_runs_repeat_and_go_on_bit_by_bit(train: Run, tmp_path: Path, sh
 
 
 def test_divided_weights_compute_in_bf16_what_whole_ones_do(teacher_file: Path) -> None:
-    def learn(decoder: Decoder, owner: Owner, rank: int, step: int) -> None:
+    def learn(decoder: Decoder, optimizer: Optimizer, rank: int, step: int) -> None:
         tokens = torch.randint(0, 300, (4, 9), generator=torch.Generator().manual_seed(10 * step + rank))
         for some in torch.split(tokens, 2):
             x_ND = decoder(some[:, :-1]).flatten(0, 1)
             labels = some[:, 1:].flatten()
-            grad_w = owner.grad_of("embed" if decoder.shape.tied else "head")
+            grad_w = optimizer.grad_of("embed" if decoder.shape.tied else "head")
             out = distill_head(
                 x_ND, decoder.head_weight, None, None, labels, Objective(0.0), None, n_valid=64, grad_w=grad_w
             )
@@ -236,26 +236,26 @@ def test_divided_weights_compute_in_bf16_what_whole_ones_do(teacher_file: Path) 
             torch.autograd.backward(out.loss)
 
     def work(rank: int) -> None:
-        with joined("cpu") as world, open_network(teacher_file) as network:
+        with join_world("cpu") as world, open_network(teacher_file) as network:
 
             def write(parameter: str, whole: Tensor) -> None:
                 for name, target in hf_parts(network.shape, parameter, whole):
                     fill(network, name, target)
 
             one = Decoder(network.shape, torch.bfloat16)
-            two = spread(network.shape, torch.bfloat16, world)
-            owners: tuple[Owner, Owner] = (
-                Optimizer(one, SETTINGS, world),
-                SpreadOptimizer(two, SETTINGS, world),
+            two = shard_weights(network.shape, torch.bfloat16, world)
+            optimizers: tuple[Optimizer, Optimizer] = (
+                FlatAdamW(one, SETTINGS, world),
+                ShardedAdamW(two, SETTINGS, world),
             )
-            for owner in owners:
-                owner.take("master", write)
+            for optimizer in optimizers:
+                optimizer.load("master", write)
             for step in range(3):
-                for decoder, owner in zip((one, two), owners, strict=True):
-                    owner.clear()
-                    learn(decoder, owner, rank, step)
-                    owner.step(1e-3)
-            found = [{name: tensor.clone() for name, tensor in states(owner)} for owner in owners]
+                for decoder, optimizer in zip((one, two), optimizers, strict=True):
+                    optimizer.clear()
+                    learn(decoder, optimizer, rank, step)
+                    optimizer.step(1e-3)
+            found = [{name: tensor.clone() for name, tensor in states(optimizer)} for optimizer in optimizers]
             for name, tensor in found[0].items():
                 assert torch.allclose(tensor, found[1][name], atol=1e-6), name
             held: list[Any] = list(two.parameters())
@@ -313,7 +313,7 @@ def test_a_failed_evaluation_does_not_lose_the_weights_of_several_processes(
             train("run")
 
     together(work)
-    assert checkpoint.pointed(tmp_path / "run", checkpoint.LATEST) == 6
+    assert checkpoint.read_pointer(tmp_path / "run", checkpoint.LATEST) == 6
 
 
 def test_an_evaluation_reads_as_much_at_once_as_a_step(train: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from aprtrain.network.attention import Documents
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.teacher import fp8 as teacher_fp8
 from aprtrain.teacher.blocks import BlocksDecoder
-from aprtrain.teacher.teacher import RESIDENCIES, Teacher, planned_bytes
+from aprtrain.teacher.teacher import RESIDENCIES, Teacher, estimate_bytes
 
 VOCABULARY = Vocabulary(300, VOCAB, VOCAB)
 
@@ -148,7 +148,7 @@ def test_no_matrix_is_ever_float32(mixed: Path, residency: str, monkeypatch: pyt
 def test_resident_bytes_are_those_of_the_plan(mixed: Path, residency: str) -> None:
     one = teacher(mixed, residency)
     with open_network(mixed) as network:
-        assert one.resident_bytes == planned_bytes(network, residency)
+        assert one.resident_bytes == estimate_bytes(network, residency)
 
 
 def test_blocks_are_held_as_they_are_stored(mixed: Path) -> None:
