@@ -23,6 +23,12 @@ from typing import Any
 
 import aprfmt
 
+
+def native_of(model: aprfmt.Model) -> Any:
+    """The format module's view, of whatever container the manifest says that it is."""
+    return model.native
+
+
 Record = dict[str, Any]
 DEFAULT_MANIFEST = Path(__file__).resolve().parent.parent / "fixtures" / "vectors" / "manifest.json"
 
@@ -106,7 +112,7 @@ def write_stamped(record: Record, base: Path, out: Path) -> None:
         metadata = aprfmt.stamp_metadata(model.metadata, patch)
         has_vocab = aprfmt.APR_FLAGS["has_vocab"] if patch.get("tokenizer_vocab") else 0
         tensors = [(t.name, aprfmt.RawTensor(t.dtype, t.shape, t.raw())) for t in model.tensors.entries]
-        aprfmt.save_file(tensors, out, metadata, model.native.flags | has_vocab)
+        aprfmt.save_file(tensors, out, metadata, native_of(model).flags | has_vocab)
 
 
 def compare(what: str, got: Any, want: Any) -> Iterator[str]:
@@ -139,7 +145,7 @@ def check_golden(record: Record, base: Path, scratch: Path) -> Iterator[str]:
 
 def check_header(model: aprfmt.Model, record: Record) -> Iterator[str]:
     """The stored header fields, and that its checksum was verified."""
-    header = model.native.header
+    header = native_of(model).header
     for name, want in record["header"].items():
         if name == "checksum_ok":
             yield from compare("header checksum", model.checksum()["header"] == "ok", want)
@@ -150,7 +156,7 @@ def check_header(model: aprfmt.Model, record: Record) -> Iterator[str]:
 
 def check_metadata(model: aprfmt.Model, record: Record) -> Iterator[str]:
     """The stored text, and that nothing is lost by parsing it."""
-    raw = model.native.metadata_bytes()
+    raw = native_of(model).metadata_bytes()
     yield from compare("metadata text", raw.decode(), record["metadata_json"])
     yield from compare("metadata sha-256", sha256(raw), record.get("metadata_sha256", sha256(raw)))
     yield from compare("metadata values", dict(model.metadata), json.loads(record["metadata_json"]))
@@ -167,7 +173,7 @@ def check_reserialised(model: aprfmt.Model, record: Record) -> Iterator[str]:
 
 def check_index(model: aprfmt.Model, record: Record) -> Iterator[str]:
     """Every index entry, in order, and the stored bytes."""
-    entries, native = model.tensors.entries, model.native
+    entries, native = model.tensors.entries, native_of(model)
     yield from compare("number of tensors", len(entries), len(record["tensors"]))
     for i, (tensor, want) in enumerate(zip(entries, record["tensors"], strict=False)):
         dtype = want["dtype"].lower()
@@ -207,7 +213,7 @@ def check_footer(model: aprfmt.Model, record: Record) -> Iterator[str]:
 def check_image(model: aprfmt.Model, record: Record) -> Iterator[str]:
     """The v2 image that was unpacked."""
     yield from compare(
-        "unpacked image", sha256(model.native.source.view()), record["decompressed_image_sha256"]
+        "unpacked image", sha256(native_of(model).source.view()), record["decompressed_image_sha256"]
     )
 
 
@@ -225,7 +231,7 @@ _FIELD_CHECKS: dict[str, Callable[[aprfmt.Model, Record], Iterator[str]]] = {
 def check_unchanged(model: aprfmt.Model, record: Record, data: bytes, scratch: Path) -> Iterator[str]:
     """Read and written again unchanged: the same bytes, up to a footer that was wrong or missing."""
     aprfmt.rewrite_file(model, scratch, force=True)
-    got, end = scratch.read_bytes(), model.native.index.data_end
+    got, end = scratch.read_bytes(), native_of(model).index.data_end
     yield from compare("bytes when written again unchanged", sha256(got[:end]), sha256(data[:end]))
     if record.get("footer", {}).get("stored") == record.get("footer", {}).get("computed"):
         yield from compare("footer when written again", got[end:], data[end:])
@@ -332,9 +338,9 @@ def read_all(path: Path) -> list[str]:
         model.checksum()
         for tensor in model.tensors.entries:
             tensor.raw()
-        if model.format == "apr-v1" and not model.native.is_encrypted:
-            _ = model.native.payload
-            return [*model.warnings, *model.native.warnings]
+        if model.format == "apr-v1" and not native_of(model).is_encrypted:
+            _ = native_of(model).payload
+            return [*model.warnings, *native_of(model).warnings]
         return model.warnings
 
 

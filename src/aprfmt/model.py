@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 from aprfmt.io.source import Source
 from aprfmt.types import Array
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
     from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
+
+T = TypeVar("T")
+
+Convention: TypeAlias = Literal["hf", "gguf", "apr"]
+"""By whose rules a container names its tensors and keys."""
 
 
 class Tensor:
@@ -97,7 +102,10 @@ class Model:
 
     Attributes:
         path: what was opened (a file or a folder).
-        format: id of the container: "apr-v2", "apr-v1", "apr-legacy", "gguf", "safetensors", "hf".
+        format: id of the container: "apr-v2", "apr-v1", "apr-legacy", "gguf", "safetensors", "hf", or a plugin's.
+        convention: "hf": tensors have Hugging Face names, hyper-parameters come from a config.json that may be
+            missing; "gguf": llama.cpp's names, row order and keys; "apr": metadata of an `.apr`, and the names that
+            it was imported with.
         label: the container as users know it: "APR v2", "GGUF v3", "SafeTensors", "HF folder".
         version: of the container, "2.0", "3", "" where it has none.
         sources: every file that is open, the main one first.
@@ -105,7 +113,7 @@ class Model:
         checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be costly, hence a call.
         flags: container flags by name.
         warnings: what is odd but readable.
-        native: the format module's own view (header fields, key-value pairs), for writers of the same format.
+        native: the format module's own view (header fields, key-value pairs), read with `native_as`.
     """
 
     def __init__(
@@ -113,6 +121,7 @@ class Model:
         *,
         path: Path,
         format: str,
+        convention: Convention,
         label: str,
         version: str,
         sources: Sequence[Source],
@@ -123,10 +132,11 @@ class Model:
         checksum: Callable[[], dict[str, str]] = lambda: {"header": "none", "footer": "none"},
         flags: Mapping[str, bool] | None = None,
         warnings: Sequence[str] = (),
-        native: Any = None,
+        native: object = None,
     ) -> None:
         self.path = path
         self.format = format
+        self.convention = convention
         self.label = label
         self.version = version
         self.sources = tuple(sources)
@@ -153,6 +163,10 @@ class Model:
     def hparams(self) -> Hyperparams:
         """Dimensions and constants of the network, under one set of names for every container."""
         return self._load_hparams(self)
+
+    def native_as(self, kind: type[T]) -> T | None:
+        """`native` where it is a `kind`, else None."""
+        return self.native if isinstance(self.native, kind) else None
 
     @property
     def size_bytes(self) -> int:

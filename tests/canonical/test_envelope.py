@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from natives import gguf_parts
 from tiny_models import CASES, build
 
 import aprfmt
@@ -94,7 +95,7 @@ def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
 )
 def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: Path) -> None:
     with aprfmt.open(tiny_gguf) as model:
-        kv = model.native.parts[0].kv
+        kv = gguf_parts(model)[0].kv
         keys: list[Any] = [bytes(kv.raw(key)) for key in kv if key != ENVELOPE]
         tensors = [
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
@@ -142,7 +143,7 @@ def test_an_envelope_that_contradicts_the_file_is_left_aside(
 
     aprfmt.export_model(packed, tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
-        kv = model.native.parts[0].kv
+        kv = gguf_parts(model)[0].kv
         tensors = [
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]

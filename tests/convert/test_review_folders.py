@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from natives import gguf_parts
 from plain_models import CONFIG, GGUF_KEYS, gguf_names, weights, write_folder, write_gguf
 from safetensors.numpy import save_file
 
@@ -100,7 +101,7 @@ def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
 def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], tmp_path: Path) -> None:
     aprfmt.export_model(write_folder(tmp_path / "f"), tmp_path / "g.gguf")
     with aprfmt.open(tmp_path / "g.gguf") as model:
-        kv = model.native.parts[0].kv
+        kv = gguf_parts(model)[0].kv
         keys = envelope.sealed([bytes(kv.raw(key)) for key in kv], envelope.Envelope(entry))
         tensors = [
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import UsageError
@@ -105,7 +106,7 @@ SET_BY_OTHERS = ("general.architecture", "general.type", "general.file_type", "g
 
 def general_keys(path: Path) -> list[tuple[str, str, Any]]:
     with aprfmt.open(path) as model:
-        entries = model.native.parts[0].entries
+        entries = gguf_parts(model)[0].entries
         return [
             (key, " of ".join(t.name for t in (entry.type, entry.elem_type) if t is not None), model.metadata[key])
             for key, entry in entries.items()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from natives import gguf_parts
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
 from aprfmt.tokenizer import ggml
@@ -38,7 +39,7 @@ def gguf_keys(path: Path) -> list[tuple[str, Any, Any]]:
     from aprfmt.formats import gguf
 
     with gguf.open_model(path) as model:
-        part = model.native.parts[0]
+        part = gguf_parts(model)[0]
         return [
             (
                 key,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from natives import apr2_native, gguf_parts
 from texts import make_texts
 from tokenizer_folders import write_folder
 
@@ -82,7 +83,7 @@ def test_folder_comes_back_and_stores_its_vocabulary_once(
     assert report.lossless
     assert hashes(tmp_path / "back") == hashes(folder)
     with aprfmt.open(apr) as model:
-        size = model.native.header.metadata_size
+        size = apr2_native(model).header.metadata_size
         text = json.dumps(model.metadata["aprfmt.source"])
     assert size < MOST_METADATA.get(name, 25_000_000)
     assert len(text) < 2_000_000  # what stands beside the lists
@@ -177,7 +178,7 @@ def test_no_tokenizer_key_is_lost_in_the_metadata(llama_cpp_models: Path, name: 
     from aprfmt.tokenizer import apr, ggml
 
     with gguf.open_model(llama_cpp_models / f"ggml-vocab-{name}.gguf") as model:
-        kv = model.native.parts[0].kv
+        kv = gguf_parts(model)[0].kv
         source = [(key, kv.kind(key), kv[key]) for key in kv if key.startswith("tokenizer.")]
         tok = model.tokenizer
     assert tok is not None

@@ -21,7 +21,7 @@ _FIRST = "model.layers.0."
 
 def require_config(model: Model, allow_no_config: bool) -> None:
     """Refuses weights without a config.json, unless the user says that they go without."""
-    if allow_no_config or model.format not in ("hf", "safetensors") or model.hparams.hidden_size is not None:
+    if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
         return
     raise RefusedError(
         "no config.json beside the weights: dimensions and architecture are unknown",
@@ -33,7 +33,7 @@ def require_config(model: Model, allow_no_config: bool) -> None:
 def complete_hparams(c: Canonical) -> None:
     """Takes from the tensor shapes what they tell, where there is no config.json."""
     h = c.hparams
-    if not c.tensors or c.model.format not in ("hf", "safetensors") or h.hidden_size is not None:
+    if not c.tensors or c.model.convention != "hf" or h.hidden_size is not None:
         return
     shapes = {t.name: t.shape for t in c.tensors.values()}
     layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}

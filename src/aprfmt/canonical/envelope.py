@@ -23,7 +23,7 @@ from typing import Any
 
 from aprfmt.canonical.exact import Residues
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.formats import apr_metadata, gguf_write
+from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.model import Model
@@ -138,7 +138,7 @@ def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
     """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
-    if model.format != "apr-v2":
+    if apr2.native_of(model) is None:
         return texts
     says = provenance.said_by_card(texts[CARD]) if CARD in texts else {}
     now = facts(dict(model.metadata) | dict(info))

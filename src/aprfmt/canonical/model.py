@@ -17,9 +17,13 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.unpack import AS_STORED, Decoding, Packing, packing
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import UnmappedError, UsageError
+from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.out import OutTensor
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
+from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
 
 
@@ -93,15 +97,15 @@ def canonical(
     """
     row = _find_row(model, arch)
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
-    if row is None and not (allow_unmapped or model.format.startswith("apr") or not model.tensors):
+    if row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
     hparams = model.hparams
     if row is not None:
         hparams.architecture = row.id
     warnings = list(model.warnings)
-    if row is not None and model.format == "gguf":
+    if row is not None and model.convention == "gguf":
         warnings += _complete_from_gguf(model, row, hparams)
-    if row is not None and model.format.startswith("apr") and model.metadata.get("head_dim") is None:
+    if row is not None and model.convention == "apr" and model.metadata.get("head_dim") is None:
         _complete_from_shapes(hparams, model)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
     found = named(model, row, hparams, allow_unmapped, packs)
@@ -109,7 +113,7 @@ def canonical(
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     warnings += _parts_left_out(found)
-    dropped = _drop_tied_head(row, tensors, hparams, model.format == "gguf")
+    dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     c = Canonical(
         model,
@@ -125,23 +129,18 @@ def canonical(
         packs=packs,
     )
     c.warnings += [packs.warning] if packs.warning else []
-    if model.format == "gguf":
-        c.envelope, warning = envelope.opened(model.native.parts[0].kv)
+    if (gguf := model.native_as(GgufNative)) is not None:
+        c.envelope, warning = envelope.opened(gguf.parts[0].kv)
         c.warnings += [warning] if warning else []
         _restore(c)
-    if model.format == "hf":
-        c.envelope = envelope.folder_envelope(model.native.folder)
-        c.left_out = model.native.left_out()
+    if (folder := model.native_as(HfNative)) is not None:
+        c.envelope = envelope.folder_envelope(folder.folder)
+        c.left_out = folder.left_out()
         if c.left_out:
             c.warnings.append(f"not carried: {first_few(c.left_out, 5)}")
         facts = c.envelope.metadata if c.envelope is not None else {}
         c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
-    if (
-        c.general is not None
-        and model.format in ("hf", "safetensors")
-        and c.n_params
-        and not hparams.num_experts
-    ):
+    if c.general is not None and model.convention == "hf" and c.n_params and not hparams.num_experts:
         c.general.setdefault("size_label", provenance.size_label(c.n_params))
     return c
 
@@ -197,7 +196,7 @@ def _find_row(model: Model, arch: str | None) -> Architecture | None:
             raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
         return row
     hparams = model.hparams
-    if model.format == "gguf":
+    if model.convention == "gguf":
         return find_gguf(model.metadata, model.tensors)
     return ARCHITECTURES.get(hparams.architecture or "") or find(
         hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture
@@ -252,3 +251,30 @@ def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
     if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
         return True
     return all(p == q for p, q in zip(a.chunks(), b.chunks(), strict=True))
+
+
+def embedding_rows(c: Canonical) -> int | None:
+    """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
+    tensor = c.tensors.get(c.embedding)
+    return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
+
+
+# Convention of the source -> APR's `original_format`.
+_ORIGINAL = {"gguf": "gguf", "hf": "safetensors"}
+
+
+def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
+    """The metadata of an `.apr` for `c`, without the record of its source files."""
+    h = c.hparams
+    metadata: dict[str, Any] = {
+        "model_type": h.hf_model_type or h.architecture or "",
+        **c.info,
+        "original_format": _ORIGINAL.get(c.model.convention),
+        "total_size": sum(t.n_bytes for t in tensors),
+        "param_count": c.n_params,
+        **hp.to_apr(h),
+        **provenance.to_metadata(c.general),
+    }
+    if c.tokenizer is not None:
+        metadata |= tokenizer_apr.to_metadata(c.tokenizer)
+    return {key: value for key, value in metadata.items() if value is not None}

@@ -71,7 +71,7 @@ class _Source:
 
     def hf_name(self, tensor: Tensor) -> str | None:
         """The table's Hugging Face name of a tensor that stands under such a name."""
-        return None if self.model.format == "gguf" else names.canonical_name(self.row, tensor.name)
+        return None if self.model.convention == "gguf" else names.canonical_name(self.row, tensor.name)
 
     def linked(self, tensor: Tensor) -> Iterator[CanonicalTensor]:
         """The Hugging Face tensors of the link that `tensor` is part of, once a link."""
@@ -107,7 +107,7 @@ def _is_known(row: Architecture, name: str) -> bool:
 
 
 def _unmapped(tensor: Tensor, row: Architecture, model: Model) -> UnmappedError:
-    nearest = names.nearest(row, tensor.name, "gguf" if model.format == "gguf" else "hf")
+    nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
     return UnmappedError(
         f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
         path=model.path,

@@ -73,13 +73,13 @@ def packing(
     Sets `h`'s quantization_config to what the folder says, and takes it away where the weights are decoded.
     Raises RefusedError for weights that look packed and cannot be decoded, unless they are kept unmapped.
     """
-    if model.format not in ("hf", "safetensors") and not model.format.startswith("apr"):
+    if model.convention == "gguf":
         return Packing()
     config = _config(model, h)
     try:
         found = packed.groups(model.tensors, config)
     except RefusedError:
-        if decoding.decode or not (allow_unmapped or model.format.startswith("apr")):
+        if decoding.decode or not (allow_unmapped or model.convention == "apr"):
             raise
         return Packing(warning=packed.keep_warning(model.tensors, config))
     if row is not None and decoding.keep_blocks:
@@ -106,8 +106,8 @@ def _has_row(row: Architecture, tensor: PackedTensor) -> bool:
 def _config(model: Model, h: Hyperparams) -> dict[str, Any]:
     stored = {"quantization_config": h.extra.get("quantization_config"), "dtype": h.extra.get("dtype")}
     config = {key: value for key, value in stored.items() if value is not None}
-    native = model.native
-    if isinstance(native, HfNative) and model.format == "hf":
+    native = model.native_as(HfNative)
+    if native is not None:
         path = native.folder / HF_QUANT
         said = parse_object(read_text_file(path), str(native.folder), HF_QUANT) if path.is_file() else None
         config = packed.with_hf_quant({**model.metadata, **config}, said)

@@ -14,7 +14,7 @@ from aprfmt import formats
 from aprfmt.canonical import packed
 from aprfmt.canonical.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
 from aprfmt.canonical.dtype_choice import Losses
-from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.model import Canonical, canonical, embedding_rows
 from aprfmt.canonical.unpack import Decoding
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert.lossless.recipe import Recipe, read_recipe
@@ -25,11 +25,11 @@ from aprfmt.convert.quantize.quantization import Quantization, asked
 from aprfmt.convert.report import Report
 from aprfmt.convert.targets.apr import apr_layout, source_recipe
 from aprfmt.convert.targets.apr_shards import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
-from aprfmt.convert.targets.gguf import GgufOptions, embedding_rows, gguf_layouts
+from aprfmt.convert.targets.gguf import GgufOptions, gguf_layouts
 from aprfmt.convert.targets.hf import folder_layouts, safetensors_layout
 from aprfmt.convert.verify import require_llama, verify_gguf
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats import apr2_write
+from aprfmt.formats import apr2, apr2_write
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
@@ -120,8 +120,8 @@ def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
 
 
 def _paths(model: Model) -> list[str]:
-    native = model.native
-    own = [str(native.manifest), str(native.manifest.parent)] if isinstance(native, JoinedNative) else []
+    joined = model.native_as(JoinedNative)
+    own = [str(joined.manifest), str(joined.manifest.parent)] if joined is not None else []
     return [str(model.path), *own, *(source.path for source in model.sources)]
 
 
@@ -129,9 +129,9 @@ def _plan(
     model: Model, target: str, dst: Path, options: Options, quantization: Quantization | None
 ) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
-    if target == "apr" and model.format.startswith("apr") and options.changes_nothing():
+    if target == "apr" and model.convention == "apr" and options.changes_nothing():
         return _copy(model, dst), _copied(model, dst), losses
-    if target == "apr-shards" and model.format == "apr-v2" and options.changes_nothing():
+    if target == "apr-shards" and apr2.native_of(model) is not None and options.changes_nothing():
         shards, lossless = cut(model, options.shard_size or DEFAULT_SHARD_BYTES)
         return _copy(model, dst), _sharded(shards, _listed(model), lossless), losses
     if model.format == "apr-v1" and model.flags.get("encrypted"):
@@ -179,10 +179,10 @@ def _copy(model: Model, dst: Path) -> Canonical:
 
 def _copied(model: Model, dst: Path) -> Output:
     """The same `.apr`, byte for byte, whatever its generation; shards become the file that they were cut from."""
-    native = model.native
-    if isinstance(native, JoinedNative):
-        joined = FileLayout(dst.name, apr2_write.layout_from_model(model), crc_footer=True)
-        return Output([joined], _listed(model), True, ready=native.verify)
+    joined = model.native_as(JoinedNative)
+    if joined is not None:
+        layout = FileLayout(dst.name, apr2_write.layout_from_model(model), crc_footer=True)
+        return Output([layout], _listed(model), True, ready=joined.verify)
     source = model.sources[0]
     segment = Stream(source.size, lambda: source_jobs(source, 0, source.size), dst.name)
     return Output([FileLayout(dst.name, [segment])], _listed(model), True)
@@ -213,7 +213,7 @@ _RECIPES = {"gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "hf
 
 def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
     value = None
-    if c.model.format == "apr-v2":
+    if apr2.native_of(c.model) is not None:
         value = c.model.metadata.get(SOURCE_KEY)
         others = [name for name in _RECIPES.values() if name != _RECIPES.get(target)]
         if isinstance(value, dict) and value.get("format") in others:

@@ -13,23 +13,24 @@ from aprfmt.canonical.checks import check_vocabulary, read_tokenizer
 from aprfmt.canonical.model import canonical
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
-from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.segments import FileLayout, Segment
 from aprfmt.io.sink import check_target
 from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
+from aprfmt.types import PathLike
 
 _LISTS = ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.token_type", "tokenizer.scores")
 _TOKEN_IDS = ("tokenizer.bos_token_id", "tokenizer.eos_token_id")
 
 
 def stamp_file(
-    src: str | os.PathLike[str],
-    dst: str | os.PathLike[str] | None = None,
+    src: PathLike,
+    dst: PathLike | None = None,
     *,
     license: str | None = None,
     data_source: str | None = None,
@@ -38,7 +39,7 @@ def stamp_file(
     hf_model_type: str | None = None,
     architecture: str | None = None,
     set: Mapping[str, Any] | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
+    tokenizer: PathLike | None = None,
     in_place: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
@@ -73,13 +74,14 @@ def stamp_file(
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
     with formats.open(src) as model:
-        if model.format != "apr-v2":
+        native = apr2.native_of(model)
+        if native is None:
             raise UnsupportedError(
                 f"stamp edits APR v2 files; the file is of another kind ({model.label})",
                 path=model.path,
                 hint="apr import it first",
             )
-        if in_place and isinstance(model.native, JoinedNative):
+        if in_place and isinstance(native, JoinedNative):
             raise RefusedError(
                 "the model is in several files, which are not edited in place",
                 path=model.path,
@@ -88,7 +90,9 @@ def stamp_file(
         target = os.fspath(model.path if in_place or dst is None else dst)
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
-        layout = FileLayout(os.path.basename(target), _segments(model, patch, tokenizer), crc_footer=True)
+        layout = FileLayout(
+            os.path.basename(target), _segments(model, native.flags, patch, tokenizer), crc_footer=True
+        )
         write_file(target, layout, WriteOptions(force or in_place))
         return {
             "source": os.fspath(src),
@@ -100,9 +104,10 @@ def stamp_file(
         }
 
 
-def _segments(model: Model, patch: Mapping[str, Any], tokenizer: str | os.PathLike[str] | None) -> Any:
+def _segments(
+    model: Model, flags: int, patch: Mapping[str, Any], tokenizer: PathLike | None
+) -> list[Segment]:
     values = dict(model.metadata)
-    flags = model.native.flags
     if tokenizer is not None:
         values = _with_tokenizer(model, values, Path(tokenizer))
         flags |= HAS_VOCAB

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import (
     ChecksumError,
@@ -34,6 +34,9 @@ from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hyperparams import Hyperparams
 
 MAGIC = b"APRN"
 _HEADER = struct.Struct("<4sBBHIIIBBB9x")
@@ -336,6 +339,7 @@ def open_model(path: Path) -> Model:
     return Model(
         path=path,
         format="apr-v1",
+        convention="apr",
         label="APR v1",
         version=f"{header['major']}.{header['minor']}",
         sources=[source],
@@ -350,7 +354,7 @@ def open_model(path: Path) -> Model:
     )
 
 
-def _no_hparams(_: Model) -> Any:
+def _no_hparams(_: Model) -> Hyperparams:
     from aprfmt.arch.hyperparams import Hyperparams
 
     return Hyperparams()

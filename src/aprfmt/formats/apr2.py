@@ -147,6 +147,11 @@ class Apr2Native:
         return "bad"
 
 
+def native_of(model: Model) -> Apr2Native | None:
+    """The native view of a current `.apr` v2, in one file or in shards; None for all else, legacy images too."""
+    return model.native_as(Apr2Native) if model.format == "apr-v2" else None
+
+
 def open_model(path: Path) -> Model:
     """Opens an APR v2 file. Raises NotFoundError, CorruptError, UnsupportedError."""
     source = Source.open(path)
@@ -187,6 +192,7 @@ def _open(source: Source, path: Path, format: str, label: str) -> Model:
     return Model(
         path=path,
         format=format,
+        convention="apr",
         label=label,
         version=f"{header.version[0]}.{header.version[1]}",
         sources=[source],

@@ -132,8 +132,8 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
         flags: header flags, None to keep them; LAYOUT_ROW_MAJOR is added as soon as anything is laid out
         anew.
     """
-    native = model.native
-    if not isinstance(native, Apr2Native):
+    native = model.native_as(Apr2Native)
+    if native is None:
         raise UsageError(f"not an APR v2 image but {model.label}", path=model.path)
     header, source = native.header, native.source
     stored = native.metadata_bytes()

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.codecs.dtypes import Dtype, find_dtype
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
-from aprfmt.formats import apr_magic
+from aprfmt.formats import apr2, apr_magic
 from aprfmt.io import jsonx
 from aprfmt.io.compress import unlz4, unzstd
 from aprfmt.io.crc import crc32, crc32_of
@@ -30,10 +30,6 @@ from aprfmt.limits import (
     MAX_UNCOMPRESSED_BYTES,
 )
 from aprfmt.model import Model, Tensor
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hyperparams import Hyperparams
-    from aprfmt.tokenizer.model import Tokenizer
 
 _FOOTER = 4
 _ALGORITHMS = {0: "stored", 1: "LZ4", 2: "zstd"}
@@ -69,8 +65,6 @@ def _open(source: Source, path: Path) -> Model:
 
 
 def _open_v2(source: Source, path: Path, label: str) -> Model:
-    from aprfmt.formats import apr2
-
     return apr2.open_source(source, path, format="apr-legacy", label=label)
 
 
@@ -259,24 +253,13 @@ def _model(
     return Model(
         path=path,
         format="apr-legacy",
+        convention="apr",
         label=label,
         version=version,
         sources=[file],
         tensors=tensors,
         load_metadata=lambda: metadata,
-        load_tokenizer=_load_tokenizer,
-        load_hparams=_load_hparams,
+        load_tokenizer=apr2.load_tokenizer,
+        load_hparams=apr2.load_hparams,
         checksum=checksum,
     )
-
-
-def _load_tokenizer(model: Model) -> Tokenizer | None:
-    from aprfmt.tokenizer.apr import from_metadata
-
-    return from_metadata(model.metadata)
-
-
-def _load_hparams(model: Model) -> Hyperparams:
-    from aprfmt.arch.hparams import from_apr
-
-    return from_apr(model.metadata)

@@ -106,7 +106,7 @@ def _altered(path: Path, problem: str) -> RefusedError:
 
 def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     """What an opened shard and the manifest disagree in; the blobs are not read."""
-    native: Apr2Native = model.native
+    native = _native(model)
     names = [tensor.name for tensor in model.tensors.entries]
     if len(names) != len(info.tensors) or set(names) != set(info.tensors):
         return "it holds other tensors"
@@ -121,6 +121,12 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     if (stated.get("shard_count"), stated.get("shard_index")) != (count, info.index):
         return f"it does not say that it is shard {info.index} of {count}"
     return None
+
+
+def _native(shard: Model) -> Apr2Native:
+    native = apr2.native_of(shard)
+    assert native is not None
+    return native
 
 
 @dataclass
@@ -194,7 +200,7 @@ def _verify(info: ShardInfo, shard: Apr2Native) -> str | None:
 
 
 def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, path: Path) -> Model:
-    natives: list[Apr2Native] = [model.native for model in models]
+    natives = [_native(model) for model in models]
     header = natives[0].header
     native = JoinedNative(
         source=natives[0].source,
@@ -208,6 +214,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
     return Model(
         path=path,
         format="apr-v2",
+        convention="apr",
         label=f"APR v2, {plural(len(models), 'shard')}",
         version=models[0].version,
         sources=[native.source for native in natives],

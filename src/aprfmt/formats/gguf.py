@@ -124,6 +124,7 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="gguf",
+            convention="gguf",
             label=f"GGUF v{parts[0].version}",
             version=str(parts[0].version),
             sources=[part.source for part in parts],

@@ -122,13 +122,14 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="hf",
+            convention="hf",
             label="HF folder",
             version="",
             sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
             load_metadata=lambda: _config(native) or {},
-            load_tokenizer=lambda model: load_tokenizer(folder, _config(model.native)),
-            load_hparams=_load_hparams,
+            load_tokenizer=lambda _: load_tokenizer(folder, _config(native)),
+            load_hparams=lambda _: _load_hparams(native),
             warnings=warnings + more,
             native=native,
         )
@@ -136,11 +137,11 @@ def open_model(path: Path) -> Model:
     return model
 
 
-def _load_hparams(model: Model) -> Hyperparams:
+def _load_hparams(native: HfNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
-    h = from_hf_config(_config(model.native) or {})
-    if (word := hf_pooling.read(model.native.text_file)) is not None:
+    h = from_hf_config(_config(native) or {})
+    if (word := hf_pooling.read(native.text_file)) is not None:
         h.extra[hf_pooling.CONFIG_KEY] = word
     return h
 

@@ -25,7 +25,6 @@ from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
-    from aprfmt.tokenizer.model import Tokenizer
 
 MAX_LIBRARY_HEADER_BYTES = 100_000_000
 """Longest header that the safetensors library reads; ours is MAX_HEADER_BYTES, whichever is less."""
@@ -73,31 +72,28 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="safetensors",
+            convention="hf",
             label="SafeTensors",
             version="",
             sources=[shard.source],
             tensors=shard.tensors,
             load_metadata=lambda: shard.metadata,
-            load_tokenizer=_load_tokenizer,
-            load_hparams=_load_hparams,
+            load_tokenizer=lambda _: load_tokenizer(path.parent, _config(native)),
+            load_hparams=lambda _: _load_hparams(native),
             native=native,
         )
         stack.pop_all()
     return model
 
 
-def _load_tokenizer(model: Model) -> Tokenizer | None:
-    return load_tokenizer(model.path.parent, _config(model))
-
-
-def _load_hparams(model: Model) -> Hyperparams:
+def _load_hparams(native: SafetensorsNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
-    return from_hf_config(_config(model) or {})
+    return from_hf_config(_config(native) or {})
 
 
-def _config(model: Model) -> dict[str, Any] | None:
-    return read_config(model.native.config_path) if model.native.config_path else None
+def _config(native: SafetensorsNative) -> dict[str, Any] | None:
+    return read_config(native.config_path) if native.config_path else None
 
 
 # --- reading ---

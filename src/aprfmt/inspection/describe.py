@@ -7,6 +7,8 @@ from typing import Any
 
 from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.formats import apr2
+from aprfmt.formats.gguf import GgufNative
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -59,7 +61,7 @@ def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
 
 
 def _unread_card(model: Model) -> list[str]:
-    if model.format not in ("hf", "safetensors"):
+    if model.convention != "hf":
         return []
     from aprfmt.provenance import provenance
 
@@ -68,7 +70,7 @@ def _unread_card(model: Model) -> list[str]:
 
 def checksums(model: Model, *, always: bool = True) -> dict[str, str]:
     """Header and footer checksum; the footer of a huge file is "unchecked" unless `always`."""
-    if not always and model.format.startswith("apr") and model.size_bytes > FOOTER_LIMIT_BYTES:
+    if not always and model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES:
         return {"header": "ok", "footer": "unchecked"}
     return model.checksum()
 
@@ -78,7 +80,7 @@ def typed_metadata(model: Model) -> dict[str, Any]:
 
     The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
     """
-    is_apr = model.format in ("apr-v2", "apr-legacy")
+    is_apr = model.convention == "apr" and model.format != "apr-v1"
     fields = _from_apr(model.metadata) if is_apr else _from_other(model)
     hparams = model.hparams
     for name in _HPARAM_FIELDS:
@@ -105,7 +107,7 @@ def _from_other(model: Model) -> dict[str, Any]:
         from aprfmt.provenance import provenance
 
         found = dict(provenance.read(model).info)
-        if model.format == "gguf":
+        if model.convention == "gguf":
             found["chat_template"] = metadata.get("tokenizer.chat_template")
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
@@ -123,19 +125,19 @@ def dtype_table(tensors: Sequence[Tensor]) -> dict[str, dict[str, int]]:
 
 def tokenizer_info(model: Model) -> dict[str, Any] | None:
     """Counts and special ids of the embedded tokenizer; None when there is none."""
-    if model.format == "gguf":
-        return _gguf_tokenizer_info(model)
-    if model.format == "apr-v2":
+    if (gguf := model.native_as(GgufNative)) is not None:
+        return _gguf_tokenizer_info(model, gguf)
+    if apr2.native_of(model) is not None:
         return _apr_tokenizer_info(model)
     tokenizer = model.tokenizer
     return None if tokenizer is None else _tokenizer_fields(tokenizer)
 
 
-def _gguf_tokenizer_info(model: Model) -> dict[str, Any] | None:
+def _gguf_tokenizer_info(model: Model, gguf: GgufNative) -> dict[str, Any] | None:
     """The same from the counts of the arrays: decoding 150,000 strings would take longer than the rest."""
     from aprfmt.tokenizer.ggml import from_gguf
 
-    entries = {key: e for key, e in model.native.parts[0].entries.items() if key.startswith("tokenizer.")}
+    entries = {key: e for key, e in gguf.parts[0].entries.items() if key.startswith("tokenizer.")}
     scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
     tokenizer = from_gguf(scalars)
     if tokenizer is None:
@@ -185,7 +187,7 @@ def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
 def compatibility(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Whether the reference runtime can run the file as it is, and every reason why not."""
     reasons = []
-    if model.format != "apr-v2":
+    if apr2.native_of(model) is None:
         reasons.append(f"the runtime reads plain APR v2, not {model.label}")
     if not metadata.get("architecture"):
         reasons.append("metadata has no architecture (C-01)")

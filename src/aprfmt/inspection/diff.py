@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, storage_error
+from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.stats import exact_chunks, values
 from aprfmt.io.pipe import source_chunks
@@ -127,7 +128,7 @@ def same_files(a: Model, b: Model) -> bool:
     """Whether all files of both models are byte for byte the same, tensors and all."""
     if a.format != b.format or [s.size for s in a.sources] != [s.size for s in b.sources]:
         return False
-    if a.format in ("hf", "safetensors"):
+    if a.convention == "hf":
         return False  # config and tokenizer lie in files of their own
     return all(
         x == y
@@ -151,13 +152,14 @@ def _diff_metadata(a: Model, b: Model, found: Comparison) -> None:
         if (key in left) != (key in right) or not _equal(x, y):
             found.add("metadata", key, _short(x), _short(y), **_where(x, y))
     _diff_tokenizers(a, b, found)
-    if a.format == b.format == "hf":
-        _diff_files(a, b, found)
+    left_files, right_files = (model.native_as(HfNative) for model in (a, b))
+    if left_files is not None and right_files is not None:
+        _diff_files(left_files, right_files, found)
 
 
-def _diff_files(a: Model, b: Model, found: Comparison) -> None:
+def _diff_files(a: HfNative, b: HfNative, found: Comparison) -> None:
     """The other files of two folders; JSON by its data, config.json was compared as metadata."""
-    left, right = ({p.as_posix(): m.native.folder / p for p in m.native.other_files} for m in (a, b))
+    left, right = ({p.as_posix(): m.folder / p for p in m.other_files} for m in (a, b))
     for name in sorted({*left, *right} - {"config.json"}):
         x, y = left.get(name), right.get(name)
         if x is None or y is None:
@@ -221,7 +223,7 @@ def _where(x: Any, y: Any) -> dict[str, int]:
 
 def _diff_tokenizers(a: Model, b: Model, found: Comparison) -> None:
     """Across containers the tokenizers are compared as data; inside one the metadata has shown it all."""
-    if a.format == b.format and a.format not in ("hf", "safetensors"):
+    if a.format == b.format and a.convention != "hf":
         return
     left, right = a.tokenizer, b.tokenizer
     if left is None or right is None:

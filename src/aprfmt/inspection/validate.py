@@ -11,6 +11,8 @@ from aprfmt.arch.names import spellings
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
+from aprfmt.formats import apr2
+from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer, TokenType
@@ -136,9 +138,9 @@ def _header(subject: Subject) -> Result:
 
 def _footer(subject: Subject) -> Result:
     state = subject.model.checksum()["footer"]
-    problems = getattr(subject.model.native, "problems", None)
-    if problems:  # of a sharded model, by shard
-        yield from (Finding("fail", problem) for problem in problems)
+    shards = subject.model.native_as(JoinedNative)
+    if shards is not None and shards.problems:
+        yield from (Finding("fail", problem) for problem in shards.problems)
     elif state == "bad":
         yield Finding("fail", "the file's checksum does not match its bytes: the file is damaged")
     elif state == "absent":
@@ -278,7 +280,9 @@ def _required_keys(subject: Subject) -> Result:
     missing = [name for name in _REQUIRED if name in known and getattr(hparams, name) is None]
     if missing:
         # Only a file that presents itself as a language model has to have the dims of one.
-        status = "fail" if subject.embedding is not None and subject.model.format == "apr-v2" else "warn"
+        status = (
+            "fail" if subject.embedding is not None and apr2.native_of(subject.model) is not None else "warn"
+        )
         yield Finding(status, f"the metadata does not say {', '.join(missing)}")
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import UsageError
 from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.model import Model
 from aprfmt.provenance.model_card import CARD, parse_card, read_card
 from aprfmt.provenance.origin import from_card, hub_id, located, named_in_config
@@ -91,9 +92,9 @@ class Provenance:
 
 def read(model: Model) -> Provenance:
     """The provenance of an opened model of any container."""
-    if model.format == "gguf":
+    if model.convention == "gguf":
         found = from_gguf(model.metadata)
-    elif model.format.startswith("apr"):
+    elif model.convention == "apr":
         return (
             Provenance({"name": model.path.stem}) if model.format == "apr-v1" else _from_apr(model.metadata)
         )
@@ -216,14 +217,14 @@ def to_metadata(general: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _from_files(model: Model) -> Provenance:
     """A folder, or one weights file: the card beside it, then config.json, then the name."""
-    native = model.native
-    folder: Path | None = getattr(native, "folder", None)
-    if folder is None and getattr(native, "config_path", None) is not None:
-        folder = Path(native.config_path).parent
+    hf, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
+    folder = hf.folder if hf is not None else None
+    if single is not None and single.config_path is not None:
+        folder = single.config_path.parent
     card, warnings = read_card(folder) if folder is not None else ({}, [])
     info, general = from_card(card)
-    if model.format == "hf" and folder is not None:
-        fallback = [named_in_config(model.metadata), located(folder)]
+    if hf is not None:
+        fallback = [named_in_config(model.metadata), located(hf.folder)]
     elif model.path.stem in _NO_NAMES:
         fallback = [located(model.path.parent)]
     else:

@@ -10,10 +10,12 @@ import pytest
 from apr1_images import v1_bytes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from natives import native
 
 import aprfmt
 from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError
 from aprfmt.formats import apr1_crypto
+from aprfmt.formats.apr1 import V1File
 
 META = {"created_at": "1700000000", "aprender_version": "0.0.0-golden", "model_name": "golden-v1"}
 SEED = bytes(range(32))
@@ -95,7 +97,7 @@ def test_an_encrypted_file_opens_without_its_key(vector: Vector) -> None:
         assert model.flags["encrypted"]
         assert any("encrypted" in text for text in model.warnings)
         with pytest.raises(RefusedError) as caught:
-            _ = model.native.payload
+            _ = native(model, V1File).payload
     assert caught.value.hint is not None
     assert "password" in caught.value.hint
 

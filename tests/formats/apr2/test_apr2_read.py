@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from natives import apr2_native
 
 import aprfmt
 from aprfmt.errors import (
@@ -54,7 +55,7 @@ def test_fields_of_an_opened_model(write_image: Write) -> None:
             "has_vocab",
             "layout_row_major",
         }
-        assert model.native.flags == 0xF620
+        assert apr2_native(model).flags == 0xF620
         assert model.metadata["model_type"] == ""
         assert model.checksum() == {"header": "ok", "footer": "ok"}
         raw = tensor.raw()

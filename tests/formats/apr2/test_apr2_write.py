@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from natives import apr2_native
 
 import aprfmt
 from aprfmt import RawTensor, load_file, save_file
@@ -60,8 +61,8 @@ def test_every_dtype_keeps_bytes_dtype_and_shape(dtype: str, tmp_path: Path) -> 
         assert (tensor.dtype, tensor.shape, bytes(tensor.raw())) == (dtype, shape, data)
         assert model.warnings == []
         if row.apr_id is None:
-            assert model.native.metadata_bytes().endswith(b"}}}")
-            assert model.native.index.stored_shapes[0] == (6, len(data) // 6)
+            assert apr2_native(model).metadata_bytes().endswith(b"}}}")
+            assert apr2_native(model).index.stored_shapes[0] == (6, len(data) // 6)
 
 
 @pytest.mark.parametrize(("shape", "stored"), [
@@ -113,7 +114,7 @@ def test_streaming_keeps_the_order_of_the_blobs(tmp_path: Path) -> None:
     for streaming in (False, True):
         save_file(tensors, tmp_path / "s.apr", streaming=streaming)
         with apr2.open_model(tmp_path / "s.apr") as model:
-            start = model.native.header.data_offset
+            start = apr2_native(model).header.data_offset
             assert list(model.tensors) == ["a", "m", "z"]
             offsets[streaming] = {t.name: t.offset - start for t in model.tensors.values()}
     assert offsets == {False: {"a": 0, "m": 64, "z": 64}, True: {"z": 0, "a": 128, "m": 192}}
@@ -142,16 +143,16 @@ def test_what_is_written_is_read_and_written_again(
     pairs = [(name, RawTensor("U8", (len(data),), data)) for name, data in items]
     save_file(pairs, path, {"model_type": "m", "x": [1, 2.5]}, flags, streaming, generation)
     with apr2.open_model(path) as model:
-        assert model.native.flags == flags | 0x0400
+        assert apr2_native(model).flags == flags | 0x0400
         assert model.checksum() == {"header": "ok", "footer": "ok"}
         want = sorted(items, key=lambda item: item[0].encode())
         assert [(t.name, bytes(t.raw())) for t in model.tensors.entries] == want
         apr2_write.rewrite(model, again)
-        apr2_write.rewrite(model, moved, metadata=model.native.metadata_bytes() + b" ")
+        apr2_write.rewrite(model, moved, metadata=apr2_native(model).metadata_bytes() + b" ")
     assert again.read_bytes() == path.read_bytes()
     with apr2.open_model(moved) as model:
         assert [(t.name, bytes(t.raw())) for t in model.tensors.entries] == want
-        apr2_write.rewrite(model, again, metadata=model.native.metadata_bytes()[:-1], force=True)
+        apr2_write.rewrite(model, again, metadata=apr2_native(model).metadata_bytes()[:-1], force=True)
     assert again.read_bytes() == path.read_bytes()
 
 
@@ -163,10 +164,10 @@ def test_laying_out_anew_keeps_ids_order_flags_and_version(path: Path, tmp_path:
         apr2_write.rewrite(model, out, metadata=metadata)
         with apr2.open_model(out) as other:
             assert other.metadata["added"] == 1
-            assert other.native.index.dtype_ids == model.native.index.dtype_ids
-            assert other.native.header.version == model.native.header.version
-            assert other.native.flags == model.native.flags | 0x0400
-            assert other.native.index.blob_order() == model.native.index.blob_order()
+            assert apr2_native(other).index.dtype_ids == apr2_native(model).index.dtype_ids
+            assert apr2_native(other).header.version == apr2_native(model).header.version
+            assert apr2_native(other).flags == apr2_native(model).flags | 0x0400
+            assert apr2_native(other).index.blob_order() == apr2_native(model).index.blob_order()
             for a, b in zip(model.tensors.entries, other.tensors.entries, strict=True):
                 assert (a.name, a.dtype, a.shape, a.raw()) == (b.name, b.dtype, b.shape, b.raw())
 
@@ -181,7 +182,7 @@ def test_legacy_images_come_out_current(write_image: Write, tmp_path: Path) -> N
         model = apr2.open_source(source, path, format="apr-legacy", label="APR2")
         apr2_write.rewrite(model, out)
     with apr2.open_model(out) as model:
-        assert (model.native.index.dtype_ids, model.native.flags) == ([30, 128], 0x0400)
+        assert (apr2_native(model).index.dtype_ids, apr2_native(model).flags) == ([30, 128], 0x0400)
 
 
 def test_an_absent_footer_and_padding_are_supplied(write_image: Write, tmp_path: Path) -> None:

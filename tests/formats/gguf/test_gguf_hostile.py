@@ -11,6 +11,7 @@ import pytest
 from gguf_images import image, info, pair, string
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
@@ -197,7 +198,7 @@ def test_every_cut_of_a_small_file_is_refused(put: Put) -> None:
 def test_twenty_cuts_of_a_real_file_are_refused(smollm2_gguf: Path, tmp_path: Path) -> None:
     size = smollm2_gguf.stat().st_size
     with aprfmt.open(smollm2_gguf) as model:
-        part = model.native.parts[0]
+        part = gguf_parts(model)[0]
         marks = [e.value_start + 5 for e in part.entries.values() if e.count][:4]
         marks += [part.infos_end, part.data_start, part.infos_end - 7]
     cuts = [0, 1, 3, 4, 7, 23, 24, 31, *marks, size // 2, size - 1, size - 4096, size // 3, 100_000]

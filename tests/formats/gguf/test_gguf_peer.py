@@ -12,6 +12,7 @@ import gguf.constants
 import numpy as np
 import pytest
 from gguf_images import QUANTS, Field, image, peer_tensors, string, write_peer
+from natives import gguf_parts
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
@@ -135,7 +136,7 @@ def test_a_file_of_the_package_is_read_equal(tmp_path: Path, alignment: int) -> 
         assert found.pop("general.architecture") == "llama"
         assert found.pop("general.alignment", 32) == alignment
         assert found == expected
-        part = model.native.parts[0]
+        part = gguf_parts(model)[0]
         assert (part.alignment, part.version, part.n_kv) == (alignment, 3, len(part.entries))
         for theirs in gguf.GGUFReader(path).tensors if alignment > 8 else []:
             mine = model.tensors[theirs.name]
@@ -219,7 +220,7 @@ def test_entries_cover_the_key_value_block_without_gaps(tmp_path: Path) -> None:
     path, tensors = tmp_path / "peer.gguf", peer_tensors()
     write_peer(path, fields(), tensors)
     with aprfmt.open(path) as model:
-        part = model.native.parts[0]
+        part = gguf_parts(model)[0]
         entries = list(part.entries.values())
         assert entries[0].start == 24
         assert all(a.end == b.start for a, b in pairwise(entries))

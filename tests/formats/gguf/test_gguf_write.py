@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import AprError, UnsupportedError, UsageError
@@ -187,4 +188,4 @@ def test_the_layout_is_written_through_the_pipe(tmp_path: Path) -> None:
     with aprfmt.open(path) as model:
         assert model.tensors["w"].raw() == raw
         assert model.tensors["w"].offset % 64 == 0
-        assert model.native.parts[0].alignment == 64
+        assert gguf_parts(model)[0].alignment == 64

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from natives import hf_native
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, RefusedError, UnknownFormatError
@@ -50,7 +51,7 @@ def test_a_sharded_folder(folder: Path) -> None:
         assert (model.format, model.label) == ("hf", "HF folder")
         assert list(model.tensors) == ["a", "b", "c"]
         assert dict(model.metadata) == CONFIG
-        native = model.native
+        native = hf_native(model)
         assert native.config == (folder / "config.json").read_bytes()
         assert native.index == (folder / INDEX).read_bytes()
         assert native.index_name == INDEX
@@ -68,14 +69,14 @@ def test_the_index_itself_opens_the_folder(folder: Path) -> None:
     assert aprfmt.detect(folder / INDEX) == "hf"
     with aprfmt.open(folder / INDEX) as model:
         assert list(model.tensors) == ["a", "b", "c"]
-        assert model.native.folder == folder
+        assert hf_native(model).folder == folder
         assert model.path == folder / INDEX
 
 
 def test_an_index_of_another_name(folder: Path) -> None:
     (folder / INDEX).rename(folder / "other.safetensors.index.json")
     with aprfmt.open(folder) as model:
-        assert model.native.index_name == "other.safetensors.index.json"
+        assert hf_native(model).index_name == "other.safetensors.index.json"
 
 
 @pytest.mark.parametrize("no", [1, 2])
@@ -155,8 +156,8 @@ def test_a_single_file(tmp_path: Path) -> None:
     write_shard(tmp_path / "adapter.safetensors", "z")
     with aprfmt.open(tmp_path) as model:
         assert list(model.tensors) == ["a"]
-        assert model.native.index is None
-        assert model.native.config is None
+        assert hf_native(model).index is None
+        assert hf_native(model).config is None
         assert dict(model.metadata) == {}
 
 
@@ -164,7 +165,7 @@ def test_a_single_file_with_an_index(tmp_path: Path) -> None:
     write_shard(tmp_path / "model.safetensors", "a")
     write_index(tmp_path, {"a": "model.safetensors"})
     with aprfmt.open(tmp_path) as model:
-        assert model.native.index_name == INDEX
+        assert hf_native(model).index_name == INDEX
         assert not model.warnings
 
 
@@ -173,7 +174,7 @@ def test_a_stale_index_is_passed_over_with_a_warning(tmp_path: Path) -> None:
     write_index(tmp_path, {"a": shard(1, 2), "b": shard(2, 2)})
     with aprfmt.open(tmp_path) as model:
         assert list(model.tensors) == ["a"]
-        assert model.native.index is None
+        assert hf_native(model).index is None
         assert INDEX in model.warnings[0]
 
 
@@ -181,7 +182,7 @@ def test_numbered_shards_without_an_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     with aprfmt.open(folder) as model:
         assert list(model.tensors) == ["a", "b", "c"]
-        assert [s[0] for s in model.native.shards] == [shard(1, 2), shard(2, 2)]
+        assert [s[0] for s in hf_native(model).shards] == [shard(1, 2), shard(2, 2)]
 
 
 def test_one_file_of_any_name(tmp_path: Path) -> None:
@@ -283,7 +284,7 @@ def test_files_worth_keeping(folder: Path) -> None:
         if name != "config.json":
             (folder / name).write_text("x")
     with aprfmt.open(folder) as model:
-        assert [path.as_posix() for path in model.native.other_files] == kept
+        assert [path.as_posix() for path in hf_native(model).other_files] == kept
 
 
 def test_weights_are_never_kept_as_files() -> None:
@@ -297,7 +298,7 @@ def test_the_cache_layout_of_links_is_read(folder: Path, tmp_path_factory: pytes
         (snapshot / path.name).symlink_to(path)
     with aprfmt.open(snapshot) as model:
         assert list(model.tensors) == ["a", "b", "c"]
-        assert model.native.other_files == [Path("config.json")]
+        assert hf_native(model).other_files == [Path("config.json")]
 
 
 def test_of_the_models_in_a_folder_the_one_called_model_is_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from natives import native
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
@@ -103,7 +104,7 @@ def test_a_file_of_the_library_is_read_equal(tmp_path: Path) -> None:
         assert (model.format, model.label, model.version) == ("safetensors", "SafeTensors", "")
         assert set(model.tensors) == set(tensors)
         assert dict(model.metadata) == {"format": "pt", "ключ": "\u0001"}
-        assert model.native.config_path is None
+        assert native(model, ours.SafetensorsNative).config_path is None
         for name, tensor in tensors.items():
             mine = model.tensors[name]
             assert mine.shape == tuple(tensor.shape)
@@ -136,7 +137,7 @@ def test_the_library_reads_our_file_equal(tmp_path: Path) -> None:
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata() == {"a": "é"}
     with aprfmt.open(path) as model:
-        assert model.native.header_bytes == int.from_bytes(data[:8], "little")
+        assert native(model, ours.SafetensorsNative).header_bytes == int.from_bytes(data[:8], "little")
         assert [t.n_bytes for t in model.tensors.values() if t.n_bytes] == [
             t.n_bytes for t in mine if t.n_bytes
         ]
@@ -305,7 +306,7 @@ def test_the_writer_obeys_the_header_cap(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_config_beside_the_file_is_found(put: Put, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with aprfmt.open(put(image({}))) as model:
-        assert model.native.config_path == tmp_path / "config.json"
+        assert native(model, ours.SafetensorsNative).config_path == tmp_path / "config.json"
 
 
 def test_reading_numbers(tmp_path: Path) -> None:

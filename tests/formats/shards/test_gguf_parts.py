@@ -7,6 +7,7 @@ from typing import Any
 
 import gguf
 import pytest
+from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError
@@ -153,7 +154,7 @@ def test_a_single_file_with_split_keys_comes_back(tiny_gguf: Path, tmp_path: Pat
     from aprfmt.io.sink import AtomicFile
 
     with aprfmt.open(tiny_gguf) as model:
-        keys: list[KV | bytes] = [bytes(model.native.parts[0].kv.raw(key)) for key in model.metadata]
+        keys: list[KV | bytes] = [bytes(gguf_parts(model)[0].kv.raw(key)) for key in model.metadata]
         keys += [("split.no", GgufType.UINT16, 0), ("split.count", GgufType.UINT16, 1)]
         keys += [("split.tensors.count", GgufType.INT32, 20)]
         data = {t.name: t.raw() for t in model.tensors.entries}
@@ -174,7 +175,7 @@ def test_an_unusual_alignment(tiny_gguf: Path, tmp_path: Path) -> None:
     rewrite(tiny_gguf, writer)
     split(tmp_path / "a.gguf", tmp_path / "out.gguf")
     with aprfmt.open(tiny_gguf) as one, aprfmt.open(parts(tmp_path)[0]) as model:
-        assert [part.alignment for part in model.native.parts] == [256, 32, 32, 32]
+        assert [part.alignment for part in gguf_parts(model)] == [256, 32, 32, 32]
         assert all(t.raw() == one.tensors[name].raw() for name, t in model.tensors.items())
     assert all(path.stat().st_size <= 60_000 for path in parts(tmp_path))
 

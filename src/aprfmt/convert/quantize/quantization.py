@@ -180,7 +180,7 @@ def require_encoders(dtypes: set[str]) -> None:
 def network_of(c: Canonical) -> Network:
     """What the rules of a mix ask of the network."""
     kv: Mapping[str, Any] = {}
-    if c.model.format == "gguf":
+    if c.model.convention == "gguf":
         kv = c.model.metadata
         word = str(kv.get("general.architecture", ""))
     elif c.arch is not None:

@@ -9,7 +9,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.canonical.dtype_choice import Losses, is_exact, matrix_dtype
 from aprfmt.canonical.envelope import LEFT_ASIDE
-from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model import Canonical, apr_metadata_of
 from aprfmt.canonical.named import gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.convert import decode
@@ -19,15 +19,16 @@ from aprfmt.convert.lossless.recipe import RecipeWriter, read_recipe
 from aprfmt.convert.lossless.source import SourceTensors
 from aprfmt.convert.quantize.quantization import Quantization, Target, with_apr_names
 from aprfmt.errors import AprError
-from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import Apr2Native
 from aprfmt.formats.apr_metadata import SOURCE_KEY
-from aprfmt.formats.gguf import GgufPart
+from aprfmt.formats.gguf import GgufNative, GgufPart
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.segments import FileLayout
-from aprfmt.provenance import provenance
+from aprfmt.provenance.model_card import CARD
 from aprfmt.tokenizer import apr as tokenizer_apr
 
 HAS_VOCAB = 0x0200
@@ -41,9 +42,6 @@ CONFIG = "config.json"
 
 # Files that hold the tokenizer's lists.
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
-
-# Container of the source -> APR's `original_format`.
-_ORIGINAL = {"gguf": "gguf", "safetensors": "safetensors", "hf": "safetensors"}
 
 
 def apr_layout(
@@ -142,7 +140,7 @@ def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
 
 def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, Any]:
     """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
-    if not isinstance(c.model.native, Apr2Native):
+    if c.model.native_as(Apr2Native) is None:
         return {}
     own = {SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY}
     return {
@@ -156,30 +154,11 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
     flags = HAS_VOCAB if c.tokenizer is not None and c.tokenizer.tokens else 0
     if any(DTYPES[t.dtype].is_quantized for t in tensors):
         flags |= QUANTIZED
-    if isinstance(c.model.native, HfNative) and any(
-        p.name == "README.md" for p in c.model.native.other_files
-    ):
+    if (folder := c.model.native_as(HfNative)) and any(p.name == CARD for p in folder.other_files):
         flags |= HAS_MODEL_CARD
-    if isinstance(c.model.native, Apr2Native):
-        flags |= c.model.native.flags & HAS_MODEL_CARD
+    if (apr := c.model.native_as(Apr2Native)) is not None:
+        flags |= apr.flags & HAS_MODEL_CARD
     return flags
-
-
-def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
-    """The metadata of an `.apr` for `c`, without the record of its source files."""
-    h = c.hparams
-    metadata: dict[str, Any] = {
-        "model_type": h.hf_model_type or h.architecture or "",
-        **c.info,
-        "original_format": _ORIGINAL.get(c.model.format),
-        "total_size": sum(t.n_bytes for t in tensors),
-        "param_count": c.n_params,
-        **hp.to_apr(h),
-        **provenance.to_metadata(c.general),
-    }
-    if c.tokenizer is not None:
-        metadata |= tokenizer_apr.to_metadata(c.tokenizer)
-    return {key: value for key, value in metadata.items() if value is not None}
 
 
 def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict[str, Any] | None:
@@ -187,16 +166,15 @@ def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict
 
     `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them.
     """
-    native = c.model.native
-    if c.model.format == "apr-v2":
+    if apr2.native_of(c.model) is not None:
         record: dict[str, Any] | None = c.model.metadata.get(SOURCE_KEY)
         fits = record is not None and read_recipe(record, c.tensors, c.tokenizer, str(c.model.path))
         return record if fits else None
-    if c.model.format == "gguf":
-        return _gguf_recipe(c, native.parts, stored or {})
-    if isinstance(native, HfNative) and c.model.format == "hf":
-        return _hf_recipe(c, native)
-    if c.model.format == "safetensors" and not (c.parts_left_out or c.packs.decoded):
+    if (gguf := c.model.native_as(GgufNative)) is not None:
+        return _gguf_recipe(c, gguf.parts, stored or {})
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return _hf_recipe(c, folder)
+    if c.model.native_as(SafetensorsNative) and not (c.parts_left_out or c.packs.decoded):
         return _safetensors_recipe(c)
     return None
 

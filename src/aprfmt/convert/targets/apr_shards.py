@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aprfmt.canonical.model import Canonical
 from aprfmt.convert.targets.apr import apr_contents
 from aprfmt.errors import RefusedError
-from aprfmt.formats import apr2_write, apr_metadata
+from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_manifest import ShardInfo, manifest_text
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
@@ -36,7 +36,8 @@ def cut(model: Model, max_bytes: int) -> tuple[list[Shard], bool]:
 
     Raises RefusedError for what is a shard itself, and as shard_layouts.
     """
-    native: Apr2Native = model.native
+    native = apr2.native_of(model)
+    assert native is not None
     if model.flags["sharded"] and not isinstance(native, JoinedNative):
         raise RefusedError(
             "the file is one shard of a larger model", path=model.path, hint="put its manifest beside it"

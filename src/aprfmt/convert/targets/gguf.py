@@ -13,7 +13,7 @@ from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.exact import residues
-from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows
 from aprfmt.canonical.named import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.convert import is_padded
@@ -22,11 +22,10 @@ from aprfmt.convert.lossless.overlay import overlay
 from aprfmt.convert.lossless.recipe import Recipe
 from aprfmt.convert.quantize.mix_rules import fitting
 from aprfmt.convert.quantize.quantization import Quantization, mix_of
-from aprfmt.convert.targets.apr import apr_metadata_of
 from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
-from aprfmt.formats import gguf, gguf_write
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufPart
+from aprfmt.formats import apr2, gguf, gguf_write
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
@@ -78,7 +77,7 @@ def gguf_layouts(
         return renamed_parts(recipe.layouts(), name), kept, True
     tensors = list(_tensors(c, options, losses))
     keys = _keys(c, options, base, tensors)
-    if c.model.format == "apr-v2":
+    if apr2.native_of(c.model) is not None:
         keys = list(_sealed(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
@@ -101,7 +100,7 @@ def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> l
 
 def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
     """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
-    if c.model.format != "apr-v2":
+    if apr2.native_of(c.model) is None:
         return True
     found, warning = envelope.opened(base)
     if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
@@ -173,7 +172,7 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
 
 
 def _check_name(name: str, c: Canonical) -> None:
-    if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.format != "gguf":
+    if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.convention != "gguf":
         raise RefusedError(
             f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes",
             path=c.model.path,
@@ -209,9 +208,8 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
 
 def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
     """The key-value pairs of the GGUF that `c` came from."""
-    if c.model.format == "gguf":
-        first: GgufPart = c.model.native.parts[0]
-        return first.kv
+    if (source := c.model.native_as(GgufNative)) is not None:
+        return source.parts[0].kv
     if recipe is not None and recipe.format == "gguf":
         return gguf.read_pairs(recipe.head(next(iter(recipe.files))), str(c.model.path))
     return None
@@ -328,12 +326,6 @@ def _with_pre(c: Canonical, options: GgufOptions) -> Any:
             hint=f"{tokenizer.pre_note or 'the file names none'}; choose one with --pre NAME",
         )
     return tokenizer
-
-
-def embedding_rows(c: Canonical) -> int | None:
-    """Rows of the token embedding, the length that the token list must have; vocab_size where there is none."""
-    tensor = c.tensors.get(c.embedding)
-    return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
 
 
 def dominant_dtype(tensors: list[OutTensor]) -> str:

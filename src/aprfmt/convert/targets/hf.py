@@ -21,7 +21,9 @@ from aprfmt.convert.lossless.recipe import Recipe
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_pooling, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
+from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.provenance import origin, provenance
 from aprfmt.provenance.model_card import CARD
@@ -76,7 +78,7 @@ def safetensors_layout(
     kept = _kept(c, tensors)
     if recipe is not None and recipe.format == "safetensors" and kept and len(recipe.files) == 1:
         return FileLayout(name, recipe.layouts()[0].segments), tensors, True
-    metadata = dict(c.model.metadata) if c.model.format == "safetensors" else {"format": "pt"}
+    metadata = dict(c.model.metadata) if c.model.native_as(SafetensorsNative) else {"format": "pt"}
     return FileLayout(name, safetensors.layout(tensors, _strings(metadata))), tensors, False
 
 
@@ -156,9 +158,8 @@ def _is_weight_file(name: str) -> bool:
 def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     if recipe is not None and recipe.format == "hf":
         return recipe.text_files()
-    if c.model.format == "hf" and c.model.native is not None:
-        native = c.model.native
-        return {path.as_posix(): read_text_file(native.folder / path) for path in native.other_files}
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
     return {}
 
 
@@ -189,7 +190,7 @@ def _as_imported(c: Canonical, source: Hyperparams) -> Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
     if source.tied and c.head in c.tensors:
         source.tied = False  # a head of its own was found, see canonical
-    if not c.model.format.startswith("apr"):
+    if c.model.convention != "apr":
         return source
     ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
     return hp.from_apr(hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None})
