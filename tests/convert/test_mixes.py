@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import plain_models
 import pytest
+from gguf.constants import LlamaFileType
 from quantize_peer import quantize, write_gguf
 
+import aprfmt
 from aprfmt.codecs import ggml, libggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.convert.quantize.mix_rules import (
@@ -22,7 +25,7 @@ from aprfmt.convert.quantize.mix_rules import (
     needs_weights,
     usual_bits,
 )
-from aprfmt.convert.quantize.mixes import ALIASES, MIXES, Mix, find_mix
+from aprfmt.convert.quantize.mixes import ALIASES, MIXES, Mix, file_type_of, find_mix
 from aprfmt.errors import RefusedError
 from aprfmt.formats.gguf_kv import GgufType
 
@@ -192,6 +195,21 @@ def test_names_are_found_whatever_their_case_and_an_unknown_one_is_not() -> None
     assert find_mix("q4_k_x") is None
     assert find_mix("f16") is None
     assert len({mix.file_type for mix in MIXES.values()}) == len(MIXES)
+
+
+def test_file_types_of_dtypes_are_those_of_llama_cpp() -> None:
+    names = {item.name.removeprefix("MOSTLY_").removeprefix("ALL_"): item.value for item in LlamaFileType}
+    known = {name: value for name, value in names.items() if name in DTYPES}
+    assert {"F32", "BF16", "Q8_0", "IQ2_S", "NVFP4", "Q1_0"} <= known.keys()
+    assert {name: file_type_of(name) for name in known} == known
+
+
+def test_the_file_type_of_an_apr_of_one_dtype(tmp_path: Path) -> None:
+    folder = plain_models.write_folder(tmp_path / "hf")
+    aprfmt.import_model(folder, tmp_path / "m.apr", dtype="nvfp4", pure=True)
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert model.metadata["general.file_type"] == LlamaFileType.MOSTLY_NVFP4
 
 
 def test_every_word_of_a_rule_is_known() -> None:

@@ -26,7 +26,7 @@ from aprfmt.convert.quantize.mix_rules import (
     choose,
     needs_weights,
 )
-from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, unknown
+from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, uniform_mix, unknown
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
@@ -35,9 +35,6 @@ from aprfmt.types import Array, Shape
 
 if TYPE_CHECKING:
     pass
-
-# Block types that no mix is made of: name -> general.file_type of a file that is all of them.
-_SINGLE = {"MXFP4": 38, "NVFP4": 39}
 
 # Words of --dtype that are no mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
@@ -268,11 +265,12 @@ def _mix(options: Options) -> Mix | None:
         raise unknown(options.dtype, *PLAIN) from None
     if row is None or row.kind != "ggml":
         return None
-    if row.name not in _SINGLE:
+    uniform = uniform_mix(row.name)
+    if uniform is None:
         raise unknown(options.dtype, *PLAIN)
     if not options.pure:
         raise UsageError(f"{row.name} is no mix", hint="--pure writes every matrix in this one dtype")
-    return Mix(row.name.lower(), _SINGLE[row.name], row.name, "")
+    return uniform
 
 
 def _override(text: str) -> tuple[re.Pattern[str], str]:

@@ -21,6 +21,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.lossless.overlay import overlay
 from aprfmt.convert.lossless.recipe import Recipe
 from aprfmt.convert.quantize.mix_rules import fitting
+from aprfmt.convert.quantize.mixes import file_type_of
 from aprfmt.convert.quantize.quantization import Quantization, mix_of
 from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
@@ -35,13 +36,6 @@ from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.pre_names import check_name
 
 Kv: TypeAlias = tuple[str, Any, Any]
-
-# Dominant dtype -> llama.cpp's file type number (llama.h, `enum llama_ftype`).
-FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 12,
-    "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25,
-    "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +268,7 @@ def _file_type(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> 
     if options.quantization is not None:
         return options.quantization.mix.file_type
     mix = mix_of(c, tensors)
-    return mix.file_type if mix is not None else FILE_TYPES.get(dominant_dtype(tensors), 0)
+    return mix.file_type if mix is not None else file_type_of(dominant_dtype(tensors))
 
 
 def _imatrix_keys(quantization: Quantization | None) -> list[Kv]:
