@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from aprfmt.arch import names
@@ -30,11 +31,11 @@ def require_config(model: Model, allow_no_config: bool) -> None:
     )
 
 
-def complete_hparams(c: Canonical) -> None:
-    """Takes from the tensor shapes what they tell, where there is no config.json."""
-    h = c.hparams
-    if not c.tensors or c.model.convention != "hf" or h.hidden_size is not None:
-        return
+def with_dims_of_tensors(c: Canonical) -> Canonical:
+    """`c` with the dimensions that its tensor shapes tell, where there is no config.json."""
+    if not c.tensors or c.model.convention != "hf" or c.hparams.hidden_size is not None:
+        return c
+    h = replace(c.hparams)
     shapes = {t.name: t.shape for t in c.tensors.values()}
     layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}
     h.num_layers = max(layers) + 1 if layers else None
@@ -48,19 +49,20 @@ def complete_hparams(c: Canonical) -> None:
     )
     if len(norm) == 1 and norm[0] and query and key:
         h.head_dim, h.num_heads, h.num_kv_heads = norm[0], query[0] // norm[0], key[0] // norm[0]
-    c.warnings.append(
+    warning = (
         "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
     )
+    return replace(c, hparams=h, warnings=(*c.warnings, warning))
 
 
-def check_before_writing(c: Canonical, allow_unmapped: bool) -> None:
-    """Raises RefusedError or UnmappedError for a model that could not be loaded again."""
+def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
+    """Warnings about the tokenizer. Raises RefusedError, UnmappedError for a model that could not be loaded again."""
     if c.tensors and c.arch is not None:
         shapes = _shapes(c)
         if not allow_unmapped:
             names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
         names.check_shapes(c.arch, c.hparams, shapes)
-    check_vocabulary(c)
+    return check_vocabulary(c)
 
 
 def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
@@ -72,18 +74,20 @@ def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.found}
 
 
-def check_vocabulary(c: Canonical) -> None:
-    """The token list may be shorter than the embedding (it is padded on export), never longer."""
-    embedding = c.tensors.get(c.embedding)
+def check_vocabulary(c: Canonical) -> list[str]:
+    """Warnings about the tokenizer of `c`.
+
+    Its token list may be shorter than the embedding (it is padded on export); RefusedError where it is longer.
+    """
     if c.tokenizer is None:
-        if c.tensors:
-            c.warnings.append("no tokenizer: the output is not self-contained; add one with --tokenizer DIR")
-        return
-    c.warnings += c.tokenizer.notes
+        missing = "no tokenizer: the output is not self-contained; add one with --tokenizer DIR"
+        return [missing] if c.tensors else []
+    warnings = list(c.tokenizer.notes)
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
-        c.warnings.append(
+        warnings.append(
             f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME"
         )
+    embedding = c.tensors.get(c.embedding)
     size = c.hparams.vocab_size
     if embedding is None and size is not None and len(c.tokenizer.tokens) > size:
         raise RefusedError(
@@ -98,6 +102,7 @@ def check_vocabulary(c: Canonical) -> None:
             tensor=c.embedding,
             hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
         )
+    return warnings
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -15,11 +15,12 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(slots=True)
 class Losses:
-    """Collects what an output does not hold exactly."""
+    """What the report says of an output: what it does not hold exactly, and warnings of the target's planning."""
 
     changed: dict[tuple[str, str], int] = field(default_factory=dict)
     overflows: int = 0
     others: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def dropped(self, sentence: str) -> None:
         """Notes what the output does not hold at all."""

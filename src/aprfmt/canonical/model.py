@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,18 +29,19 @@ from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Canonical:
-    """A model ready to be written in any container.
+    """A model ready to be written in any container. Nothing changes one: an edit is `dataclasses.replace`.
 
     Attributes:
         model: what was opened.
         arch: its row of the architecture table; None when no row fits (names are then the source's own).
-        hparams, tokenizer: as read, with the user's overrides.
+        hparams: a copy of the model's, completed by what its tensors tell.
+        tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
-        warnings: what the user should know.
+        warnings: what the user should know of the source; targets collect theirs in Losses.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
         stated: typed fields that the user gave.
         envelope: what a GGUF tells of the `.apr` that it was made from.
@@ -54,12 +57,12 @@ class Canonical:
     info: dict[str, Any]
     tensors: dict[str, CanonicalTensor]
     dropped: dict[str, str] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
     general: dict[str, Any] | None = None
-    stated: dict[str, Any] = field(default_factory=dict)
+    stated: dict[str, str] = field(default_factory=dict)
     envelope: Envelope | None = None
-    left_out: list[str] = field(default_factory=list)
-    parts_left_out: list[str] = field(default_factory=list)
+    left_out: Sequence[str] = ()
+    parts_left_out: Sequence[str] = ()
     packs: Packing = field(default_factory=Packing)
 
     @property
@@ -99,23 +102,39 @@ def canonical(
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
     if row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
-    hparams = model.hparams
+    hparams = deepcopy(model.hparams)
+    warnings = list(model.warnings)
     if row is not None:
         hparams.architecture = row.id
-    warnings = list(model.warnings)
-    if row is not None and model.convention == "gguf":
-        warnings += _complete_from_gguf(model, row, hparams)
-    if row is not None and model.convention == "apr" and model.metadata.get("head_dim") is None:
-        _complete_from_shapes(hparams, model)
+        if model.convention == "gguf":
+            warnings += _complete_from_gguf(model, row, hparams)
+        elif model.convention == "apr" and model.metadata.get("head_dim") is None:
+            _complete_from_shapes(hparams, model)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
     found = named(model, row, hparams, allow_unmapped, packs)
     tensors = found.tensors
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
-    warnings += _parts_left_out(found)
     dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
-    c = Canonical(
+    warnings += [*_parts_left_out(found), *known.warnings, *([packs.warning] if packs.warning else [])]
+    told: Envelope | None = None
+    left_out: list[str] = []
+    if (gguf := model.native_as(GgufNative)) is not None:
+        told, warning = envelope.opened(gguf.parts[0].kv)
+        warnings += [warning] if warning else []
+        if told is not None:
+            _restore(tensors, told)
+    if (folder := model.native_as(HfNative)) is not None:
+        told = envelope.folder_envelope(folder.folder)
+        left_out = folder.left_out()
+        warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
+        facts = told.metadata if told is not None else {}
+        known.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
+    n_params = sum(n_elements(t.shape) for t in tensors.values())
+    if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
+        known.general.setdefault("size_label", provenance.size_label(n_params))
+    return Canonical(
         model,
         row,
         hparams,
@@ -123,36 +142,23 @@ def canonical(
         known.info,
         tensors,
         dropped,
-        warnings + known.warnings,
+        tuple(warnings),
         known.general,
+        envelope=told,
+        left_out=left_out,
         parts_left_out=found.left_out,
         packs=packs,
     )
-    c.warnings += [packs.warning] if packs.warning else []
-    if (gguf := model.native_as(GgufNative)) is not None:
-        c.envelope, warning = envelope.opened(gguf.parts[0].kv)
-        c.warnings += [warning] if warning else []
-        _restore(c)
-    if (folder := model.native_as(HfNative)) is not None:
-        c.envelope = envelope.folder_envelope(folder.folder)
-        c.left_out = folder.left_out()
-        if c.left_out:
-            c.warnings.append(f"not carried: {first_few(c.left_out, 5)}")
-        facts = c.envelope.metadata if c.envelope is not None else {}
-        c.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
-    if c.general is not None and model.convention == "hf" and c.n_params and not hparams.num_experts:
-        c.general.setdefault("size_label", provenance.size_label(c.n_params))
-    return c
 
 
-def _restore(c: Canonical) -> None:
+def _restore(tensors: dict[str, CanonicalTensor], told: Envelope) -> None:
     """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
-    for name, residue in (c.envelope.exact if c.envelope is not None else {}).items():
-        tensor = c.tensors.get(name)
+    for name, residue in told.exact.items():
+        tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
             piece = exact.restored(tensor.link, tensor.pieces, residue)
             if piece is not None:
-                c.tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
+                tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
 
 
 def _parts_left_out(found: Named) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aprfmt import formats
 from aprfmt.canonical import packed
-from aprfmt.canonical.checks import check_before_writing, complete_hparams, read_tokenizer, require_config
+from aprfmt.canonical.checks import check_before_writing, read_tokenizer, require_config, with_dims_of_tensors
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical, canonical, embedding_rows
 from aprfmt.canonical.unpack import Decoding
@@ -147,9 +147,8 @@ def _plan(
     )
     if c.packs.decoded:
         losses.others += packed.losses(c.packs.found)
-    complete_hparams(c)
-    _override(c, options)
-    check_before_writing(c, options.allow_unmapped)
+    c = _override(with_dims_of_tensors(c), options)
+    c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     work = _Work(dst.name, options, _recipe(c, target, options), losses, quantization)
     return c, _WRITERS[target](c, work), losses
 
@@ -174,7 +173,7 @@ def _decoding(dtype: str, *, gguf: bool) -> Decoding:
 
 
 def _copy(model: Model, dst: Path) -> Canonical:
-    return Canonical(model, None, model.hparams, None, {}, {}, {}, list(model.warnings))
+    return Canonical(model, None, model.hparams, None, {}, {}, {}, tuple(model.warnings))
 
 
 def _copied(model: Model, dst: Path) -> Output:
@@ -197,14 +196,12 @@ def _sharded(shards: list[Shard], tensors: list[OutTensor], lossless: bool) -> O
     return Output([layout for layout, _ in shards], tensors, lossless, folder=True, shards=shards)
 
 
-def _override(c: Canonical, options: Options) -> None:
-    given = {name: getattr(options, name) for name in provenance.FLAGS}
-    c.stated = provenance.stated(given)
-    c.info |= c.stated
-    if "license" in c.stated:
-        c.general = provenance.without_license(c.general)
-    if options.tokenizer is not None:
-        c.tokenizer = read_tokenizer(Path(options.tokenizer))
+def _override(c: Canonical, options: Options) -> Canonical:
+    """`c` with what the user says of its provenance, and the user's tokenizer."""
+    stated = provenance.stated({name: getattr(options, name) for name in provenance.FLAGS})
+    general = provenance.without_license(c.general) if "license" in stated else c.general
+    tokenizer = c.tokenizer if options.tokenizer is None else read_tokenizer(Path(options.tokenizer))
+    return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 
 # Target -> the format of the sources whose files it may be.
@@ -236,7 +233,7 @@ def _to_shards(c: Canonical, work: _Work) -> Output:
     options = work.options
     if options.tokenizer is not None or options.dtype != "keep":
         raise UsageError("sharding changes nothing else", hint="apr import the model first, then shard it")
-    shards, tensors = cut_canonical(c, options.dtype, options.shard_size or DEFAULT_SHARD_BYTES)
+    shards, tensors = cut_canonical(c, options.dtype, options.shard_size or DEFAULT_SHARD_BYTES, work.losses)
     return _sharded(shards, tensors, c.model.format in ("gguf", "hf", "safetensors"))
 
 
@@ -296,7 +293,7 @@ def _report(
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
         dtypes=dtypes,
         lossless=output.lossless,
-        warnings=c.warnings,
+        warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),
         plan=options.plan,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,11 @@ def _edited(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 def _with_tokenizer(model: Model, values: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`values` with the tokenizer replaced; the record of the source files goes, since it names the old lists."""
-    c = canonical(model, allow_unmapped=True)
-    c.tokenizer = read_tokenizer(folder)
-    check_vocabulary(c)
+    new = read_tokenizer(folder)
+    check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))
     kept = {
         k: v
         for k, v in values.items()
         if not k.startswith("tokenizer.") and k not in (SOURCE_KEY, "aprfmt.tokenizer")
     }
-    return kept | tokenizer_apr.to_metadata(c.tokenizer)
+    return kept | tokenizer_apr.to_metadata(new)

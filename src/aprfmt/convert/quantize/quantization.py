@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
+from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -59,7 +60,7 @@ class Quantization:
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
 
-    def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor]) -> dict[str, Target]:
+    def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Target]:
         """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
 
         Raises RefusedError (a quantised source, weights that are missing or of another model) and
@@ -69,9 +70,9 @@ class Quantization:
         chosen = choose(shapes, self.mix, network_of(c), self.wishes)
         quantisable = [t for t in tensors if t.name in chosen and _is_float(t)]
         changing = [t for t in quantisable if t.is_decoded or t.dtype != chosen[t.name]]
-        c.warnings += self._remarks(shapes, chosen)
+        losses.warnings += self._remarks(shapes, chosen)
         self._refuse_requantising(c, changing, chosen)
-        weights = self._weights(c, changing, chosen)
+        weights = self._weights(c, changing, chosen, losses)
         require_encoders({chosen[t.name] for t in changing})
         return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantisable}
 
@@ -109,7 +110,7 @@ class Quantization:
                 )
 
     def _weights(
-        self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
+        self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str], losses: Losses
     ) -> dict[str, Array]:
         """Importance weights by tensor; every tensor that must have them does."""
         found: dict[str, Array] = {}
@@ -129,7 +130,7 @@ class Quantization:
                     f"but for {next(iter(self.imatrix.entries))}",
                     path=self.imatrix.path,
                 )
-            c.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
+            losses.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
         return found
 
     def _entry(self, tensor: CanonicalTensor) -> Array | None:
@@ -331,7 +332,8 @@ def with_apr_names(
         targets |= here or {name: chosen[name] for name in link.gguf if name in chosen}
         moved |= {} if here else dict.fromkeys(link.hf, link)
         if link.row.pack:
-            c.hparams.extra.pop("quantization_config", None)
+            extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
+            c = replace(c, hparams=replace(c.hparams, extra=extra))
     if row.head_always and names.head(row) not in c.tensors and OUTPUT in chosen:
         targets[names.embedding(row)] = chosen[OUTPUT]
     if not moved:

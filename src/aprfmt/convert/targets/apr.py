@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.arch import hparams as hp
@@ -60,9 +60,9 @@ def apr_layout(
     targets: dict[str, Target] = {}
     if quantization is not None:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
-        c, targets = with_apr_names(c, side, quantization.targets(c, side))
+        c, targets = with_apr_names(c, side, quantization.targets(c, side, losses))
         dtype = "keep"
-    metadata, tensors, flags = apr_contents(c, dtype, losses.overflow, targets, with_source=with_source)
+    metadata, tensors, flags = apr_contents(c, dtype, losses, targets, with_source=with_source)
     if SOURCE_KEY not in metadata:
         for tensor in tensors:
             losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
@@ -73,7 +73,7 @@ def apr_layout(
 def apr_contents(
     c: Canonical,
     dtype: str,
-    overflow: Callable[[int], None],
+    losses: Losses,
     targets: Mapping[str, Target] | None = None,
     *,
     with_source: bool = True,
@@ -87,13 +87,13 @@ def apr_contents(
     for t in c.tensors.values():
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
         target = (targets or {}).get(t.name, Target(name))
-        tensors.append(t.out(t.name, target.dtype, overflow, target.weights, padded=True))
+        tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
     kept = not c.packs.decoded and all(
         out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors
     )
     metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
-        metadata = _with_envelope(c, metadata, c.envelope.metadata)
+        metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
     if kept and with_source and (record := source_recipe(c, narrow)) is not None:
         metadata[SOURCE_KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
@@ -105,7 +105,9 @@ def _gguf_name(c: Canonical, name: str) -> str:
     return (names.gguf_name(c.arch, name) if c.arch is not None else None) or name
 
 
-def _with_envelope(c: Canonical, metadata: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _with_envelope(
+    c: Canonical, metadata: dict[str, Any], said: Mapping[str, Any], losses: Losses
+) -> dict[str, Any]:
     """`metadata` with what the envelope says; left aside where that contradicts the tensors or the tokenizer."""
     merged = {key: value for key, value in {**metadata, **said, **c.stated}.items() if value is not None}
     try:
@@ -117,7 +119,7 @@ def _with_envelope(c: Canonical, metadata: dict[str, Any], said: Mapping[str, An
             return merged
     except AprError:
         pass
-    c.warnings.append(
+    losses.warnings.append(
         "what the file says of the .apr it was made from contradicts its tensors and is left aside"
     )
     return metadata | {LEFT_ASIDE: True}

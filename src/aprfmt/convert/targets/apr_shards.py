@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
 from aprfmt.convert.targets.apr import apr_contents
 from aprfmt.errors import RefusedError
@@ -72,9 +73,11 @@ def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
     return layout.n_bytes == native.source.size and native.source.read(0, head.n_bytes) == head.data
 
 
-def cut_canonical(c: Canonical, dtype: str, max_bytes: int) -> tuple[list[Shard], list[OutTensor]]:
+def cut_canonical(
+    c: Canonical, dtype: str, max_bytes: int, losses: Losses
+) -> tuple[list[Shard], list[OutTensor]]:
     """The shards of the `.apr` that `c` becomes, and its tensors."""
-    metadata, tensors, flags = apr_contents(c, dtype, lambda n: None)
+    metadata, tensors, flags = apr_contents(c, dtype, losses)
     in_order = sorted(tensors, key=lambda tensor: tensor.name.encode("utf-8", "surrogateescape"))
     whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}
     return shard_layouts(whole, in_order, flags=flags, max_bytes=max_bytes), tensors

@@ -154,7 +154,7 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
     if placeless:
         losses.dropped(f"a GGUF has no place for {first_few(placeless)}")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
-    targets = quantization.targets(c, side) if quantization is not None else {}
+    targets = quantization.targets(c, side, losses) if quantization is not None else {}
     for tensor in side:
         _check_name(tensor.name, c)
         target = targets.get(tensor.name)

@@ -106,7 +106,7 @@ def folder_layouts(
     """
     tensors = hf_tensors(c, dtype, losses)
     source = _source_texts(c, recipe)
-    texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source)))
+    texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
@@ -142,10 +142,10 @@ def _pooling_files(c: Canonical) -> dict[str, bytes]:
     return hf_pooling.files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
 
 
-def _with_card(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
     """`texts` with a model card where the source has none and there is something to say."""
     if CARD in texts:
-        c.warnings += provenance.contradictions(texts[CARD], c.info)
+        losses.warnings += provenance.contradictions(texts[CARD], c.info)
         return texts
     card = origin.to_card(c.info, c.general, named_by_folder=bool(texts))
     return texts if card is None else texts | {CARD: card}
