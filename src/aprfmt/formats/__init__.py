@@ -1,39 +1,180 @@
-"""Containers: which one a path holds, decided by its bytes, and the module that opens it."""
+"""Containers: the registry of readers, and which of them opens a path, decided by its bytes.
+
+A built-in reader is a row of READERS, its module is loaded when it is needed. A package adds one under the entry
+point group `aprfmt.formats`: any object with what `Reader` names. The same group holds the targets of plugins, see
+convert.targets.base; one object may be both.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import CorruptError, NotFoundError, UnknownFormatError
+from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError
+from aprfmt.io.source import Source
+from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from aprfmt.model import Model
 
-# Format id -> module with `open_model(path: Path) -> Model`.
-MODULES = {
-    "apr-v2": "aprfmt.formats.apr_shards",
-    "apr-v1": "aprfmt.formats.apr1",
-    "apr-legacy": "aprfmt.formats.apr_legacy",
-    "gguf": "aprfmt.formats.gguf",
-    "safetensors": "aprfmt.formats.safetensors",
-    "hf": "aprfmt.formats.hfdir",
-}
+ENTRY_POINTS = "aprfmt.formats"
+"""The group under which packages register readers and targets."""
 
-APR_MANIFEST_SUFFIX = ".apr.index.json"
-"""How the manifest of a sharded `.apr` ends."""
+HF_INDEX_SUFFIX, APR_MANIFEST_SUFFIX = ".safetensors.index.json", ".apr.index.json"
+"""How the lists of shards end."""
+
+_HEAD_BYTES = 64
 
 
-def open(path: str | os.PathLike[str]) -> Model:
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What a reader decides by.
+
+    Attributes:
+        path: of the file or folder.
+        head: the first 64 bytes of a file, b"" for a folder.
+        size: of a file in bytes, 0 for a folder.
+        names: the files of a folder, relative and sorted, () for a file.
+        source: the open file, for readers that have to look further; None for a folder.
+    """
+
+    path: Path
+    head: bytes = b""
+    size: int = 0
+    names: tuple[str, ...] = ()
+    source: Source | None = None
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A container that can be read."""
+
+    @property
+    def name(self) -> str:
+        """Its id, which `aprfmt.detect` gives."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How its files are usually called; detection goes by the bytes."""
+
+    @property
+    def folder(self) -> bool:
+        """Whether folders hold it too."""
+
+    def detect(self, found: Candidate) -> bool:
+        """Whether it is this container. May raise AprError for one that is recognised and cannot be read."""
+
+    def open(self, path: Path) -> Model:
+        """Opens it. Raises AprError, and leaves no file open then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    name: str
+    suffixes: tuple[str, ...]
+    module: str
+    matches: Callable[[Candidate], bool]
+    folder: bool = False
+
+    def detect(self, found: Candidate) -> bool:
+        return self.matches(found)
+
+    def open(self, path: Path) -> Model:
+        model: Model = import_module(f"aprfmt.formats.{self.module}").open_model(path)
+        return model
+
+
+def _is_gguf(found: Candidate) -> bool:
+    return found.head[:4] in (b"GGUF", b"FUGG")
+
+
+def _is_safetensors(found: Candidate) -> bool:
+    n_bytes, head = found.size, found.head
+    return n_bytes >= 8 and 2 <= int.from_bytes(head[:8], "little") <= n_bytes - 8 and head[8:9] == b"{"
+
+
+def _is_hf(found: Candidate) -> bool:
+    if found.source is None:
+        return any(name.endswith((".safetensors", HF_INDEX_SUFFIX)) for name in found.names)
+    return found.head.lstrip()[:1] == b"{" and found.path.name.endswith(HF_INDEX_SUFFIX)
+
+
+def _is_apr2(found: Candidate) -> bool:
+    if found.source is None:
+        return any(name.endswith(APR_MANIFEST_SUFFIX) for name in found.names)
+    if found.head.lstrip()[:1] == b"{":
+        return found.path.name.endswith(APR_MANIFEST_SUFFIX)
+    return _apr_form(found) == "apr-v2"
+
+
+def _apr_form(found: Candidate) -> str | None:
+    """The id of the reader for a file that begins with `APR`. Raises AprError where no form fits."""
+    if found.source is None or not found.head.startswith(b"APR"):
+        return None
+    from aprfmt.formats.apr_magic import detect_apr
+
+    return detect_apr(found.source, found.path)
+
+
+READERS: tuple[Reader, ...] = (
+    _BuiltIn("gguf", (".gguf",), "gguf", _is_gguf),
+    _BuiltIn("hf", (HF_INDEX_SUFFIX,), "hfdir", _is_hf, folder=True),
+    _BuiltIn("apr-v2", (".apr", APR_MANIFEST_SUFFIX), "apr_shards", _is_apr2, folder=True),
+    _BuiltIn("apr-v1", (".apr",), "apr1", lambda found: _apr_form(found) == "apr-v1"),
+    _BuiltIn("apr-legacy", (".apr",), "apr_legacy", lambda found: _apr_form(found) == "apr-legacy"),
+    _BuiltIn("safetensors", (".safetensors",), "safetensors", _is_safetensors),
+)
+"""The containers that we read, in the order in which they are asked: a folder of safetensors may hold a manifest."""
+
+
+def readers() -> Iterator[Reader]:
+    """Every reader, ours before those of plugins, which are loaded only when it comes to them."""
+    yield from READERS
+    yield from (plugin for plugin in plugins() if isinstance(plugin, Reader))
+
+
+@cache
+def plugins() -> tuple[object, ...]:
+    """What packages register under the entry point group. Raises MissingDependencyError where one does not load."""
+    from importlib.metadata import entry_points
+
+    return tuple(map(_load, entry_points(group=ENTRY_POINTS)))
+
+
+def _load(point: EntryPoint) -> object:
+    try:
+        plugin: object = point.load()
+    except Exception as error:  # code of others: whatever it raises
+        package = point.dist.name if point.dist is not None else point.value
+        raise MissingDependencyError(
+            f"the plugin {point.name!r} of {package} cannot be loaded: {error}",
+            hint=f"pip install --upgrade {package}, or uninstall it",
+        ) from error
+    return plugin
+
+
+def open(path: PathLike) -> Model:
     """Opens a model of any readable format. Raises AprError: not found, unknown, corrupt, unsupported."""
     name = resolve(path)
-    model: Model = import_module(MODULES[detect(name)]).open_model(name)
-    return model
+    return _reader_of(name).open(name)
 
 
-def resolve(path: str | os.PathLike[str]) -> Path:
+def detect(path: PathLike) -> str:
+    """The format id of what `path` holds, by its bytes and never by its suffix: the name of a reader.
+
+    Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an APR and is none.
+    """
+    return _reader_of(resolve(path)).name
+
+
+def resolve(path: PathLike) -> Path:
     """`path` itself, or the local snapshot of `hf://org/repo[@revision]`."""
     text = os.fspath(path)
     if text.startswith("hf://"):
@@ -43,47 +184,49 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     return path if isinstance(path, Path) else Path(text)
 
 
-def detect(path: str | os.PathLike[str]) -> str:
-    """The format id of what `path` holds, by its bytes and never by its suffix: a key of MODULES.
+def _reader_of(path: Path) -> Reader:
+    if path.is_dir():
+        from aprfmt.formats.hf_files import list_names
 
-    Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an APR and is none.
-    """
-    name = resolve(path)
-    if name.is_dir():
-        from aprfmt.formats.hfdir import detect_folder
-
-        return detect_folder(name)
-    from aprfmt.io.source import Source
-
-    with Source.open(name) as source:
-        head = source.read(0, min(source.size, 64))
-        size = source.size
-        if head.startswith(b"APR"):
-            from aprfmt.formats.apr_magic import detect_apr
-
-            return detect_apr(source, name)
-    return _detect_other(name, head, size)
+        found = Candidate(path, names=tuple(list_names(path)))
+        reader = next((reader for reader in readers() if reader.folder and reader.detect(found)), None)
+        if reader is None:
+            raise _unknown_folder(found)
+        return reader
+    with Source.open(path) as source:
+        found = Candidate(path, source.read(0, min(source.size, _HEAD_BYTES)), source.size, (), source)
+        reader = next((reader for reader in readers() if reader.detect(found)), None)
+    if reader is None:
+        raise _unknown_file(found)
+    return reader
 
 
-def _detect_other(name: Path, head: bytes, size: int) -> str:
-    if head[:4] in (b"GGUF", b"FUGG"):
-        return "gguf"
+def _unknown_file(found: Candidate) -> AprError:
+    path, head = found.path, found.head
     if head[:4] in (b"GGML", b"ggml", b"ggjt", b"tjgg", b"lmgg", b"fmgg"):
-        raise UnknownFormatError(
-            "a GGML file from before GGUF", path=name, hint="convert it with llama.cpp's old tools first"
-        )
-    if size >= 8 and 2 <= int.from_bytes(head[:8], "little") <= size - 8 and head[8:9] == b"{":
-        return "safetensors"
-    if head.lstrip()[:1] == b"{" and name.name.endswith(".safetensors.index.json"):
-        return "hf"
-    if head.lstrip()[:1] == b"{" and name.name.endswith(APR_MANIFEST_SUFFIX):
-        return "apr-v2"
-    if size == 0:
-        raise UnknownFormatError("the file is empty", path=name)
-    if name.suffix == ".safetensors":
-        raise CorruptError("not a safetensors file: its header length does not fit", path=name, offset=0)
-    hint = "a PyTorch pickle: convert it to safetensors first" if head[:2] in (b"PK", b"\x80\x02") else None
-    raise UnknownFormatError("not a file of any known format (APR, GGUF, safetensors)", path=name, hint=hint)
+        hint = "convert it with llama.cpp's old tools first"
+        return UnknownFormatError("a GGML file from before GGUF", path=path, hint=hint)
+    if found.size == 0:
+        return UnknownFormatError("the file is empty", path=path)
+    if path.suffix == ".safetensors":
+        return CorruptError("not a safetensors file: its header length does not fit", path=path, offset=0)
+    pickle = head[:2] in (b"PK", b"\x80\x02")
+    return UnknownFormatError(
+        "not a file of any known format (APR, GGUF, safetensors)",
+        path=path,
+        hint="a PyTorch pickle: convert it to safetensors first" if pickle else None,
+    )
 
 
-__all__ = ["APR_MANIFEST_SUFFIX", "MODULES", "NotFoundError", "detect", "open", "resolve"]
+def _unknown_folder(found: Candidate) -> AprError:
+    models = [name for name in found.names if name.endswith((".gguf", ".apr"))]
+    if models:
+        best = next((name for name in models if name.startswith("model.")), models[0])
+        reason, hint = "the folder holds no safetensors weights", f"name the file: {found.path / best}"
+    elif any(name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack")) for name in found.names):
+        reason = "the folder's weights are not safetensors"
+        hint = "convert the weights to safetensors first (transformers: save_pretrained)"
+    else:
+        reason = "the folder holds no model weights"
+        hint = "expected model.safetensors or model.safetensors.index.json in it"
+    return UnknownFormatError(reason, path=found.path, hint=hint)

@@ -15,9 +15,8 @@ from aprfmt.errors import (
     LimitError,
     NotFoundError,
     RefusedError,
-    UnknownFormatError,
 )
-from aprfmt.formats import APR_MANIFEST_SUFFIX, hf_pooling
+from aprfmt.formats import HF_INDEX_SUFFIX, hf_pooling
 from aprfmt.formats.hf_files import (
     kept_files,
     list_names,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
 
@@ -75,28 +73,6 @@ class HfNative:
             if len(found) > MAX_SPLITS:
                 break
         return sorted(name for name in found if name not in known and name != self.index_name)
-
-
-def detect_folder(folder: Path) -> str:
-    """The format id of a folder: "hf" when it holds safetensors weights, else "apr-v2" with a shard manifest.
-
-    Raises UnknownFormatError with the way to go on for every other folder.
-    """
-    names = list_names(folder)
-    if any(name.endswith((".safetensors", INDEX_SUFFIX)) for name in names):
-        return "hf"
-    if any(name.endswith(APR_MANIFEST_SUFFIX) for name in names):
-        return "apr-v2"
-    models = [name for name in names if name.endswith((".gguf", ".apr"))]
-    if models:
-        best = next((name for name in models if name.startswith("model.")), models[0])
-        hint = f"name the file: {folder / best}"
-        raise UnknownFormatError("the folder holds no safetensors weights", path=folder, hint=hint)
-    if any(name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack")) for name in names):
-        hint = "convert the weights to safetensors first (transformers: save_pretrained)"
-        raise UnknownFormatError("the folder's weights are not safetensors", path=folder, hint=hint)
-    hint = f"expected {SINGLE_NAME} or {INDEX_NAME} in it"
-    raise UnknownFormatError("the folder holds no model weights", path=folder, hint=hint)
 
 
 def open_model(path: Path) -> Model:
@@ -154,7 +130,7 @@ def _config(native: HfNative) -> dict[str, Any] | None:
 
 
 def _find_index(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
-    found = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    found = [name for name in names if name.endswith(HF_INDEX_SUFFIX)]
     if INDEX_NAME in found:
         return _prefer_single(folder, names)
     if len(found) > 1:
