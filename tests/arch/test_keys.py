@@ -79,17 +79,6 @@ def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
             assert attribute(config, name) == value, (model_type, name)
 
 
-@by_row
-def test_rows_name_known_converters_and_keys(row: Architecture) -> None:
-    for key in row.keys:
-        assert not key.via or key.via in keys.CONVERTERS, key
-        assert key.gguf or key.hf or key.via, key
-        assert key.kind.removesuffix("[]") in ("u32", "i32", "f32", "bool", "str"), key
-        assert not key.field or key.field in Hyperparams.__slots__, key
-    fields = [key.field for key in row.keys if key.field and key.hf]
-    assert {"num_layers", "hidden_size"} <= set(fields)
-
-
 def config_of(case: ArchCase) -> dict[str, Any]:
     """config.json as transformers saves it."""
     quiet_transformers()
@@ -258,8 +247,3 @@ def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) ->
             to_gguf(h, row)
         except AprError:
             pass
-
-
-def test_every_converter_has_one_home() -> None:
-    names = [name for file in keys._FILES for name in file.CONVERTERS]
-    assert len(names) == len(set(names)) == len(keys.CONVERTERS)

@@ -1,4 +1,4 @@
-"""The architecture table: names go there and back, gguf-py knows them, networks are complete and of their shapes."""
+"""Tensor names: they go there and back, gguf-py knows them, networks are complete and of their shapes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import gguf
 import pytest
 
 from aprfmt.arch import names
+from aprfmt.arch.grammar import evaluate
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.layers import applies
 from aprfmt.arch.links import link_of
-from aprfmt.arch.orders import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
-from aprfmt.arch.sizes import evaluate, words
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import RefusedError, UnmappedError
 
@@ -50,52 +48,6 @@ def test_names_are_found_again(arch: Architecture, layer: int, expert: int) -> N
 
 
 @by_arch
-def test_a_hugging_face_tensor_goes_to_one_place(arch: Architecture) -> None:
-    """One name may stand in two rows only where they exclude each other by layer or by what belongs to them."""
-    for row in arch.tensors:
-        for name in row.hf:
-            same = [r for r in arch.tensors if name in r.hf]
-            assert len({(r.layers, r.hf, r.need) for r in same}) == len(same), name
-        assert not set(row.gguf) & set(arch.gguf_only)
-
-
-@by_arch
-def test_rows_are_well_formed(arch: Architecture) -> None:
-    assert len(set(arch.tensors)) == len(arch.tensors)
-    known = {key.hf[0] for key in arch.keys if key.hf} | set(arch.defaults.get("", {}))
-    for row in arch.tensors:
-        assert all(("{n}" in name) == ("{n}" in row.hf[0]) for name in (*row.hf, *row.gguf))
-        assert not any("{e}" in name for name in row.gguf)
-        assert len(row.dims) in (1, len(row.hf))
-        assert len(row.gguf_dims) in (0, len(row.gguf))
-        assert row.gguf_dims or len(row.gguf) <= 1
-        assert len(row.gguf_transposed) in (0, len(row.gguf))
-        assert row.value in ("", *VALUES)
-        for order in (*row.order, *row.columns):
-            name, _, args = order.partition(":")
-            assert name in ORDERS
-            assert len(args.split(",")) in ORDERS[name][1]
-        need = row.need.removeprefix("!")
-        assert need in (REQUIRED, OPTIONAL, HEAD) or need in known, f"{row.hf[0]} needs {need}"
-
-
-STANDARD = {
-    "vocab", "hidden", "ffn", "heads", "kv_heads", "head_dim", "q", "kv", "experts", "moe_ffn", "positions", "layers",
-}  # fmt: skip
-
-
-@by_arch
-def test_size_words_are_known(arch: Architecture) -> None:
-    keys = {name for key in arch.keys for name in key.hf[:1]} | set(arch.defaults.get("", {}))
-    for row in (row for row in arch.tensors if row.gguf and row.need != OPTIONAL):
-        orders = [arg for order in (*row.order, *row.columns) for arg in order.partition(":")[2].split(",")]
-        for text in [
-            part for dims in (*row.dims, *row.gguf_dims) for part in dims.split(",") if part
-        ] + orders:
-            assert set(words(text)) <= STANDARD | keys, f"{row.hf[0]}: {text}"
-
-
-@by_arch
 def test_names_are_llama_cpps(arch: Architecture) -> None:
     """What every network of the family has is among gguf-py's tensors of the family, the rest among all names."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch.gguf)
@@ -123,33 +75,6 @@ def test_odd_names_are_unknown(name: str) -> None:
         assert names.gguf_name(arch, name) is None
 
 
-@by_arch
-def test_rows_are_found(arch: Architecture) -> None:
-    config = {
-        "layer_types": [arch.hf_when.strip("!").split("|")[0] if "!" not in arch.hf_when else "attention"]
-    }
-    for hf_class in arch.hf_classes:
-        assert find(hf_class=hf_class, config=config if arch.hf_when else None) is arch
-    for model_type in arch.model_types:
-        assert find(model_type=model_type, config=config if arch.hf_when else None) is arch
-    kv: dict[str, Any] = {"general.architecture": arch.gguf}
-    tensors = (
-        ["token_embd.weight"] if arch.when.startswith("!") else ["token_embd.weight", "token_types.weight"]
-    )
-    for part in arch.when.split("|")[:1]:
-        key, _, value = part.partition("=")
-        if part.startswith("has:"):
-            tensors.append(f"blk.0.{part[4:]}")
-        elif key.startswith("tokenizer."):
-            kv[key] = value
-        elif part not in ("", "never") and not part.startswith("!"):
-            kv[f"{arch.gguf}.{key}"] = int(value or 1)
-    if arch.when != "never":
-        assert find_gguf(kv, tensors) is arch
-    assert arch.hf_class in arch.hf_classes or find(hf_class=arch.hf_class) is not None
-    assert set(arch.bare_classes) <= set(arch.hf_classes)
-
-
 def test_find() -> None:
     assert find(hf_class="Unknown", model_type="qwen3") is ARCHITECTURES["qwen3"]
     assert find(hf_class="OfNobody", model_type="nobody") is None
@@ -157,15 +82,6 @@ def test_find() -> None:
     assert find_gguf({}) is None
     assert find(gguf="llama") is LLAMA
     assert find_gguf({"general.architecture": "llama", "llama.expert_count": 8}) is ARCHITECTURES["mixtral"]
-
-
-def test_sizes() -> None:
-    sizes = {"heads": 6, "head_dim": 8, "kv": 16}
-    for text, size in (
-        ("7", 7), ("heads*head_dim", 48), ("heads*head_dim+2*kv", 80), ("head_dim/2", 4), ("heads/4", None),
-        ("2*ffn", None), ("kv-heads", 10), ("heads-kv", None), ("heads*head_dim/kv", 3), ("kv/zero", None),
-    ):  # fmt: skip
-        assert evaluate(text, {**sizes, "zero": 0}) == size, text
 
 
 def test_llamas_rotary_rows_move() -> None:
@@ -213,7 +129,7 @@ def test_each_missing_tensor_is_named() -> None:
             names.check_tensors(LLAMA, small(LLAMA), present - {name})
         assert info.value.tensor == name
         assert name in str(info.value)
-    with pytest.raises(RefusedError, match="layer 1, the network has 1 layers"):
+    with pytest.raises(RefusedError, match="layer 1, but the network has 1 layers"):
         names.check_tensors(LLAMA, small(LLAMA, num_layers=1), present)
 
 
@@ -249,17 +165,3 @@ def test_shapes() -> None:
             with pytest.raises(RefusedError, match="hyper-parameters ask for") as info:
                 names.check_shapes(LLAMA, h, {**shapes, name: wrong})
             assert info.value.tensor == name
-
-
-def test_layer_rules() -> None:
-    h = small(
-        LLAMA, num_experts=4, extra={"first_k_dense_replace": 1, "layer_types": ["conv", "full_attention"]}
-    )
-    assert [applies("moe", h, n) for n in range(2)] == [False, True]
-    assert [applies("dense", h, n) for n in range(2)] == [True, False]
-    assert [applies("conv", h, n) for n in range(3)] == [True, False, False]
-    assert applies("conv|full_attention", h, 1)
-    assert applies("", h, 9)
-    assert not applies("moe", small(LLAMA), 0)
-    sparse = small(LLAMA, num_experts=4, extra={"decoder_sparse_step": 2, "mlp_only_layers": [3]})
-    assert [applies("moe", sparse, n) for n in range(6)] == [False, True, False, False, False, True]

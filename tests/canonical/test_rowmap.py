@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch.links import RowMap, recast_from_json, recast_to_json
+from aprfmt.arch.links import RowMap
 from aprfmt.canonical import rowmap as engine
 from aprfmt.canonical.rowmap import keeps_dtype, produce
 from aprfmt.codecs.dtypes import DTYPES
@@ -48,7 +48,7 @@ def floats(*shape: int, seed: int = 0) -> Array:
 def both_ways(before: list[Array], after: list[Array], **more: Any) -> None:
     row_map = RowMap(tuple(a.shape for a in before), tuple(a.shape for a in after), **more)
     row_map.check("t")
-    assert recast_from_json(json.loads(json.dumps(recast_to_json(row_map))), "t") == row_map
+    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
     for have, want in zip(made([piece(a) for a in before], row_map), after, strict=True):
         np.testing.assert_array_equal(have, want)
     for have, want in zip(made([piece(a) for a in after], row_map, True), before, strict=True):
@@ -247,7 +247,7 @@ def test_mxfp4_rows_are_packed_as_they_are_read() -> None:
 )  # fmt: skip
 def test_damaged_records_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises((RefusedError, ValueError, TypeError, KeyError)):
-        recast_from_json(body, "t")
+        RowMap.from_json(body, "t")
 
 
 def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:

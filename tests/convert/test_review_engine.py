@@ -1,4 +1,4 @@
-"""Odd and hostile input of the table's machinery: crafted recasts and names, doubled spellings, folded tables."""
+"""Odd and hostile input of the table's machinery: crafted row maps and names, doubled spellings, folded tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import names
-from aprfmt.arch.links import RowMap, recast_from_json
+from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
@@ -38,7 +38,7 @@ def test_many_runs_of_shapes_make_no_memory_bomb() -> None:
     runs = [[1 << 16, [1]]] * 1000
     start = time.perf_counter()
     with pytest.raises(ValueError, match="no size"):
-        recast_from_json({"before": runs, "after": runs}, "x")
+        RowMap.from_json({"before": runs, "after": runs}, "x")
     with pytest.raises(ValueError, match="experts"):
         _unfolded([["x", 1 << 14]] * 1_000_000)
     assert time.perf_counter() - start < 2

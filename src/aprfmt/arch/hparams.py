@@ -9,7 +9,8 @@ from typing import Any
 from aprfmt.arch import keys, rope
 from aprfmt.arch.fields import FIELDS, GgufKey, as_float, as_id, as_int
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.table import ARCHITECTURES, Architecture, find, find_gguf
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 

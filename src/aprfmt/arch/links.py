@@ -4,33 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
-from typing import Any
 
+from aprfmt.arch.facts import has_layer, sizes_of
+from aprfmt.arch.grammar import evaluate, parse_order, shape_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.layers import applies
 from aprfmt.arch.names import Match, expand, matches, spell
 from aprfmt.arch.orders import ORDERS, VALUES, Order, check_order
 from aprfmt.arch.row import Architecture, TensorRow
-from aprfmt.arch.sizes import Sizes, evaluate, shape_of, sizes_of
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
 MAX_TENSORS = 1 << 16
-"""Most tensors on one side of a row_map that a file may name; a short run can stand for many."""
+"""Most tensors on one side of a row map that a file may name; a short run can stand for many."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """How the values of some tensors become those of others: see TensorRow. Plain data, kept in `.apr` files.
+    """How the values of some tensors become those of others: a TensorRow with numbers for its words.
+
+    Plain data, kept in `.apr` files. From the Hugging Face side to the GGUF side:
+
+    1. each `before` tensor is transposed if `transposed`, and all of them are laid end to end as rows of
+       `row_elements` values, without the first `skip` rows;
+    2. row i of the result is row `indices(orders)[i]`, and column j of each row column `indices(columns)[j]`;
+    3. `value` maps the values;
+    4. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
+
+    Each step is a bijection (skipped rows come back as zeros), so the way back follows from the same data. Where only
+    rows move (`moves_rows_only`), it works on stored bytes: a row of quantised blocks is moved like any other.
 
     Attributes:
         before, after: shapes of the tensors on the Hugging Face side and on the GGUF side.
-        orders, columns: with their integers.
+        orders, columns: names of arch.orders.ORDERS with their integers.
         transposed: whether the last two dimensions of the `before` tensors are swapped first.
-        after_transposed: the same for each of the `after` tensors, last; empty: none.
-        value, pack, flat, skip: as in TensorRow.
+        after_transposed: the same for each of the `after` tensors, last; empty for none of them.
+        value, pack, flat: as in TensorRow.
+        skip: number of first rows that the GGUF side does not have.
     """
 
     before: tuple[Shape, ...]
@@ -68,7 +80,10 @@ class RowMap:
         return sum(map(prod, self.after)) // max(1, self.row_elements)
 
     def check(self, tensor: str) -> None:
-        """Raises RefusedError where the two sides or the orders do not fit together."""
+        """Raises RefusedError where the two sides or the orders do not fit together.
+
+        Nothing is allocated before this has passed: shapes and integers may come from a crafted file.
+        """
         n_before, n_after = sum(map(prod, self.before)), sum(map(prod, self.after))
         n_before -= self.skip * self.row_elements
         if n_before != n_after:
@@ -81,11 +96,56 @@ class RowMap:
             return
         whole = self.row_elements
         if whole == 0 or any(prod(shape) % whole for shape in (*self.before, *self.after)):
-            raise RefusedError(f"{_shapes(self.after)} are not whole rows of {whole} values", tensor=tensor)
+            raise RefusedError(
+                f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor
+            )
         for order in self.orders:
             _check(order, self.n_rows, tensor)
         for order in self.columns:
             _check(order, whole, tensor)
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON object without what is empty; a run of equal shapes is written once, with its length."""
+        body: dict[str, object] = {"before": _runs(self.before), "after": _runs(self.after)}
+        if self.orders:
+            body["orders"] = [[name, *args] for name, args in self.orders]
+        if self.columns:
+            body["columns"] = [[name, *args] for name, args in self.columns]
+        if self.transposed:
+            body["transposed"] = True
+        if self.flat:
+            body["flat"] = True
+        if self.skip:
+            body["skip"] = self.skip
+        if any(self.after_transposed):
+            body["after_transposed"] = list(self.after_transposed)
+        return body | {key: text for key, text in (("value", self.value), ("pack", self.pack)) if text}
+
+    @classmethod
+    def from_json(cls, body: object, tensor: str) -> RowMap:
+        """What to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
+        if not isinstance(body, Mapping):
+            raise TypeError("a row map is an object")
+        row_map = cls(
+            _read_shapes(body["before"]),
+            _read_shapes(body["after"]),
+            _read_orders(body.get("orders", [])),
+            _read_orders(body.get("columns", [])),
+            body.get("transposed") is True,
+            tuple(flag is True for flag in _list(body.get("after_transposed", []))),
+            str(body.get("value", "")),
+            str(body.get("pack", "")),
+            body.get("flat") is True,
+            _size(body.get("skip", 0)),
+        )
+        if row_map.value not in ("", *VALUES) or row_map.pack not in ("", "mxfp4"):
+            raise ValueError("an unknown map of values")
+        flags = row_map.after_transposed
+        if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
+            raise ValueError("a row map without tensors")
+        if not row_map.pack:
+            row_map.check(tensor)
+        return row_map
 
 
 def _check(order: Order, n: int, tensor: str) -> None:
@@ -99,6 +159,42 @@ def _check(order: Order, n: int, tensor: str) -> None:
 
 def _shapes(shapes: tuple[Shape, ...]) -> str:
     return first_few(map(list, shapes))
+
+
+def _runs(shapes: tuple[Shape, ...]) -> list[list[object]]:
+    """[number, shape] of each run of equal shapes: a stack of 256 experts takes no more room than one."""
+    return [[len(list(run)), list(shape)] for shape, run in groupby(shapes)]
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
+
+
+def _size(value: object, limit: int = 1 << 62) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def _read_shapes(value: object) -> tuple[Shape, ...]:
+    runs = []
+    for run in _list(value):
+        number, shape = _list(run)
+        runs.append((_size(number), tuple(map(_size, _list(shape)))))
+    _size(sum(number for number, _ in runs), MAX_TENSORS)
+    return tuple(shape for number, shape in runs for _ in range(number))
+
+
+def _read_orders(value: object) -> tuple[Order, ...]:
+    found = []
+    for order in _list(value):
+        name, *args = _list(order)
+        if name not in ORDERS:
+            raise ValueError("an unknown order of rows")
+        found.append((str(name), tuple(map(_size, args))))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,156 +218,83 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     if not hf:
         raise RefusedError(f"the number of {row.count} is unknown", tensor=gguf[0])
     sizes = sizes_of(h)
+
+    def size(text: str) -> int:
+        number = evaluate(text, sizes)
+        if number is None:
+            raise RefusedError(
+                f"{text} is unknown, or its sizes do not divide, so the rows cannot be put in order",
+                tensor=hf[0],
+                hint=_NO_DIMS,
+            )
+        return number
+
+    def orders(texts: tuple[str, ...]) -> tuple[Order, ...]:
+        return tuple((name, tuple(map(size, args))) for name, args in map(parse_order, texts))
+
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
     row_map = RowMap(
         before,
         after,
-        tuple(_order(text, sizes, hf[0]) for text in row.order),
-        tuple(_order(text, sizes, hf[0]) for text in row.columns),
+        orders(row.order),
+        orders(row.columns),
         row.transposed,
         row.gguf_transposed,
         row.value,
         row.pack,
         row.flat,
-        _size_of(row.skip, sizes, hf[0]) if row.skip else 0,
+        size(row.skip) if row.skip else 0,
     )
     if not row.pack:
         row_map.check(hf[0])
     return Link(row, hf, gguf, row_map)
 
 
+_NO_DIMS = "the source lacks dimensions: give the config.json, or set them with apr stamp"
+
+
 def _both_sides(
-    row: TensorRow, hf: tuple[str, ...], gguf: tuple[str, ...], sizes: Sizes, shapes: Mapping[str, Shape]
+    row: TensorRow,
+    hf: tuple[str, ...],
+    gguf: tuple[str, ...],
+    sizes: Mapping[str, int],
+    shapes: Mapping[str, Shape],
 ) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    """The shapes of both sides: of the tensors that are there, else by the row's dims.
+
+    Where the GGUF side is one tensor without dims of its own, each side follows from the other, so that a shape which
+    contradicts the hyper-parameters shows up as a difference of the two sides, not here.
+    """
     per_name = len(hf) // len(row.hf)
     dims = row.dims if len(row.dims) > 1 else row.dims * len(row.hf)
-    before = [shapes.get(name) or _known(dims[i // per_name], sizes) for i, name in enumerate(hf)]
+    before = [shapes.get(name) or _whole(dims[i // per_name], sizes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims or ("",) * len(gguf)
-    after = [shapes.get(name) or _known(d, sizes) for name, d in zip(gguf, after_dims, strict=True)]
+    after = [shapes.get(name) or _whole(d, sizes) for name, d in zip(gguf, after_dims, strict=True)]
     if not row.gguf_dims and len(gguf) == 1:
         stacked = "{e}" in row.hf[0]
-        if any(name in shapes for name in gguf) and after[0] is not None:
-            one = _swapped(after[0][1:] if stacked else after[0], row.transposed)
+        if gguf[0] in shapes and after[0] is not None:
+            one = _swap_last(after[0][1:] if stacked else after[0], row.transposed)
             before = [one] * len(hf)
         elif before[0] is not None:
-            one = _swapped(before[0], row.transposed)
+            one = _swap_last(before[0], row.transposed)
             after = [(len(hf), *one) if stacked else one]
-    missing = next(
-        (n for n, shape in zip((*hf, *gguf), (*before, *after), strict=True) if shape is None), None
-    )
-    if missing is not None:
-        raise RefusedError(
-            "its shape does not follow from the hyper-parameters that are known",
-            tensor=missing,
-            hint="the source lacks dimensions: give the config.json, or set them with apr stamp",
-        )
+    for name, shape in zip((*hf, *gguf), (*before, *after), strict=True):
+        if shape is None:
+            raise RefusedError(
+                "its shape does not follow from the known hyper-parameters", tensor=name, hint=_NO_DIMS
+            )
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
 
 
-def _swapped(shape: Shape, transposed: bool) -> Shape:
+def _swap_last(shape: Shape, transposed: bool) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed and len(shape) >= 2 else shape
 
 
-def _known(dims: str, sizes: Sizes) -> Shape | None:
+def _whole(dims: str, sizes: Mapping[str, int]) -> Shape | None:
+    """The shape, if all of it is known."""
     shape = shape_of(dims, sizes) if dims else (None,)
     known = tuple(size for size in shape if size is not None)
     return known if len(known) == len(shape) else None
-
-
-def _order(text: str, sizes: Sizes, tensor: str) -> Order:
-    name, _, expressions = text.partition(":")
-    return name, tuple(_size_of(expression, sizes, tensor) for expression in expressions.split(","))
-
-
-def _size_of(expression: str, sizes: Sizes, tensor: str) -> int:
-    size = evaluate(expression, sizes)
-    if size is None:
-        raise RefusedError(
-            f"{expression} is not known, or its sizes do not divide, so the rows cannot be brought into order",
-            tensor=tensor,
-            hint="the source lacks dimensions: give the config.json, or set them with apr stamp",
-        )
-    return size
-
-
-def recast_to_json(row_map: RowMap) -> dict[str, object]:
-    """`row_map` as a JSON object without what is empty; a run of equal shapes is told once with its number."""
-    body: dict[str, object] = {"before": _runs(row_map.before), "after": _runs(row_map.after)}
-    if row_map.orders:
-        body["orders"] = [[name, *args] for name, args in row_map.orders]
-    if row_map.columns:
-        body["columns"] = [[name, *args] for name, args in row_map.columns]
-    if row_map.transposed:
-        body["transposed"] = True
-    if row_map.flat:
-        body["flat"] = True
-    if row_map.skip:
-        body["skip"] = row_map.skip
-    if any(row_map.after_transposed):
-        body["after_transposed"] = list(row_map.after_transposed)
-    body |= {key: text for key in ("value", "pack") if (text := getattr(row_map, key))}
-    return body
-
-
-def _runs(shapes: tuple[Shape, ...]) -> list[list[object]]:
-    runs: list[list[object]] = []
-    for shape in shapes:
-        if runs and runs[-1][1] == list(shape):
-            runs[-1][0] = int(str(runs[-1][0])) + 1
-        else:
-            runs.append([1, list(shape)])
-    return runs
-
-
-def recast_from_json(body: Mapping[str, object], tensor: str) -> RowMap:
-    """What recast_to_json gave. Raises RefusedError, ValueError, TypeError or KeyError for anything else."""
-
-    def shapes(key: str) -> tuple[Shape, ...]:
-        runs = [(_size(n), tuple(_size(d) for d in shape)) for n, shape in _list(body[key])]
-        _size(sum(n for n, _ in runs), MAX_TENSORS)
-        return tuple(shape for n, shape in runs for _ in range(n))
-
-    def orders(key: str) -> tuple[Order, ...]:
-        found = tuple((str(name), tuple(_size(a) for a in args)) for name, *args in _list(body.get(key, [])))
-        if any(name not in ORDERS for name, _ in found):
-            raise ValueError("an unknown order of rows")
-        return found
-
-    if not isinstance(body, Mapping):
-        raise TypeError("a row_map is an object")
-    value, pack = str(body.get("value", "")), str(body.get("pack", ""))
-    if (value and value not in VALUES) or pack not in ("", "mxfp4"):
-        raise ValueError("an unknown map of values")
-    row_map = RowMap(
-        shapes("before"),
-        shapes("after"),
-        orders("orders"),
-        orders("columns"),
-        body.get("transposed") is True,
-        tuple(flag is True for flag in _list(body.get("after_transposed", []))),
-        value,
-        pack,
-        body.get("flat") is True,
-        _size(body.get("skip", 0)),
-    )
-    flags = row_map.after_transposed
-    if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
-        raise ValueError("a row_map without tensors")
-    if not pack:
-        row_map.check(tensor)
-    return row_map
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError("no list")
-    return value
-
-
-def _size(value: object, limit: int = 1 << 62) -> int:
-    if type(value) is not int or not 0 <= value <= limit:
-        raise ValueError(f"{value!r} is no size")
-    return value
 
 
 def find_link(
@@ -283,7 +306,7 @@ def find_link(
     """
     found = matches(arch, name, side)
     # A name may stand in two rows for two kinds of layers.
-    found.sort(key=lambda m: m.layer is not None and not applies(m.row.layers, h, m.layer))
+    found.sort(key=lambda m: m.layer is not None and not has_layer(m.row.layers, h, m.layer))
     whole = (m for m in found if _is_whole(m, h, shapes, side))
     match = next(whole, found[0] if found else None)
     return None if match is None else link_of(h, match, shapes)

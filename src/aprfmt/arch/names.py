@@ -9,13 +9,14 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
+from aprfmt.arch.facts import has_layer, is_needed, sizes_of
+from aprfmt.arch.grammar import evaluate
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.layers import applies
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
-from aprfmt.arch.sizes import evaluate, sizes_of
+from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.text import first_few
+from aprfmt.types import Shape
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
@@ -102,7 +103,7 @@ def ignorable(arch: Architecture, name: str) -> bool:
     return name.endswith(arch.ignored)
 
 
-def is_placeless(arch: Architecture, name: str) -> bool:
+def is_hf_only(arch: Architecture, name: str) -> bool:
     """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
     found = matches(arch, name)
     return bool(found) and not any(match.row.gguf for match in found)
@@ -149,11 +150,11 @@ def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
 
 
 def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[str]) -> None:
-    """Holds the Hugging Face `names` against what the network needs.
+    """Compares the Hugging Face `names` with what the network needs.
 
-    Raises UnmappedError for a name that the family has not (with the nearest it has), RefusedError for
-    missing tensors and for layers and experts beyond their number. Free to be there or not: a tied head, biases
-    without their config flag, buffers. A tensor may stand under its GGUF name (see convert.canonical).
+    Raises UnmappedError for a name that the family does not have (with the nearest one that it has), RefusedError for
+    missing tensors and for layers and experts beyond their number. A tied head, biases without their config flag and
+    buffers may be there or not. A tensor may stand under its GGUF name (see aprfmt.canonical).
     """
     layers = hparams.num_layers if hparams.num_layers is not None else _n_layers(arch, names)
     for name in names:
@@ -173,17 +174,17 @@ def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> N
         )
     layer, expert = found[0].layer, found[0].expert
     if layer is not None and layer >= layers:
-        raise RefusedError(f"the tensor is of layer {layer}, the network has {layers} layers", tensor=name)
-    if layer is not None and not any(applies(match.row.layers, h, layer) for match in found):
+        raise RefusedError(f"it belongs to layer {layer}, but the network has {layers} layers", tensor=name)
+    if layer is not None and not any(has_layer(match.row.layers, h, layer) for match in found):
         raise RefusedError(
-            f"the config gives layer {layer} no such tensor ({found[0].row.layers} layers have one)",
+            f"layer {layer} has no such tensor by the config (only {found[0].row.layers} layers have one)",
             tensor=name,
             hint="the config or metadata belongs to another model",
         )
     count = evaluate(found[0].row.count, sizes_of(h)) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
         what = found[0].row.count.replace("_", " ")
-        raise RefusedError(f"the tensor is of number {expert}, the network has {count} {what}", tensor=name)
+        raise RefusedError(f"it is number {expert}, but the network has {count} {what}", tensor=name)
 
 
 @cache
@@ -204,7 +205,7 @@ def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers
     n_missing = 0
     n_present = len(present)
     for group in _alternatives(arch):
-        if not any(_needed(arch, row, h) for row in group):
+        if not any(is_needed(arch, row.need, h) for row in group):
             continue
         # A crafted layer count must cost no more than the tensors that are there.
         for layer in _layers(group[0], min(layers, n_present + 1)):
@@ -227,7 +228,7 @@ def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: in
     """What the layer lacks of the alternative that is nearest to being there; [] where one is whole."""
     best: list[str] | None = None
     for row in group:
-        if layer is not None and not applies(row.layers, h, layer):
+        if layer is not None and not has_layer(row.layers, h, layer):
             return []
         if any(spell(name, layer) in present for name in row.gguf):
             return []
@@ -250,24 +251,15 @@ def expand(
     return [name.replace("{e}", str(e)) for e in range(min(evaluate(row.count, sizes_of(h)) or 0, limit))]
 
 
-def _needed(arch: Architecture, row: TensorRow, h: Hyperparams) -> bool:
-    if row.need == HEAD:
-        return not h.tied and h.hf_architecture not in arch.bare_classes
-    if row.need in (REQUIRED, OPTIONAL):
-        return row.need == REQUIRED
-    wanted = not row.need.startswith("!")
-    return bool(h.extra.get(row.need.removeprefix("!"))) is wanted
-
-
 def _n_layers(arch: Architecture, names: Iterable[str]) -> int:
     found = (match.layer for name in names for match in matches(arch, name)[:1])
     return max((layer + 1 for layer in found if layer is not None), default=0)
 
 
-def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Holds shapes (row-major, by Hugging Face name) against the hyper-parameters.
+def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, Shape]) -> None:
+    """Compares shapes (row-major, by Hugging Face name) with the hyper-parameters, as far as these are known.
 
-    What the hyper-parameters do not give is not checked. Raises RefusedError naming tensor, shape and rule.
+    Raises RefusedError naming tensor, shape and rule.
     """
     sizes = sizes_of(hparams)
     for name, shape in shapes.items():
@@ -282,13 +274,13 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
                 for dim, size in zip(dims[0], known[0], strict=True)
             )
             raise RefusedError(
-                f"the shape is {list(shape)}, the hyper-parameters ask for [{want}]",
+                f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]",
                 tensor=name,
                 hint="the config or metadata belongs to another model, or the tensor is damaged",
             )
 
 
-def _fits(shape: tuple[int, ...], known: list[int | None]) -> bool:
+def _fits(shape: Shape, known: list[int | None]) -> bool:
     return len(shape) == len(known) and all(
         want is None or have == want for have, want in zip(shape, known, strict=True)
     )

@@ -15,13 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from aprfmt.errors import RefusedError
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 Order = tuple[str, tuple[int, ...]]
 """A name of ORDERS and its integers."""
@@ -68,11 +64,11 @@ def check_order(order: Order, n_rows: int) -> None:
     """Raises RefusedError where `n_rows` rows do not divide as the order asks."""
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
-        raise RefusedError(f"{_text(order)} is no order of rows")
+        raise RefusedError(f"{_text(order)} is not an order of rows")
     groups = {"swap": math.prod(args), "deal": args[0] * sum(args[1:]), "tail": math.prod(args[1:])}[name]
     rest = n_rows - args[0] if name == "tail" else n_rows
     if groups == 0 or rest < groups or rest % groups or (name == "deal" and rest != groups):
-        raise RefusedError(f"{n_rows} rows do not divide as {_text(order)} asks")
+        raise RefusedError(f"{n_rows} rows cannot be divided as {_text(order)} asks")
 
 
 def _text(order: Order) -> str:
@@ -97,14 +93,6 @@ def indices(orders: Sequence[Order], n_rows: int, *, inverse: bool = False) -> A
     return back
 
 
-def _plus_one(values: Array) -> Array:
-    return values + 1
-
-
-def _minus_one(values: Array) -> Array:
-    return values - 1
-
-
 def _minus_exp(values: Array) -> Array:
     import numpy as np
 
@@ -120,7 +108,7 @@ def _log_minus(values: Array) -> Array:
 
 
 VALUES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "plus_one": (_plus_one, _minus_one),
+    "plus_one": (lambda values: values + 1, lambda values: values - 1),
     "minus_exp": (_minus_exp, _log_minus),
 }
 """Name -> (Hugging Face values to GGUF values, and back), float32 to float32."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 REQUIRED = "required"
 OPTIONAL = "optional"
@@ -16,33 +15,30 @@ class TensorRow:
     """One correspondence between tensors of a Hugging Face checkpoint and tensors of a GGUF, usually one to one.
 
     From Hugging Face to GGUF: the `hf` tensors, each transposed if `transposed`, are laid row after row; `order`
-    shuffles the rows; `columns` shuffles the last dimension; `value` maps the values; the result is cut into the
-    `gguf` tensors of the shapes `gguf_dims`, each transposed where `gguf_transposed` says so. Each step can
-    be undone.
+    permutes the rows; `columns` permutes the last dimension; `value` maps the values; the result is cut into the
+    `gguf` tensors of the shapes `gguf_dims`, each transposed where `gguf_transposed` says so. It can all be undone.
 
     Names hold `{n}` for the layer and `{e}` for the expert: a name with `{e}` stands for one tensor an expert, which
-    GGUF stacks into one of shape [experts, ...].
-
-    Shapes are row-major, in words of arch.sizes with `+ - * /`: "q+2*kv,hidden". A word is one of vocab, hidden, ffn,
-    heads, kv_heads, head_dim, q, kv, experts, moe_ffn, positions, layers, or a config.json key ("kv_lora_rank").
+    GGUF stacks into one of shape [experts, ...]. Sizes and conditions are written in the languages of arch.grammar;
+    docs/rows.md has examples of each field.
 
     Attributes:
         hf: names in a Hugging Face checkpoint, in the order in which they are laid out.
-        gguf: names in a GGUF; () for a tensor that a GGUF has no place for: it is carried in the other containers.
-        dims: shape of each `hf` tensor, as it is stored; one for all of them, or one each.
+        gguf: names in a GGUF; () for a tensor that a GGUF has no place for: only the other containers carry it.
+        dims: shape of each stored `hf` tensor, row-major; one shape for all of them, or one each.
         gguf_dims: shape of each `gguf` tensor; empty: as `dims`, behind `experts` where the names hold `{e}`.
-        need: "required", "optional", "head" (required unless tied), or a config key: required where that is true or
-            not 0, behind "!" where it is false, 0 or absent.
-        layers: which layers have it, a rule of arch.layers ("moe", "dense", or a word of `layer_types`); "" all.
-        order: row orders of arch.orders, applied in turn: "swap:heads,2,head_dim/2".
+        need: condition under which the network must have it, over config keys and the words REQUIRED (always),
+            OPTIONAL (never) and HEAD (unless the head is tied).
+        layers: condition for a layer to have it ("moe", "!first", a kind of `layer_types`); "" for all layers.
+        order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.orders).
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: named map of arch.orders.VALUES ("plus_one", "minus_exp").
-        pack: named packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
-        count: what `{e}` counts, in words.
-        skip: how many first rows of the one `hf` tensor a GGUF has not, in words; they come back as zeros.
-        flat: whether `order` shuffles single values, whatever the shape.
+        value: name of a map of arch.orders.VALUES ("plus_one", "minus_exp").
+        pack: name of a packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
+        count: what `{e}` counts, a size.
+        skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
+        flat: whether `order` permutes single values, whatever the shape.
     """
 
     hf: tuple[str, ...]
@@ -72,15 +68,15 @@ class Key:
         hf: config.json keys, the one that is written first, then older spellings; () for a constant.
         kind: GGUF type: "u32", "i32", "f32", "bool", "str", or a list of them: "u32[]", "f32[]", "bool[]", "i32[]".
         field: attribute of Hyperparams that holds the value; "" keeps it in Hyperparams.extra under `hf[0]`.
-        constant: value that is written to every GGUF of the family, whatever the config says.
-        via: converter of arch.values, where the two sides count differently; "" for equal values.
+        constant: value that is written to every GGUF of the family; a config with another one is refused.
+        via: name of a converter of arch.values where the two sides count differently; "" for equal values.
     """
 
     gguf: str
     hf: tuple[str, ...] = ()
     kind: str = "u32"
     field: str = ""
-    constant: Any = None
+    constant: object = None
     via: str = ""
 
 
@@ -97,18 +93,18 @@ class Architecture:
         keys: hyper-parameters, in the order in which a GGUF gets them.
         bare_classes: those of the classes that have no head (`LlamaModel`).
         rope_type: the value of APR's `rope_type` (0 adjacent pairs, 2 split halves, as the reference assigns them).
-        when: GGUF key after the prefix that must be there and not 0 for this row, where rows share a GGUF name; with
-            "=N" behind it the key must be N. "!name.weight" asks for a GGUF without that tensor, "has:ending" for one
-            with a tensor whose name ends so. "|" joins alternatives.
-        hf_when: layer kinds, joined by `|`, of which the config must name one (behind "!": none) for this row, where
-            rows share a class.
+        when: condition that tells GGUFs of this row from those of other rows with the same GGUF name. Words are keys
+            after the prefix, whole keys of `general.` and `tokenizer.`, and `tensors`: the names of the GGUF's
+            tensors without "blk.N.", nothing where they are unknown.
+        hf_when: condition that tells configs of this row from those of other rows with the same class. Words are
+            config.json keys, `layer_types` among them by whatever key a config names the kinds of its layers.
         gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
         ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
         prefixes: beginnings of names in other checkpoints of the family, and what stands there in `tensors`.
         left_out: beginnings of tensors that belong to no language model (vision towers); they are not carried.
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
-        head_always: whether llama.cpp wants `output.weight` also where it is the embedding; a GGUF gets a copy then.
+        head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
         head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
@@ -130,9 +126,9 @@ class Architecture:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
     left_out: tuple[str, ...] = ()
-    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
-    packed_config: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    packed_config: Mapping[str, object] = field(default_factory=dict)
     nested_rope: bool = False
     head_always: bool = False
     head_never: bool = False

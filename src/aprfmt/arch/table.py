@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any
 
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.facts import is_config_of, is_gguf_of
+from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import (
     bert,
     delta,
+    dense,
     encoder,
     gemma,
     gpt,
@@ -23,27 +24,12 @@ from aprfmt.arch.rows import (
     ssm,
     vision,
 )
-from aprfmt.arch.rows import dense as partial
-
-__all__ = [
-    "ARCHITECTURES",
-    "HEAD",
-    "OPTIONAL",
-    "REQUIRED",
-    "Architecture",
-    "Key",
-    "TensorRow",
-    "find",
-    "find_gguf",
-    "lookup",
-    "nearest",
-]
 
 _FILES = (
     llama,
     qwen,
     gemma,
-    partial,
+    dense,
     moe,
     moe_shared,
     mla,
@@ -66,26 +52,26 @@ def find(
     hf_class: str | None = None,
     model_type: str | None = None,
     gguf: str | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> Architecture | None:
-    """The row that a class name, else a model type, else a GGUF architecture names; None if none is known.
+    """The row that a class name, else a model type, else a GGUF architecture names; None if none of them is known.
 
-    Of rows that share a class `config` (with `layer_types`) decides.
+    `config` (a config.json) decides between rows that share a class.
     """
     for key, index in ((hf_class, _index("hf_classes")), (model_type, _index("model_types"))):
         rows = index.get(key, []) if key is not None else []
         if rows:
-            return next((row for row in rows if row.hf_when and _told(row.hf_when, config or {})), rows[0])
+            return next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
 
 
 def lookup(word: str) -> Architecture | None:
-    """The row that a user means by a row id, a class, a model type or a GGUF architecture."""
+    """The row that `word` names: a row id, a class, a model type or a GGUF architecture."""
     return ARCHITECTURES.get(word) or find(hf_class=word, model_type=word, gguf=word)
 
 
 def nearest(word: str) -> str | None:
-    """The name that `lookup` knows and that looks most like `word`; None where nothing does."""
+    """The known name that looks most like `word`; None where none comes close."""
     from difflib import get_close_matches
 
     known = [
@@ -96,11 +82,11 @@ def nearest(word: str) -> str | None:
     return next(iter(get_close_matches(word, known, n=1)), None)
 
 
-def find_gguf(kv: Mapping[str, Any], tensor_names: Collection[str] | None = None) -> Architecture | None:
-    """The row of a GGUF with these key-value pairs; of rows that share a name, the one whose `when` holds."""
+def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
+    """The row of a GGUF with these key-value pairs; among rows that share a name, the one whose `when` holds."""
     name = kv.get("general.architecture")
     rows = [row for row in ARCHITECTURES.values() if row.gguf == name]
-    special = [row for row in rows if row.when and _holds(row.when, kv, tensor_names)]
+    special = [row for row in rows if row.when and is_gguf_of(row, kv, tensor_names)]
     plain = [row for row in rows if not row.when]
     return next(iter(special + plain), None)
 
@@ -113,23 +99,3 @@ def _index(field: str) -> dict[str, list[Architecture]]:
         for name in getattr(row, field):
             index.setdefault(name, []).append(row)
     return index
-
-
-def _told(hf_when: str, config: Mapping[str, Any]) -> bool:
-    kinds = config.get("layer_types") or config.get("layers_block_type")
-    wanted = set(hf_when.removeprefix("!").split("|"))
-    found = isinstance(kinds, list) and any(isinstance(kind, str) and kind in wanted for kind in kinds)
-    return isinstance(kinds, list) and found != hf_when.startswith("!")
-
-
-def _holds(when: str, kv: Mapping[str, Any], tensor_names: Collection[str] | None) -> bool:
-    if "|" in when:
-        return any(_holds(part, kv, tensor_names) for part in when.split("|"))
-    if when.startswith("has:"):
-        return any(name.endswith(when[4:]) for name in tensor_names or ())
-    if when.startswith("!"):
-        return tensor_names is not None and bool(tensor_names) and when[1:] not in tensor_names
-    key, _, wanted = when.partition("=")
-    prefix = "" if key.startswith(("general.", "tokenizer.")) else f"{kv.get('general.architecture')}."
-    value = kv.get(prefix + key)
-    return str(value) == wanted if wanted else bool(value)

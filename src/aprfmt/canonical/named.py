@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aprfmt.arch import names
+from aprfmt.arch.facts import has_layer
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.layers import applies
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.row import Architecture
@@ -138,7 +138,7 @@ def _matching(found: list[Match], tensor: Tensor, h: Hyperparams, there: Collect
     return min(
         found,
         key=lambda m: (
-            m.layer is not None and not applies(m.row.layers, h, m.layer),
+            m.layer is not None and not has_layer(m.row.layers, h, m.layer),
             bool(m.row.pack) != (tensor.dtype == "MXFP4"),
             any(names.spell(name, m.layer) not in there for name in m.row.gguf),
         ),
@@ -156,7 +156,7 @@ def _walk(
     shapes = {name: t.shape for name, t in tensors.items()}
     done: set[str] = set()
     for name in sorted(tensors, key=lambda n: names.order(row, n)):
-        if name in done or names.ignorable(row, name) or names.is_placeless(row, name):
+        if name in done or names.ignorable(row, name) or names.is_hf_only(row, name):
             continue
         link = tensors[name].link or find_link(row, h, name, shapes, "hf")
         if link is not None and name in link.hf:

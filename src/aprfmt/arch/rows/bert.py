@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, block, embedding, fixed, keyed, linear, norm, tensor
-from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, carried, classes, gelu
+from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, block, embedding, linear, must_be, norm, rename, tensor
+from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, classes, gelu, hf_only
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -62,13 +62,13 @@ _BERT = Architecture(
     model_types=("bert",),
     tensors=(
         *_bert(_positions()),
-        *carried("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
-        *carried("hidden", "cls.predictions.transform.LayerNorm"),
-        *carried("vocab,hidden", "cls.predictions.decoder"),
-        *carried("vocab", "cls.predictions.bias"),
-        *carried("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
+        *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
+        *hf_only("hidden", "cls.predictions.transform.LayerNorm"),
+        *hf_only("vocab,hidden", "cls.predictions.decoder"),
+        *hf_only("vocab", "cls.predictions.bias"),
+        *hf_only("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), fixed("is_decoder", False, "bool")),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False, "bool")),
     gguf_only=(),
     ignored=("embeddings.position_ids",),
     prefixes=(("bert.", ""),),
@@ -92,11 +92,11 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             *_bert(_positions(gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
             *linear("classifier.dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
             *linear("classifier.out_proj", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
-            *carried("hidden,hidden", "pooler.dense", "lm_head.dense"),
-            *carried("hidden", "lm_head.layer_norm"),
-            *carried("vocab,hidden", "lm_head.decoder"),
-            *carried("vocab", "lm_head.bias"),
-            *carried("num_labels,hidden", "classifier", "qa_outputs"),
+            *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"),
+            *hf_only("hidden", "lm_head.layer_norm"),
+            *hf_only("vocab,hidden", "lm_head.decoder"),
+            *hf_only("vocab", "lm_head.bias"),
+            *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
         ),
         keys=(
             *(
@@ -108,7 +108,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             TYPES,
             *LABELS,
             gelu(),
-            fixed("is_decoder", False, "bool"),
+            must_be("is_decoder", False, "bool"),
         ),
         gguf_only=(),
         ignored=("embeddings.position_ids",),
@@ -125,7 +125,7 @@ _DISTILBERT = Architecture(
     hf_classes=classes("DistilBert", *HEADS),
     bare_classes=classes("DistilBert", *HEADS),
     model_types=("distilbert",),
-    when="!token_types.weight",
+    when="tensors&!tensors=token_types.weight",
     tensors=(
         embedding("embeddings.word_embeddings"),
         _positions(),
@@ -141,14 +141,14 @@ _DISTILBERT = Architecture(
             *_layer_norm("output_layer_norm", "layer_output_norm"),
             hf="transformer.layer.{n}.",
         ),
-        *carried("hidden,hidden", "vocab_transform", "pre_classifier"),
-        *carried("hidden", "vocab_layer_norm"),
-        *carried("vocab,hidden", "vocab_projector"),
-        *carried("num_labels,hidden", "classifier", "qa_outputs"),
+        *hf_only("hidden,hidden", "vocab_transform", "pre_classifier"),
+        *hf_only("hidden", "vocab_layer_norm"),
+        *hf_only("vocab,hidden", "vocab_projector"),
+        *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
     ),
     keys=(
         Key("attention.layer_norm_epsilon", kind="f32", field="rms_norm_eps", constant=1e-12),
-        *keyed(
+        *rename(
             DIMS,
             num_layers="n_layers",
             hidden_size="dim",

@@ -24,7 +24,7 @@ from aprfmt.arch.rows.parts import (
     norm,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import routed, shared
+from aprfmt.arch.rows.parts_moe import router_and_experts, shared_expert
 
 _K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
@@ -97,8 +97,8 @@ _SEPARATE = _delta_net(
 
 _MLP = gated_mlp()
 _EXPERTS = (
-    *routed(),
-    *shared("mlp.shared_expert", "shared_expert_intermediate_size"),
+    *router_and_experts(),
+    *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size"),
     *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden"),
 )
 

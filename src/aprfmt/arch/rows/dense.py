@@ -21,12 +21,12 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
-    fixed,
     flag,
     gated_mlp,
     head,
+    hf_names,
     linear,
-    named,
+    must_be,
     norm,
     tensor,
 )
@@ -98,7 +98,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm",
         gguf="chatglm",
-        **named("Glm", "glm"),
+        **hf_names("Glm", "glm"),
         rope_type=0,
         gguf_only=(),
         tensors=_glm(*norm("post_attention_layernorm", "ffn_norm")),
@@ -108,7 +108,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm4",
         gguf="glm4",
-        **named("Glm4", "glm4"),
+        **hf_names("Glm4", "glm4"),
         rope_type=0,
         gguf_only=(),
         tensors=_glm(
@@ -122,7 +122,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="stablelm",
         gguf="stablelm",
-        **named("StableLm", "stablelm", "StableLMEpoch"),
+        **hf_names("StableLm", "stablelm", "StableLMEpoch"),
         gguf_only=(),
         head_always=True,
         tensors=(
@@ -166,7 +166,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="nemotron",
         gguf="nemotron",
-        **named("Nemotron", "nemotron"),
+        **hf_names("Nemotron", "nemotron"),
         gguf_only=(),
         head_always=True,
         tensors=(
@@ -192,7 +192,7 @@ ROWS: tuple[Architecture, ...] = (
             _UNSCALED,
             flag("attention_bias"),
             flag("mlp_bias"),
-            fixed("hidden_act", "relu2"),
+            must_be("hidden_act", "relu2"),
         ),
         defaults={
             "": {
@@ -208,7 +208,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="phi",
         gguf="phi2",
-        **named("Phi", "phi"),
+        **hf_names("Phi", "phi"),
         gguf_only=(),
         head_always=True,
         tensors=(
@@ -229,8 +229,8 @@ ROWS: tuple[Architecture, ...] = (
             ROPE,
             LAYER_EPS,
             ROPE_DIM,
-            fixed("qk_layernorm", False, "bool"),
-            fixed("hidden_act", "gelu_new"),
+            must_be("qk_layernorm", False, "bool"),
+            must_be("hidden_act", "gelu_new"),
         ),
         defaults={
             "": {
@@ -247,7 +247,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="phi3",
         gguf="phi3",
-        **named("Phi3", "phi3"),
+        **hf_names("Phi3", "phi3"),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         tensors=(
             embedding(),
@@ -287,7 +287,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="starcoder2",
         gguf="starcoder2",
-        **named("Starcoder2", "starcoder2"),
+        **hf_names("Starcoder2", "starcoder2"),
         gguf_only=(),
         tensors=(
             embedding(),
@@ -307,8 +307,8 @@ ROWS: tuple[Architecture, ...] = (
             _layer_eps("norm_epsilon"),
             HEAD_DIM,
             _WINDOW,
-            fixed("use_bias", True, "bool"),
-            fixed("hidden_act", "gelu_pytorch_tanh"),
+            must_be("use_bias", True, "bool"),
+            must_be("hidden_act", "gelu_pytorch_tanh"),
         ),
         defaults={
             "": {

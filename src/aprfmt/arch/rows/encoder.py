@@ -15,11 +15,11 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
-    fixed,
     gated_mlp,
-    keyed,
     linear,
+    must_be,
     norm,
+    rename,
     tensor,
 )
 from aprfmt.arch.rows.parts_encoder import (
@@ -28,9 +28,9 @@ from aprfmt.arch.rows.parts_encoder import (
     LABELS,
     NO_SCALING,
     TYPES,
-    carried,
     classes,
     gelu,
+    hf_only,
 )
 
 
@@ -48,7 +48,7 @@ def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tu
             *norm("norm2", "layer_output_norm", bias=REQUIRED),
             hf="encoder.layers.{n}.",
         ),
-        *carried("hidden,hidden", "pooler.dense"),
+        *hf_only("hidden,hidden", "pooler.dense"),
     )
 
 
@@ -70,14 +70,14 @@ _NOMIC = Architecture(
             ),
             None,
         ),
-        *carried("hidden,hidden", "cls.predictions.transform.dense"),
-        *carried("hidden", "cls.predictions.transform.layer_norm"),
-        *carried("vocab,hidden", "cls.predictions.decoder"),
-        *carried("vocab", "cls.predictions.bias"),
-        *carried("num_labels,hidden", "classifier"),
+        *hf_only("hidden,hidden", "cls.predictions.transform.dense"),
+        *hf_only("hidden", "cls.predictions.transform.layer_norm"),
+        *hf_only("vocab,hidden", "cls.predictions.decoder"),
+        *hf_only("vocab", "cls.predictions.bias"),
+        *hf_only("num_labels,hidden", "classifier"),
     ),
     keys=(
-        *keyed(
+        *rename(
             DIMS,
             num_layers=("num_hidden_layers", "n_layer"),
             max_position_embeddings=("max_position_embeddings", "max_trained_positions", "n_positions"),
@@ -90,7 +90,7 @@ _NOMIC = Architecture(
         HEAD_DIM,
         *ENCODER,
         TYPES,
-        fixed("hidden_act", "silu"),
+        must_be("hidden_act", "silu"),
     ),
     gguf_only=(),
     prefixes=(("nomic_bert.", ""),),
@@ -124,11 +124,11 @@ _JINA3 = Architecture(
             ),
             REQUIRED,
         ),
-        *carried("hidden,hidden", "lm_head.dense", "classifier.dense"),
-        *carried("hidden", "lm_head.layer_norm"),
-        *carried("vocab,hidden", "lm_head.decoder"),
-        *carried("vocab", "lm_head.bias"),
-        *carried("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
+        *hf_only("hidden,hidden", "lm_head.dense", "classifier.dense"),
+        *hf_only("hidden", "lm_head.layer_norm"),
+        *hf_only("vocab,hidden", "lm_head.decoder"),
+        *hf_only("vocab", "lm_head.bias"),
+        *hf_only("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
     ),
     keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()),
     gguf_only=(),
@@ -148,8 +148,8 @@ _JINA3 = Architecture(
     },
 )
 
-_NORM_BIASES = carried("hidden", "embeddings.norm.bias", "final_norm.bias", "head.norm.bias") + block(
-    *carried("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
+_NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias", "head.norm.bias") + block(
+    *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
 
@@ -165,7 +165,7 @@ _MODERN = Architecture(
         embedding("embeddings.tok_embeddings"),
         *norm("embeddings.norm", "token_embd_norm"),
         *block(
-            *norm("attn_norm", "attn_norm", layers="after_first"),
+            *norm("attn_norm", "attn_norm", layers="!first"),
             *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
             *linear("attn.Wo", "attn_output", "hidden,q"),
             *norm("mlp_norm", "ffn_norm"),
@@ -177,14 +177,14 @@ _MODERN = Architecture(
         *linear("head.dense", "cls", "hidden,hidden", need=OPTIONAL),
         *norm("head.norm", "cls.norm", need=OPTIONAL),
         *linear("classifier", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
-        *carried("vocab,hidden", "decoder"),
-        *carried("hidden", "head.dense.bias"),
+        *hf_only("vocab,hidden", "decoder"),
+        *hf_only("hidden", "head.dense.bias"),
         *_NORM_BIASES,
     ),
     keys=(
         *DIMS,
         ROPE,
-        keyed((LAYER_EPS,), rms_norm_eps="norm_eps")[0],
+        rename((LAYER_EPS,), rms_norm_eps="norm_eps")[0],
         *ENCODER,
         Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
         *LABELS,
@@ -194,9 +194,9 @@ _MODERN = Architecture(
         NO_SCALING,
         VOCAB,
         Key("hidden_activation", ("hidden_activation",), "str", via="glu"),
-        fixed("norm_bias", False, "bool"),
-        fixed("attention_bias", False, "bool"),
-        fixed("mlp_bias", False, "bool"),
+        must_be("norm_bias", False, "bool"),
+        must_be("attention_bias", False, "bool"),
+        must_be("mlp_bias", False, "bool"),
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),
@@ -233,9 +233,9 @@ _EUROBERT = Architecture(
             hf="layers.{n}.",
         ),
         *final_norm("norm"),
-        *carried("vocab,hidden", "lm_head"),
-        *carried("hidden,hidden", "dense"),
-        *carried("num_labels,hidden", "classifier"),
+        *hf_only("vocab,hidden", "lm_head"),
+        *hf_only("hidden,hidden", "dense"),
+        *hf_only("num_labels,hidden", "classifier"),
     ),
     keys=(
         *DIMS,
@@ -245,9 +245,9 @@ _EUROBERT = Architecture(
         HEAD_DIM,
         *ENCODER,
         NO_SCALING,
-        fixed("hidden_act", "silu"),
-        fixed("mlp_bias", False, "bool"),
-        fixed("attention_bias", False, "bool"),
+        must_be("hidden_act", "silu"),
+        must_be("mlp_bias", False, "bool"),
+        must_be("attention_bias", False, "bool"),
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),

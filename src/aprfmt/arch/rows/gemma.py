@@ -20,11 +20,11 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
-    fixed,
     flag,
     gated_mlp,
     head,
-    named,
+    hf_names,
+    must_be,
     norm,
 )
 
@@ -34,8 +34,8 @@ _SOME_LAYERS = replace(_ODD_LAYERS, via="some_layer_types")
 _QUERY_SCALE = Key("", ("query_pre_attn_scalar",), via="query_scale")
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
-_NO_BIAS = fixed("attention_bias", False, "bool")
-_GELU = fixed("hidden_activation", "gelu_pytorch_tanh")
+_NO_BIAS = must_be("attention_bias", False, "bool")
+_GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 _CAUSAL = Key("", ("use_bidirectional_attention",), "bool", via="never")
 
 
@@ -128,7 +128,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma",
         gguf="gemma",
-        **named("Gemma", "gemma"),
+        **hf_names("Gemma", "gemma"),
         gguf_only=(),
         head_never=True,
         tensors=_gemma(),
@@ -148,7 +148,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gemma2",
         gguf="gemma2",
-        **named("Gemma2", "gemma2"),
+        **hf_names("Gemma2", "gemma2"),
         gguf_only=(),
         head_never=True,
         tensors=_sandwiched(),
@@ -213,7 +213,7 @@ ROWS: tuple[Architecture, ...] = (
             _WINDOW,
             _ODD_LAYERS,
             Key("pooling_type", ("pooling",), via="pooling"),
-            fixed("use_bidirectional_attention", True, "bool"),
+            must_be("use_bidirectional_attention", True, "bool"),
         ),
         nested_rope=True,
         defaults={"": {**_GEMMA3_DEFAULTS, "use_bidirectional_attention": False}},
@@ -221,7 +221,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="cohere",
         gguf="command-r",
-        **named("Cohere", "cohere"),
+        **hf_names("Cohere", "cohere"),
         rope_type=0,
         gguf_only=(),
         head_never=True,
@@ -240,7 +240,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="cohere2",
         gguf="cohere2",
-        **named("Cohere2", "cohere2"),
+        **hf_names("Cohere2", "cohere2"),
         rope_type=0,
         gguf_only=(),
         head_never=True,

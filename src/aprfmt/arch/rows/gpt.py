@@ -14,19 +14,19 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
-    fixed,
     head,
-    keyed,
     linear,
+    must_be,
     norm,
     optional,
+    rename,
     tensor,
 )
 
 _DEALT: dict[str, Any] = {"order": ("deal:kv_heads,q/kv_heads,head_dim,head_dim",)}
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
 _QKV = "q+2*kv,hidden"
-_GPT_DIMS = keyed(
+_GPT_DIMS = rename(
     DIMS,
     num_layers=("n_layer", "num_hidden_layers"),
     max_position_embeddings=("n_positions", "n_ctx", "max_position_embeddings"),
@@ -104,10 +104,10 @@ _GPT2 = Architecture(
     ),
     keys=(
         *_via(_GPT_DIMS, _FOUR_HIDDEN),
-        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
         _activation("activation_function"),
-        fixed("scale_attn_weights", True, "bool"),
-        fixed("scale_attn_by_inverse_layer_idx", False, "bool"),
+        must_be("scale_attn_weights", True, "bool"),
+        must_be("scale_attn_by_inverse_layer_idx", False, "bool"),
     ),
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
@@ -140,9 +140,9 @@ _BIGCODE = Architecture(
         *_via(_GPT_DIMS, _FOUR_HIDDEN),
         replace(GROUPED, via="multi_query_kv"),
         Key("", ("multi_query",), "bool", via="multi_query"),
-        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
         _activation("activation_function"),
-        fixed("scale_attn_weights", True, "bool"),
+        must_be("scale_attn_weights", True, "bool"),
     ),
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
@@ -184,7 +184,7 @@ _NEOX = Architecture(
         Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
         LAYER_EPS,
         ROPE,
-        fixed("attention_bias", True, "bool"),
+        must_be("attention_bias", True, "bool"),
         _activation("hidden_act"),
     ),
     gguf_only=(),
@@ -246,7 +246,7 @@ _FALCON = Architecture(
     ),
     keys=(
         *_via(
-            keyed(
+            rename(
                 DIMS,
                 num_layers=("num_hidden_layers", "n_layer"),
                 hidden_size=("hidden_size", "n_embed"),
@@ -260,11 +260,11 @@ _FALCON = Architecture(
         Key("", ("multi_query",), "bool"),
         Key("", ("num_ln_in_parallel_attn",)),
         Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"),
-        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
         ROPE,
-        fixed("alibi", False, "bool"),
-        fixed("parallel_attn", True, "bool"),
-        fixed("bias", False, "bool"),
+        must_be("alibi", False, "bool"),
+        must_be("parallel_attn", True, "bool"),
+        must_be("bias", False, "bool"),
         _activation("activation"),
     ),
     gguf_only=(),
@@ -305,7 +305,7 @@ _BLOOM = Architecture(
     ),
     keys=(
         *_via(
-            keyed(
+            rename(
                 DIMS,
                 num_layers=("n_layer", "num_hidden_layers"),
                 max_position_embeddings=("seq_length",),
@@ -316,8 +316,8 @@ _BLOOM = Architecture(
             _FOUR_HIDDEN,
         ),
         Key("attention.head_count_kv", field="num_kv_heads"),
-        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
-        fixed("apply_residual_connection_post_layernorm", False, "bool"),
+        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        must_be("apply_residual_connection_post_layernorm", False, "bool"),
     ),
     gguf_only=(),
     prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
@@ -359,7 +359,7 @@ _MPT = Architecture(
     ),
     keys=(
         *_via(
-            keyed(
+            rename(
                 DIMS,
                 num_layers="n_layers",
                 max_position_embeddings="max_seq_len",
@@ -372,7 +372,7 @@ _MPT = Architecture(
         Key("", ("expansion_ratio",), via="expansion"),
         Key("attention.head_count_kv", field="num_kv_heads", via="kv_if_named"),
         Key("", ("attn_config.kv_n_heads",), via="kv_named"),
-        keyed((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
         Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"),
         Key("", ("attn_config.alibi",), "bool"),
         Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),

@@ -281,7 +281,7 @@ ROWS: tuple[Architecture, ...] = (
         _GRANITE,
         id="granite4",
         gguf="granite",
-        hf_when=f"!{_SSM}",
+        hf_when="layer_types&!layer_types=linear_attention&!layer_types=mamba",
         when="ssm.inner_size",  # GraniteForCausalLM has no such key
     ),
 )

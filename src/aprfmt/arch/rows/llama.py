@@ -20,12 +20,12 @@ from aprfmt.arch.rows.parts import (
     block,
     decoder,
     embedding,
-    fixed,
     flag,
     gated_mlp,
     head,
+    hf_names,
     linear,
-    named,
+    must_be,
 )
 
 _LLAMA = (*DECODER, VOCAB, ROPE_DIM)
@@ -64,7 +64,7 @@ ROWS: tuple[Architecture, ...] = (
         id="ministral",
         gguf="llama",
         when="attention.sliding_window_pattern",
-        **named("Ministral", "ministral"),
+        **hf_names("Ministral", "ministral"),
         rope_type=0,
         tensors=_PLAIN,
         keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
@@ -85,7 +85,7 @@ ROWS: tuple[Architecture, ...] = (
         id="mistral",
         gguf="llama",
         when="attention.sliding_window",
-        **named("Mistral", "mistral"),
+        **hf_names("Mistral", "mistral"),
         rope_type=0,
         gguf_only=_FACTORS,
         tensors=_PLAIN,
@@ -106,7 +106,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="ministral3",
         gguf="mistral3",
-        **named("Ministral3", "ministral3"),
+        **hf_names("Ministral3", "ministral3"),
         rope_type=0,
         tensors=_PLAIN,
         keys=(
@@ -134,7 +134,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="arcee",
         gguf="arcee",
-        **named("Arcee", "arcee"),
+        **hf_names("Arcee", "arcee"),
         rope_type=0,
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True),
@@ -143,7 +143,7 @@ ROWS: tuple[Architecture, ...] = (
                 *linear("mlp.down_proj", "ffn_down", "hidden,ffn", "mlp_bias"),
             ),
         ),
-        keys=(*_LLAMA, fixed("hidden_act", "relu2"), *_BIASES),
+        keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_BIASES),
         defaults={
             "": {
                 "rms_norm_eps": 1e-5,
@@ -157,7 +157,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="smollm3",
         gguf="smollm3",
-        **named("SmolLM3", "smollm3"),
+        **hf_names("SmolLM3", "smollm3"),
         rope_type=0,
         gguf_only=(),
         tensors=_BIASED,
@@ -168,7 +168,7 @@ ROWS: tuple[Architecture, ...] = (
             *_BIASES,
             Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
             Key("", ("no_rope_layer_interval",)),
-            fixed("use_sliding_window", False, "bool"),
+            must_be("use_sliding_window", False, "bool"),
             Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
@@ -188,7 +188,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="granite",
         gguf="granite",
-        **named("Granite", "granite"),
+        **hf_names("Granite", "granite"),
         rope_type=0,
         tensors=_BIASED,
         keys=(
@@ -218,7 +218,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="olmo",
         gguf="olmo",
-        **named("Olmo", "olmo"),
+        **hf_names("Olmo", "olmo"),
         rope_type=0,
         gguf_only=(),
         tensors=(

@@ -9,13 +9,13 @@ from aprfmt.arch.rows.parts import (
     ROPE,
     SILU,
     VOCAB,
-    fixed,
     gated_mlp,
-    keyed,
+    hf_names,
     linear,
-    named,
+    must_be,
     norm,
     optional,
+    rename,
 )
 from aprfmt.arch.rows.parts_moe import (
     COUNT,
@@ -27,9 +27,9 @@ from aprfmt.arch.rows.parts_moe import (
     WEIGHTS_SCALE,
     WIDTH,
     moe_decoder,
-    routed,
+    router_and_experts,
     selection_bias,
-    shared,
+    shared_expert,
 )
 
 _NOPE, _ROPE_PART, _LATENT = "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"
@@ -62,8 +62,8 @@ def _latent_attention() -> tuple[TensorRow, ...]:
 def _decoder(*router: TensorRow) -> tuple[TensorRow, ...]:
     return moe_decoder(
         *_latent_attention(),
-        *routed("moe", router),
-        *shared("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+        *router_and_experts("moe", router),
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
         *gated_mlp(layers="dense"),
     )
 
@@ -75,7 +75,7 @@ def _keys(*family: Key) -> tuple[Key, ...]:
         Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"),
         ROPE,
         RMS_EPS,
-        *keyed((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")),
+        *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")),
         *GROUPS,
         Key("expert_gating_func", ("scoring_func",), via="gating"),
         Key("attention.key_length", via="mla_key_width"),
@@ -92,7 +92,7 @@ def _keys(*family: Key) -> tuple[Key, ...]:
         Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
         Key("rope.dimension_count", ("qk_rope_head_dim",)),
         Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"),
-        fixed("attention_bias", False, "bool"),
+        must_be("attention_bias", False, "bool"),
         SILU,
         *family,
     )
@@ -113,7 +113,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v2",
         gguf="deepseek2",
-        **named("DeepseekV2", "deepseek_v2"),
+        **hf_names("DeepseekV2", "deepseek_v2"),
         rope_type=0,
         tensors=_decoder(),
         keys=_keys(Key("", ("topk_method",), "str", via="group_choice"), Key("", ("moe_layer_freq",))),
@@ -137,16 +137,16 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v3",
         gguf="deepseek2",
-        when="expert_gating_func=2|has:exp_probs_b.bias",
+        when="expert_gating_func=2|tensors=exp_probs_b.bias",
         **{
-            **named("DeepseekV3", "deepseek_v3", "Glm4MoeLite"),
+            **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite"),
             "model_types": ("deepseek_v3", "glm4_moe_lite"),
         },
         **MULTIMODAL,
         rope_type=0,
         tensors=_decoder(selection_bias()),
         keys=_keys(
-            fixed("rope_interleave", True, "bool"),
+            must_be("rope_interleave", True, "bool"),
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="unsaid_drafts"),
             Key("", ("moe_layer_freq",)),
             Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),

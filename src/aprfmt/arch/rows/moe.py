@@ -11,19 +11,26 @@ from aprfmt.arch.rows.parts import (
     VOCAB,
     attention,
     experts,
-    fixed,
     flag,
     fused_experts,
     gated_mlp,
+    hf_names,
     linear,
-    named,
+    must_be,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import BIAS_FLAG, WIDTH, moe_decoder, moe_keys, routed, shared
+from aprfmt.arch.rows.parts_moe import (
+    BIAS_FLAG,
+    WIDTH,
+    moe_decoder,
+    moe_keys,
+    router_and_experts,
+    shared_expert,
+)
 
 _WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
-_SPARSE = (fixed("decoder_sparse_step", 1, "u32"), fixed("mlp_only_layers", [], "i32[]"))
+_SPARSE = (must_be("decoder_sparse_step", 1, "u32"), must_be("mlp_only_layers", [], "i32[]"))
 
 
 def _mixtral_experts() -> tuple[TensorRow, ...]:
@@ -77,7 +84,7 @@ ROWS: tuple[Architecture, ...] = (
         id="mixtral",
         gguf="llama",
         when="expert_count",
-        **named("Mixtral", "mixtral"),
+        **hf_names("Mixtral", "mixtral"),
         **MULTIMODAL,
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
@@ -99,19 +106,19 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen2_moe",
         gguf="qwen2moe",
-        **named("Qwen2Moe", "qwen2_moe"),
+        **hf_names("Qwen2Moe", "qwen2_moe"),
         head_always=True,
         tensors=moe_decoder(
             *attention("qkv_bias"),
-            *routed("moe"),
+            *router_and_experts("moe"),
             *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden", layers="moe"),
-            *shared("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+            *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
             WIDTH,
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
-            fixed("norm_topk_prob", False, "bool"),
+            must_be("norm_topk_prob", False, "bool"),
             flag("qkv_bias"),
             *_SPARSE,
             _WINDOW,
@@ -137,16 +144,16 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3_moe",
         gguf="qwen3moe",
-        **named("Qwen3Moe", "qwen3_moe"),
+        **hf_names("Qwen3Moe", "qwen3_moe"),
         **MULTIMODAL,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
-            *routed("moe"),
+            *router_and_experts("moe"),
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
             WIDTH,
-            fixed("norm_topk_prob", True, "bool"),
+            must_be("norm_topk_prob", True, "bool"),
             BIAS_FLAG,
             *_SPARSE,
             _WINDOW,
@@ -171,7 +178,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="phimoe",
         gguf="phimoe",
-        **named("Phimoe", "phimoe", "PhiMoE"),
+        **hf_names("Phimoe", "phimoe", "PhiMoE"),
         head_always=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias"),
@@ -209,10 +216,12 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="olmoe",
         gguf="olmoe",
-        **named("Olmoe", "olmoe"),
+        **hf_names("Olmoe", "olmoe"),
         head_always=True,
-        tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *routed()),
-        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), fixed("norm_topk_prob", False, "bool")),
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()
+        ),
+        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False, "bool")),
         defaults={
             "": {
                 "num_experts": 64,
@@ -229,7 +238,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="granitemoe",
         gguf="granitemoe",
-        **named("GraniteMoe", "granitemoe"),
+        **hf_names("GraniteMoe", "granitemoe"),
         rope_type=0,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()
@@ -241,7 +250,7 @@ ROWS: tuple[Architecture, ...] = (
         id="granitemoeshared",
         gguf="granitemoe",
         when="expert_shared_feed_forward_length",
-        **named("GraniteMoeShared", "granitemoeshared"),
+        **hf_names("GraniteMoeShared", "granitemoeshared"),
         rope_type=0,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", permuted=True),
@@ -261,11 +270,11 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="ernie4_5_moe",
         gguf="ernie4_5-moe",
-        **named("Ernie4_5_Moe", "ernie4_5_moe"),
+        **hf_names("Ernie4_5_Moe", "ernie4_5_moe"),
         rope_type=0,
         tensors=moe_decoder(
             *attention("use_bias", "use_bias"),
-            *routed(
+            *router_and_experts(
                 "moe",
                 (
                     tensor(
@@ -277,7 +286,7 @@ ROWS: tuple[Architecture, ...] = (
                     ),
                 ),
             ),
-            *shared(
+            *shared_expert(
                 "mlp.shared_experts",
                 "moe_ffn*moe_num_shared_experts",
                 "moe_num_shared_experts",

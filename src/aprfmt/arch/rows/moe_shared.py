@@ -12,12 +12,12 @@ from aprfmt.arch.rows.parts import (
     embedding,
     experts,
     final_norm,
-    fixed,
     flag,
     gated_mlp,
     head,
+    hf_names,
     linear,
-    named,
+    must_be,
     norm,
     tensor,
 )
@@ -33,9 +33,9 @@ from aprfmt.arch.rows.parts_moe import (
     WIDTH,
     moe_decoder,
     moe_keys,
-    routed,
+    router_and_experts,
     selection_bias,
-    shared,
+    shared_expert,
 )
 
 
@@ -105,7 +105,7 @@ ROWS: tuple[Architecture, ...] = (
             ],
         },
         gguf="gpt-oss",
-        **named("GptOss", "gpt_oss"),
+        **hf_names("GptOss", "gpt_oss"),
         head_always=True,
         tensors=(
             embedding(),
@@ -125,8 +125,8 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="odd_layer_types"),
             Key("", via="untruncated"),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
-            fixed("swiglu_alpha", 1.702, "f32"),
-            fixed("swiglu_limit", 7.0, "f32"),
+            must_be("swiglu_alpha", 1.702, "f32"),
+            must_be("swiglu_limit", 7.0, "f32"),
             BIAS_FLAG,
             count="num_local_experts",
         ),
@@ -149,7 +149,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm4_moe",
         gguf="glm4moe",
-        **named("Glm4Moe", "glm4_moe"),
+        **hf_names("Glm4Moe", "glm4_moe"),
         tensors=(
             embedding(),
             *block(
@@ -158,8 +158,8 @@ ROWS: tuple[Architecture, ...] = (
                 *norm("self_attn.q_norm", "attn_q_norm", "head_dim", need="use_qk_norm"),
                 *norm("self_attn.k_norm", "attn_k_norm", "head_dim", need="use_qk_norm"),
                 *norm("post_attention_layernorm", "post_attention_norm"),
-                *routed("moe", (selection_bias(),)),
-                *shared("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
+                *router_and_experts("moe", (selection_bias(),)),
+                *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
                 *gated_mlp(layers="dense"),
             ),
             *final_norm(),
@@ -206,12 +206,12 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="dots1",
         gguf="dots1",
-        **named("Dots1", "dots1"),
+        **hf_names("Dots1", "dots1"),
         head_always=True,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
-            *routed("moe", (selection_bias(),)),
-            *shared("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+            *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
             *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
@@ -249,14 +249,14 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="hunyuan_v1_moe",
         gguf="hunyuan-moe",
-        **named("HunYuanMoEV1", "hunyuan_v1_moe"),
+        **hf_names("HunYuanMoEV1", "hunyuan_v1_moe"),
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias"),
             *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
             *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
             *linear("mlp.gate.wg", "ffn_gate_inp", "experts,hidden"),
-            *routed()[1:],
-            *shared("mlp.shared_mlp", "ffn"),
+            *router_and_experts()[1:],
+            *shared_expert("mlp.shared_mlp", "ffn"),
         ),
         keys=moe_keys(
             Key("expert_shared_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
@@ -282,7 +282,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="minimax_m2",
         gguf="minimax-m2",
-        **named("MiniMaxM2", "minimax_m2"),
+        **hf_names("MiniMaxM2", "minimax_m2"),
         head_always=True,
         tensors=moe_decoder(
             *attention(qk_norm="q"),

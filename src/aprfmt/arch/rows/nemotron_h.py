@@ -16,16 +16,16 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
-    fixed,
     head,
     linear,
+    must_be,
     norm,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, GROUPS, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH
 from aprfmt.arch.rows.parts_ssm import dual, mixer
 
-_SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention", "=mlp", "=moe"
+_SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention", "mlp", "kind=moe"
 _SHARED = "moe_shared_expert_intermediate_size"
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 
@@ -124,10 +124,10 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], **
             HEAD_DIM,
             Key("", ("layers_block_type",), via="block_types"),
             Key("", ("hybrid_override_pattern",), "str"),
-            fixed("mlp_hidden_act", "relu2"),
-            fixed("mamba_hidden_act", "silu"),
-            fixed("use_bias", False, "bool"),
-            fixed("use_conv_bias", True, "bool"),
+            must_be("mlp_hidden_act", "relu2"),
+            must_be("mamba_hidden_act", "silu"),
+            must_be("use_bias", False, "bool"),
+            must_be("use_conv_bias", True, "bool"),
             Key("", ("mlp_bias",), "bool"),
         ),
         defaults={
@@ -177,6 +177,6 @@ ROWS: tuple[Architecture, ...] = (
             WEIGHTS_SCALE,
             Key("moe_latent_size", ("moe_latent_size",)),
         ),
-        hf_when="moe",
+        hf_when="layer_types=moe",
     ),
 )

@@ -175,13 +175,13 @@ DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
 """Keys of a plain decoder with grouped-query attention, rotary positions and RMS norms."""
 
 
-def keyed(keys: tuple[Key, ...], **hf: tuple[str, ...] | str) -> tuple[Key, ...]:
-    """`keys` with other config.json names for some fields: keyed(DIMS, hidden_size="n_embd")."""
+def rename(keys: tuple[Key, ...], **hf: tuple[str, ...] | str) -> tuple[Key, ...]:
+    """`keys` with other config.json names for some fields: rename(DIMS, hidden_size="n_embd")."""
     names = {name: (value,) if isinstance(value, str) else value for name, value in hf.items()}
     return tuple(replace(key, hf=names[key.field]) if key.field in names else key for key in keys)
 
 
-def named(stem: str, model_type: str, *more: str) -> dict[str, Any]:
+def hf_names(stem: str, model_type: str, *more: str) -> dict[str, Any]:
     """Fields of an Architecture whose classes transformers calls after `stem` ("Qwen2"), `more` stems beside it."""
     stems = (stem, *more)
     return {
@@ -198,7 +198,7 @@ def flag(name: str) -> Key:
     return Key("", (name,), "bool")
 
 
-def fixed(name: str, value: Any, kind: str = "str") -> Key:
+def must_be(name: str, value: Any, kind: str = "str") -> Key:
     """A config.json key for which llama.cpp's network has one value only; another cannot become a GGUF."""
     return Key("", (name,), kind, constant=value)
 
@@ -218,7 +218,7 @@ def decoder(*attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = ()) -> tupl
     )
 
 
-SILU = fixed("hidden_act", "silu")
+SILU = must_be("hidden_act", "silu")
 """The activation of most gated MLPs."""
 
 TEXT_PREFIXES: tuple[tuple[str, str], ...] = (

@@ -27,7 +27,7 @@ def gelu(name: str = "hidden_act") -> Key:
     return Key("", (name,), "str", via="gelu")
 
 
-def carried(dims: str, *names: str) -> tuple[TensorRow, ...]:
+def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
     """What a checkpoint may have and a GGUF has not, poolers, heads, classifiers: weights of `dims`, and biases.
 
     A name that ends in ".bias" stands for that tensor alone.

@@ -20,9 +20,9 @@ from aprfmt.arch.rows.parts import (
     flag,
     fused_experts,
     head,
-    keyed,
     linear,
     norm,
+    rename,
     tensor,
 )
 
@@ -46,7 +46,7 @@ def moe_keys(
 ) -> tuple[Key, ...]:
     """A decoder's keys with the experts' among them, named `count` and `used` in config.json, and the family's."""
     counts = (count, *(name for name in COUNT.hf if name != count))
-    routed = keyed((COUNT, USED), num_experts=counts, num_experts_per_tok=(used,))
+    routed = rename((COUNT, USED), num_experts=counts, num_experts_per_tok=(used,))
     return (*dims, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
 
 
@@ -66,7 +66,7 @@ def moe_decoder(
     )
 
 
-def routed(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+def router_and_experts(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
     """Router and experts under `mlp`, one tensor an expert or all of them in one."""
     return (
         *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers=layers),
@@ -76,7 +76,7 @@ def routed(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRo
     )
 
 
-def shared(
+def shared_expert(
     hf: str, width: str, need: str = REQUIRED, layers: str = "", bias: str | None = None
 ) -> tuple[TensorRow, ...]:
     """The shared expert's gate, up and down projection, of a width in words."""

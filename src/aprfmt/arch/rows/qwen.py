@@ -19,7 +19,7 @@ from aprfmt.arch.rows.parts import (
     flag,
     gated_mlp,
     head,
-    named,
+    hf_names,
     norm,
 )
 
@@ -50,7 +50,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen2",
         gguf="qwen2",
-        **named("Qwen2", "qwen2"),
+        **hf_names("Qwen2", "qwen2"),
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, _WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
@@ -68,7 +68,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3",
         gguf="qwen3",
-        **named("Qwen3", "qwen3"),
+        **hf_names("Qwen3", "qwen3"),
         gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, flag("attention_bias")),
@@ -87,7 +87,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="seed_oss",
         gguf="seed_oss",
-        **named("SeedOss", "seed_oss"),
+        **hf_names("SeedOss", "seed_oss"),
         gguf_only=(),
         tensors=(
             embedding(),
@@ -118,7 +118,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="exaone4",
         gguf="exaone4",
-        **named("Exaone4", "exaone4"),
+        **hf_names("Exaone4", "exaone4"),
         tensors=_post_norm(*attention(qk_norm="head_dim")),
         keys=(*DECODER, VOCAB, WINDOW, SLIDING_LAYERS, SILU),
         defaults={
@@ -137,7 +137,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="hunyuan_v1_dense",
         gguf="hunyuan-dense",
-        **named("HunYuanDenseV1", "hunyuan_v1_dense"),
+        **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"),
         gguf_only=(),
         tensors=decoder(
             *_BIASED,
@@ -159,7 +159,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="ernie4_5",
         gguf="ernie4_5",
-        **named("Ernie4_5", "ernie4_5", "Ernie4_5_"),
+        **hf_names("Ernie4_5", "ernie4_5", "Ernie4_5_"),
         rope_type=0,
         gguf_only=(),
         prefixes=(("ernie.", "model."),),
@@ -183,7 +183,7 @@ ROWS: tuple[Architecture, ...] = (
         id="olmo3",
         gguf="olmo2",
         when="attention.sliding_window",
-        **named("Olmo3", "olmo3"),
+        **hf_names("Olmo3", "olmo3"),
         gguf_only=(),
         head_always=True,
         tensors=_OLMO2,
@@ -205,7 +205,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="olmo2",
         gguf="olmo2",
-        **named("Olmo2", "olmo2"),
+        **hf_names("Olmo2", "olmo2"),
         gguf_only=(),
         head_always=True,
         tensors=_OLMO2,

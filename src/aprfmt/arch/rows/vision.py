@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key
-from aprfmt.arch.rows.parts import DECODER, MULTIMODAL, SILU, attention, decoder, fixed, flag
+from aprfmt.arch.rows.parts import DECODER, MULTIMODAL, SILU, attention, decoder, flag, must_be
 
 _DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key(
@@ -33,7 +33,7 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
-        keys=(*DECODER, SILU, fixed("use_sliding_window", False, "bool")),
+        keys=(*DECODER, SILU, must_be("use_sliding_window", False, "bool")),
         defaults={
             "": _DEFAULTS
             | {
@@ -55,7 +55,13 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("qwen3_vl", "qwen3_vl_text"),
         gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
-        keys=(*DECODER, _DEEPSTACK, SILU, fixed("use_sliding_window", False, "bool"), flag("attention_bias")),
+        keys=(
+            *DECODER,
+            _DEEPSTACK,
+            SILU,
+            must_be("use_sliding_window", False, "bool"),
+            flag("attention_bias"),
+        ),
         defaults={"": _DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5}},
         config=_language("Qwen3"),
         **MULTIMODAL,

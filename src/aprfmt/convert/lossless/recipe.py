@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.links import MAX_TENSORS, Link, RowMap, recast_from_json, recast_to_json
+from aprfmt.arch.links import MAX_TENSORS, Link, RowMap
 from aprfmt.canonical.dtype_choice import is_exact
 from aprfmt.canonical.tensor import CanonicalTensor, of_pieces
 from aprfmt.errors import AprError, CorruptError, LimitError
@@ -112,7 +112,7 @@ class RecipeWriter:
         self.files[-1].size += original.n_bytes
         self.files[-1].segments.append(
             ["l", _folded(link), kept[0] if len(set(kept)) == 1 else kept, original.dtype,
-             recast_to_json(link.row_map), link.gguf.index(original.name)]
+             link.row_map.to_json(), link.gguf.index(original.name)]
         )  # fmt: skip
 
     def gguf_list(self, which: str, source: memoryview) -> None:
@@ -236,7 +236,7 @@ class Recipe:
 
     def _link(self, segment: list[Any]) -> Segment:
         hf = _unfolded(segment[1])
-        row_map = recast_from_json(segment[4], hf[0])
+        row_map = RowMap.from_json(segment[4], hf[0])
         parts = [self.tensors[name] for name in hf]
         if type(segment[5]) is not int or not 0 <= segment[5] < len(row_map.after):
             raise CorruptError("the record of the source files names no tensor of a row_map")

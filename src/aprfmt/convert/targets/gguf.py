@@ -150,7 +150,7 @@ def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[Out
         for name, factors in rope.factor_tensors(c.hparams, row).items():
             if name not in c.tensors:
                 yield _factors(name, factors)
-    placeless = [name for name in c.tensors if row is not None and names.is_placeless(row, name)]
+    placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
     if placeless:
         losses.dropped(f"a GGUF has no place for {first_few(placeless)}")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
