@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.codecs import DTYPES, backend, ggml, libggml, plain
+from aprfmt.codecs import DTYPES, backend, ggml, ggml_numpy, libggml, plain
 
 Array = np.ndarray[Any, Any]
 Work = Callable[[], object]
@@ -101,10 +101,8 @@ def decoding(names: Sequence[str]) -> list[Case]:
 def sane_blocks(name: str, n: int) -> Array:
     """Blocks of random bytes whose scales are ordinary numbers."""
     stored = np.random.default_rng(0).integers(0, 256, (n, DTYPES[name].block_bytes), dtype="u1")
-    fields = stored.view(ggml.layout(name))[:, 0]
-    for field in ("d", "m"):
-        if name != "NVFP4" and field in (fields.dtype.names or ()):
-            fields[field] = 0.01
+    for at in DTYPES[name].scales:
+        stored.view("<f2")[:, at // 2] = 0.01
     return stored
 
 
@@ -114,7 +112,9 @@ def encoding(names: Sequence[str], *, full: bool) -> list[Case]:
     for name in names:
         if not ggml.encodable(name) or (name.startswith(("IQ1", "IQ2", "IQ3")) and not full):
             continue
-        rows = 512 if name in ggml.ENCODERS else 16 if name.startswith("IQ") and "4" not in name else 64
+        rows = (
+            512 if name in ggml_numpy.ENCODABLE else 16 if name.startswith("IQ") and "4" not in name else 64
+        )
         values = np.random.default_rng(0).standard_normal((rows, COLS)).astype("f4")
         weights = np.ones(COLS, dtype="f4") if ggml.needs_weights(name) else None
 
@@ -123,7 +123,7 @@ def encoding(names: Sequence[str], *, full: bool) -> list[Case]:
         ) -> object:
             return ggml.encode(name, values[part].reshape(-1), COLS, weights)
 
-        jobs = ours(run, rows, numpy=name in ggml.ENCODERS)
+        jobs = ours(run, rows, numpy=name in ggml_numpy.ENCODABLE)
         peer = gguf_py(name, "quantize", values)
         cases.append(Case(name, values.nbytes, jobs | ({"gguf-py": peer} if peer else {})))
     return cases

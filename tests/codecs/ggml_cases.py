@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.codecs import DTYPES, ggml
+from aprfmt.codecs import DTYPES, ggml, ggml_numpy
 
 Array = np.ndarray[Any, Any]
 
 BLOCKS = tuple(name for name, row in DTYPES.items() if row.kind == "ggml" and ggml.decodable(name))
-BY_NUMPY = tuple(ggml.ENCODERS)
+BY_NUMPY = ggml_numpy.ENCODABLE
 BY_LIBRARY = tuple(name for name in BLOCKS if name not in BY_NUMPY)
 
 ROWS, COLS = 24, 512

@@ -52,9 +52,7 @@ def use(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 def test_every_block_type_is_covered() -> None:
     assert {*BLOCKS, *NOT_DECODED} == {name for name, row in DTYPES.items() if row.kind == "ggml"}
-    assert set(ggml.LAYOUTS) == set(BLOCKS)
     for name in BLOCKS:
-        assert ggml.layout(name).itemsize == DTYPES[name].block_bytes, name
         if name not in NOT_IN_GGUF_PY:
             sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
             assert sizes == (DTYPES[name].block, DTYPES[name].block_bytes)
@@ -88,16 +86,14 @@ def attempt(name: str, values: Array) -> bytes | str:
         return str(refusal)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in VALUES if "zero" not in kind and kind != "sparse"])
-@pytest.mark.parametrize("name", [name for name in BY_NUMPY if name not in (*NOT_IN_GGUF_PY, "NVFP4")])
-def test_numpy_writes_the_bytes_of_gguf_py(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for blocks that begin with -0 or have two kinds of 0, where gguf-py differs from llama.cpp."""
+@pytest.mark.parametrize("kind", VALUES)
+def test_numpy_writes_the_bytes_of_gguf_py(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q8_0 is the only type that both write; where gguf-py is the backend, the test above holds it to llama.cpp."""
     values = values_of(kind)
     use(monkeypatch, "numpy")
     with np.errstate(all="ignore"):
-        want = gguf.quants.quantize(values, gguf.GGMLQuantizationType[name]).tobytes()
-    got = attempt(name, values)
-    assert got == want or (isinstance(got, str) and "beyond the scales" in got)
+        want = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    assert attempt("Q8_0", values) == want
 
 
 @needs_library

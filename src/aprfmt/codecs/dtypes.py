@@ -20,6 +20,9 @@ class Dtype:
         block_bytes: bytes of a block.
         numpy: numpy dtype string of a plain dtype's stored elements, None for block types.
         kind: "plain" (codecs.plain), "aprq" (codecs.aprq) or "ggml" (codecs.ggml).
+        answers: of a GGML block type the CRC-32 of what known blocks decode to and of what known values are encoded
+            to (codecs.ggml_answers); None for types that are not decoded.
+        scales: where the f16 scales of such a block stand; llama.cpp loads no block with one that is not finite.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Dtype:
     block_bytes: int
     numpy: str | None = None
     kind: str = "ggml"
+    answers: tuple[int, int] | None = None
+    scales: tuple[int, ...] = ()
 
     @property
     def is_quantized(self) -> bool:
@@ -87,33 +92,33 @@ DTYPES: dict[str, Dtype] = {
         Dtype("C64", None, None, "C64", 1, 8, "<c8", "plain"),
         Dtype("AprQ4", 128, None, None, 32, 18, None, "aprq"),
         Dtype("AprQ8", 129, None, None, 1, 1, None, "aprq"),
-        Dtype("Q4_0", None, 2, None, 32, 18),
-        Dtype("Q4_1", None, 3, None, 32, 20),
-        Dtype("Q5_0", None, 6, None, 32, 22),
-        Dtype("Q5_1", None, 7, None, 32, 24),
-        Dtype("Q8_0", None, 8, None, 32, 34),
+        Dtype("Q4_0", None, 2, None, 32, 18, answers=(0x520B4E9D, 0xF048AA44), scales=(0,)),
+        Dtype("Q4_1", None, 3, None, 32, 20, answers=(0xAF8C825B, 0xB612BD88), scales=(0, 2)),
+        Dtype("Q5_0", None, 6, None, 32, 22, answers=(0xB60FA8CB, 0x9ABAE1C5), scales=(0,)),
+        Dtype("Q5_1", None, 7, None, 32, 24, answers=(0x82940A9C, 0x110B89B5), scales=(0, 2)),
+        Dtype("Q8_0", None, 8, None, 32, 34, answers=(0x90CD23CE, 0x9D87E099), scales=(0,)),
         Dtype("Q8_1", None, 9, None, 32, 40),
-        Dtype("Q2_K", None, 10, None, 256, 84),
-        Dtype("Q3_K", None, 11, None, 256, 110),
-        Dtype("Q4_K", 12, 12, None, 256, 144),
-        Dtype("Q5_K", None, 13, None, 256, 176),
-        Dtype("Q6_K", 14, 14, None, 256, 210),
+        Dtype("Q2_K", None, 10, None, 256, 84, answers=(0x01FE78A8, 0x5C8D7F2D), scales=(80, 82)),
+        Dtype("Q3_K", None, 11, None, 256, 110, answers=(0x0A13D009, 0x2B6F0E4A), scales=(108,)),
+        Dtype("Q4_K", 12, 12, None, 256, 144, answers=(0x60E14A52, 0x8C0CAA68), scales=(0, 2)),
+        Dtype("Q5_K", None, 13, None, 256, 176, answers=(0x1329A65A, 0xBA0082E8), scales=(0, 2)),
+        Dtype("Q6_K", 14, 14, None, 256, 210, answers=(0x6CF8D642, 0x8556EAA8), scales=(208,)),
         Dtype("Q8_K", None, 15, None, 256, 292),
-        Dtype("IQ2_XXS", None, 16, None, 256, 66),
-        Dtype("IQ2_XS", None, 17, None, 256, 74),
-        Dtype("IQ3_XXS", None, 18, None, 256, 98),
-        Dtype("IQ1_S", None, 19, None, 256, 50),
-        Dtype("IQ4_NL", None, 20, None, 32, 18),
-        Dtype("IQ3_S", None, 21, None, 256, 110),
-        Dtype("IQ2_S", None, 22, None, 256, 82),
-        Dtype("IQ4_XS", None, 23, None, 256, 136),
-        Dtype("IQ1_M", None, 29, None, 256, 56),
-        Dtype("TQ1_0", None, 34, None, 256, 54),
-        Dtype("TQ2_0", None, 35, None, 256, 66),
-        Dtype("MXFP4", None, 39, None, 32, 17),
-        Dtype("NVFP4", None, 40, None, 64, 36),
-        Dtype("Q1_0", None, 41, None, 128, 18),
-        Dtype("Q2_0", None, 42, None, 64, 18),
+        Dtype("IQ2_XXS", None, 16, None, 256, 66, answers=(0x366FC602, 0x830DEA13), scales=(0,)),
+        Dtype("IQ2_XS", None, 17, None, 256, 74, answers=(0x35011156, 0xC0251C13), scales=(0,)),
+        Dtype("IQ3_XXS", None, 18, None, 256, 98, answers=(0x33A8D3A6, 0xBE22607B), scales=(0,)),
+        Dtype("IQ1_S", None, 19, None, 256, 50, answers=(0x8B61BB85, 0xF9748A91), scales=(0,)),
+        Dtype("IQ4_NL", None, 20, None, 32, 18, answers=(0x63A3B4A8, 0xE90AE0A7), scales=(0,)),
+        Dtype("IQ3_S", None, 21, None, 256, 110, answers=(0x31E0F77D, 0x6EE64F11), scales=(0,)),
+        Dtype("IQ2_S", None, 22, None, 256, 82, answers=(0xD89286A2, 0x9C37F0F6), scales=(0,)),
+        Dtype("IQ4_XS", None, 23, None, 256, 136, answers=(0xA1B36B0D, 0x8131AFB0), scales=(0,)),
+        Dtype("IQ1_M", None, 29, None, 256, 56, answers=(0x86321C97, 0xA21C8558)),
+        Dtype("TQ1_0", None, 34, None, 256, 54, answers=(0x90CE9B86, 0x176F396A), scales=(52,)),
+        Dtype("TQ2_0", None, 35, None, 256, 66, answers=(0x08E77E3D, 0x91DE8987), scales=(64,)),
+        Dtype("MXFP4", None, 39, None, 32, 17, answers=(0xCDDC91C4, 0x5B9C7F5C)),
+        Dtype("NVFP4", None, 40, None, 64, 36, answers=(0xB4657A12, 0xDF732CBE)),
+        Dtype("Q1_0", None, 41, None, 128, 18, answers=(0x820C0562, 0xDE9948CF), scales=(0,)),
+        Dtype("Q2_0", None, 42, None, 64, 18, answers=(0x1AE88425, 0xFFCC4148), scales=(0,)),
     )
 }
 

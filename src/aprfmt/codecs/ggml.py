@@ -1,64 +1,22 @@
 """GGML blocks: which backend decodes or encodes a dtype, and what may be written.
 
-The numpy code (`ggml_legacy`, `ggml_k`, `ggml_fp4`; gguf.quants for the IQ types) is the reference for values;
-libggml is used where it gives the known answers of `ggml_answers`, and alone encodes K-quants, IQ types and
-anything with an importance of columns.
+libggml is used where it gives the known answers of `ggml_answers`, and alone encodes K-quants, IQ types and anything
+with an importance of columns; without it there are `ggml_numpy` and, behind it, gguf-py.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
-
-from aprfmt.codecs import backend, ggml_fp4, ggml_k, ggml_legacy, libggml
+from aprfmt.codecs import backend, ggml_numpy, libggml
 from aprfmt.codecs.dtypes import DTYPES, Dtype
 from aprfmt.codecs.ggml_answers import decode_agrees, encode_agrees, has, symbol
+from aprfmt.codecs.libggml import Library
 from aprfmt.codecs.stream import blocks
 from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
+from aprfmt.io.source import Buffer
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from aprfmt.codecs.ggml_legacy import Run
-    from aprfmt.codecs.libggml import Library
-
-LAYOUTS: dict[str, tuple[tuple[Any, ...], ...]] = {
-    **ggml_legacy.LAYOUTS,
-    **ggml_fp4.LAYOUTS,
-    **ggml_k.LAYOUTS,
-    "IQ2_XXS": (("d", "<f2"), ("qs", "u1", 64)),
-    "IQ2_XS": (("d", "<f2"), ("qs", "u1", 72)),
-    "IQ2_S": (("d", "<f2"), ("qs", "u1", 80)),
-    "IQ3_XXS": (("d", "<f2"), ("qs", "u1", 96)),
-    "IQ3_S": (("d", "<f2"), ("qs", "u1", 108)),
-    "IQ1_S": (("d", "<f2"), ("qs", "u1", 48)),
-    "IQ1_M": (("qs", "u1", 48), ("scales", "<u2", 4)),
-    "IQ4_NL": (("d", "<f2"), ("qs", "u1", 16)),
-    "IQ4_XS": (("d", "<f2"), ("qs", "u1", 134)),
-}
-"""Fields of a block as far as they matter: those called d and m are scales that must be finite."""
-
-ENCODERS: dict[str, Run] = {**ggml_legacy.ENCODERS, **ggml_fp4.ENCODERS, **ggml_k.ENCODERS}
-DECODERS: dict[str, Run] = {**ggml_legacy.DECODERS, **ggml_fp4.DECODERS, **ggml_k.DECODERS}
-
-ENCODABLE = tuple(ENCODERS)
-"""What numpy can write."""
-
-UNREADABLE = ("Q8_1", "Q8_K")
-"""Intermediate types of a computation, which no model file holds."""
-
-_WEIGHTS_IGNORED = ("Q1_0", "Q2_0", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4")
-"""Encoded alike with and without an importance of columns."""
 
 _NUMPY_BLOCK = 1 << 17
 """Values at a time: few enough for the caches, enough for two threads to run side by side."""
-
-_NUMPY_FIRST = {
-    *((name, "encode") for name in ("Q1_0", "Q2_0", "Q8_0", "MXFP4", "NVFP4")),
-    *((name, "decode") for name in ("Q1_0", "Q2_0")),
-}
-"""Where numpy is faster than libggml, which is built for any processor."""
 
 _MOST = 2.0**30
 """No scale of a block reaches a value beyond this (an f16 times at most 127 * 32)."""
@@ -73,30 +31,32 @@ _HINT = "pip install 'aprfmt[llama]'"
 
 
 def decodable(dtype: str) -> bool:
-    """Whether `decode` knows the GGML dtype."""
-    return DTYPES[dtype].kind == "ggml" and dtype not in UNREADABLE
+    """Whether `decode` knows the GGML dtype; not Q8_1 and Q8_K, which exist only within a computation."""
+    return DTYPES[dtype].answers is not None
 
 
 def encodable(dtype: str) -> bool:
     """Whether `encode` can write the GGML dtype here: some need libggml."""
-    return dtype in ENCODERS or (backend.forced() in (None, "ggml") and _present(dtype, "encode") is not None)
+    return dtype in ggml_numpy.ENCODABLE or (
+        backend.forced() in (None, "ggml") and _find_library(dtype, "encode") is not None
+    )
 
 
 def needs_weights(dtype: str) -> bool:
     """Whether the GGML dtype can only be written with an importance of columns. False where libggml is missing."""
-    lib, ggml_id = _present(dtype, "encode"), DTYPES[dtype].ggml_id
+    lib, ggml_id = _find_library(dtype, "encode"), DTYPES[dtype].ggml_id
     return lib is not None and ggml_id is not None and lib.needs_weights(ggml_id)
 
 
-def _present(dtype: str, direction: str) -> Library | None:
-    """The library, if it has the function."""
+def _find_library(dtype: str, direction: str) -> Library | None:
+    """The library, where it has the function."""
     lib, row = libggml.library(), DTYPES[dtype]
-    return lib if lib is not None and dtype in LAYOUTS and has(lib, row, direction) else None
+    return lib if lib is not None and row.answers is not None and has(lib, row, direction) else None
 
 
-def _trusted(dtype: str, direction: str) -> Library | None:
-    """The library, if it also gives the known answer: seconds for IQ types, whose tables are made for it."""
-    lib, row = _present(dtype, direction), DTYPES[dtype]
+def _find_trusted(dtype: str, direction: str) -> Library | None:
+    """The library, where it also gives the known answer: seconds for IQ types, whose tables are made for it."""
+    lib, row = _find_library(dtype, direction), DTYPES[dtype]
     if lib is None:
         return None
     check = decode_agrees if direction == "decode" else encode_agrees
@@ -105,11 +65,11 @@ def _trusted(dtype: str, direction: str) -> Library | None:
 
 def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
     """The library that does it, None for numpy. Raises MissingDependencyError where neither may."""
-    names = ("numpy", "ggml") if (dtype, direction) in _NUMPY_FIRST else ("ggml", "numpy")
+    names = ("numpy", "ggml") if (dtype, direction) in ggml_numpy.FASTER else ("ggml", "numpy")
     for name in backend.order(*(name for name in names if name != "numpy" or numpy)):
         if name == "numpy":
             return None
-        lib = _trusted(dtype, direction)
+        lib = _find_trusted(dtype, direction)
         if lib is not None:
             return lib
     raise missing(dtype, direction)
@@ -127,12 +87,12 @@ def missing(dtype: str, direction: str) -> MissingDependencyError:
     return MissingDependencyError(f"to {direction} {dtype} takes llama.cpp's libggml: {why}", hint=_HINT)
 
 
-def decode(dtype: str, data: Any, *, tensor: str | None = None) -> Array:
+def decode(dtype: str, data: Buffer | Array, *, tensor: str | None = None) -> Array:
     """Whole blocks as float32, 1-d. Raises UnsupportedError for dtypes that no decoder exists for."""
     import numpy as np
 
     row = DTYPES[dtype]
-    if dtype in UNREADABLE:
+    if not decodable(dtype):
         raise UnsupportedError(
             f"{dtype} cannot be decoded", tensor=tensor, hint="keep the tensor as it is (--dtype keep)"
         )
@@ -140,44 +100,21 @@ def decode(dtype: str, data: Any, *, tensor: str | None = None) -> Array:
     out = np.empty((len(stored), row.block), dtype="<f4")
     lib = _choose(dtype, "decode", numpy=True)
     if lib is not None:
-        run = lib.row(symbol(row, "decode"))
-        assert run is not None
+        function = lib.row(symbol(row, "decode"))
+        assert function is not None
         if stored.ctypes.data % 4:  # compilers may rely on the alignment of the fields
             stored = stored.copy()
         if out.size:
-            run(stored.ctypes.data, out.ctypes.data, out.size)
+            function(stored.ctypes.data, out.ctypes.data, out.size)
         return out.reshape(-1)
-    decoder = DECODERS.get(dtype) or _decode_gguf(row)
-    fields = stored.view(layout(dtype))[:, 0] if dtype in DECODERS else stored
+    run = ggml_numpy.decoder(row)
     with np.errstate(all="ignore"):
         for part in blocks(len(stored), _NUMPY_BLOCK // row.block):
-            decoder(fields[part], out[part])
+            run(stored[part], out[part])
     return out.reshape(-1)
 
 
-@cache
-def layout(dtype: str) -> np.dtype[Any]:
-    """A block as a numpy structure."""
-    import numpy as np
-
-    return np.dtype([*LAYOUTS[dtype]])
-
-
-def _decode_gguf(row: Dtype) -> Run:
-    try:
-        import gguf.quants
-    except ImportError as error:
-        raise MissingDependencyError(f"{row.name} needs the package gguf", hint="pip install gguf") from error
-    kind = gguf.GGMLQuantizationType(row.ggml_id)
-
-    def run(stored: Array, values: Array) -> None:
-        # One row holds many blocks: gguf.quants loops over groups of rows in Python.
-        values[:] = gguf.quants.dequantize(stored.reshape(1, -1), kind).reshape(values.shape)
-
-    return run
-
-
-def decode_padded(dtype: str, data: Any, cols: int, *, tensor: str | None = None) -> Array:
+def decode_padded(dtype: str, data: Buffer | Array, cols: int, *, tensor: str | None = None) -> Array:
     """Whole rows of `cols` values, each padded to whole blocks, as float32, 1-d, without the padding."""
     row_blocks = -(-cols // DTYPES[dtype].block)
     values = decode(dtype, data, tensor=tensor).reshape(-1, row_blocks * DTYPES[dtype].block)
@@ -211,27 +148,22 @@ def encode(
         raise UsageError(
             f"{dtype} stores blocks of {row.block} values; {values.size} in rows of {cols} do not divide"
         )
-    lib = _choose(dtype, "encode", numpy=dtype in ENCODERS and (weights is None or dtype in _WEIGHTS_IGNORED))
+    by_numpy = dtype in ggml_numpy.ENCODABLE and (weights is None or dtype not in ggml_numpy.WEIGHTED)
+    lib = _choose(dtype, "encode", numpy=by_numpy)
     if weights is not None:
-        weights = _checked_weights(weights, cols)
+        weights = _check_weights(weights, cols)
     values = np.require(values, "<f4", ["C", "A"]).reshape(-1)
     _check_values(dtype, values, start)
     out = np.empty((values.size // row.block, row.block_bytes), dtype="u1")
     if lib is None:
-        _encode_numpy(row, values.reshape(-1, row.block), out)
+        run, rows = ggml_numpy.encoder(row), values.reshape(-1, row.block)
+        with np.errstate(all="ignore"):
+            for part in blocks(len(rows), _NUMPY_BLOCK // row.block):
+                run(rows[part], out[part])
     elif values.size:
         _encode_library(lib, row, values.reshape(-1, cols), out, weights)
     _check_scales(dtype, out, start)
     return out.reshape(-1)
-
-
-def _encode_numpy(row: Dtype, values: Array, out: Array) -> None:
-    import numpy as np
-
-    run, fields = ENCODERS[row.name], out.view(layout(row.name))[:, 0]
-    with np.errstate(all="ignore"):
-        for part in blocks(len(values), _NUMPY_BLOCK // row.block):
-            run(values[part], fields[part])
 
 
 def _encode_library(lib: Library, row: Dtype, values: Array, out: Array, weights: Array | None) -> None:
@@ -249,14 +181,14 @@ def _encode_library(lib: Library, row: Dtype, values: Array, out: Array, weights
         )
 
 
-def _checked_weights(weights: Array, cols: int) -> Array:
+def _check_weights(weights: Array, cols: int) -> Array:
     import numpy as np
 
     weights = np.require(weights, "<f4", ["C", "A"]).reshape(-1)
     if weights.size != cols:
         raise RefusedError(f"an importance of {weights.size} columns for rows of {cols}")
     if not (weights.min() >= 0 and weights.max() <= MOST_WEIGHT):
-        raise RefusedError("an importance is negative, beyond 2^60 or no number")
+        raise RefusedError("an importance is negative, beyond 2^60 or not a number")
     return weights
 
 
@@ -293,15 +225,13 @@ def finite_scales(dtype: str, stored: Array) -> Array:
     """Of each block [n, block_bytes] of a GGML dtype whether llama.cpp takes its scales: a boolean [n]."""
     import numpy as np
 
-    fields = stored.view(layout(dtype))[:, 0]
-    good = np.ones(len(fields), dtype=bool)
+    row = DTYPES[dtype]
     if dtype == "MXFP4":
-        good &= fields["e"] != 0xFF
-    elif dtype == "IQ1_M":  # the scale is spread over the topmost bits of four words
-        words = fields["scales"]
-        good &= ((words[:, 3] & 0xF000 | (words[:, 2] & 0xF000) >> 4) & 0x7C00) != 0x7C00
-    elif dtype != "NVFP4":
-        for name in ("d", "m"):
-            if name in (layout(dtype).names or ()):
-                good &= (fields[name].view("<u2") & 0x7C00) != 0x7C00
+        return np.asarray(stored[:, 0] != 0xFF)
+    good = np.ones(len(stored), dtype=bool)
+    if dtype == "IQ1_M":  # the scale is spread over the topmost bits of four words
+        words = stored.view("<u2")
+        good &= ((words[:, 27] & 0xF000 | (words[:, 26] & 0xF000) >> 4) & 0x7C00) != 0x7C00
+    for at in row.scales:
+        good &= (stored.view("<u2")[:, at // 2] & 0x7C00) != 0x7C00
     return good
