@@ -184,11 +184,10 @@ def package(stage: Stage, options: argparse.Namespace, kd: Run, ce: Run) -> None
 
 def samples(path: Path) -> list[str]:
     """Greedy continuations of the prompts by llama.cpp."""
-    from aprfmt.convert.verify import load_llama
+    from aprfmt.llama.client import Llama
 
-    llama = load_llama(path, n_ctx=512)
-    found = [llama(prompt, max_tokens=N_SAMPLE, temperature=0.0) for prompt in PROMPTS]
-    return [str(answer["choices"][0]["text"]) for answer in found]
+    with Llama(path, n_ctx=512) as llama:
+        return [llama.generate(prompt, N_SAMPLE).text for prompt in PROMPTS]
 
 
 # --- the page ---

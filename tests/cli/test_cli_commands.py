@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -293,11 +292,12 @@ def test_demo_model_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr("aprfmt.cli.demo.find_spec", lambda name: None if name == "llama_cpp" else real(name))
+    monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     done = apr("demo", tiny_gguf, "-o", tmp_path / "kept")
     assert done.code == 0
     assert "every one the same" in done.stdout
+    assert "all steps but generate passed" in done.stdout
+    assert "pip install 'aprfmt[llama]'" in done.stderr
     assert (tmp_path / "kept" / "tiny.roundtrip.gguf").read_bytes() == tiny_gguf.read_bytes()
     monkeypatch.setenv("APR_DEMO_MODEL", str(tiny_gguf))
     body = apr("demo", "--json").json
@@ -306,6 +306,5 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.llama
 def test_demo_generates(apr: Apr, tiny_gguf: Path) -> None:
-    pytest.importorskip("llama_cpp")
     done = apr("demo", tiny_gguf, "--json")
     assert json.loads(done.stdout)["steps"][-1]["name"] == "generate"

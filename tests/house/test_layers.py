@@ -89,6 +89,22 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
             assert (own, other) not in SIBLINGS, f"{path}:{line}: {own} and {other} stand side by side"
 
 
+def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
+    """It dies on some machines and files. libggml, of which codecs call checked functions, is not llama.cpp."""
+    engines = {f"aprfmt.llama.engine_{name}" for name in ("xllamacpp", "llama_cpp")}
+    for package in ("aprfmt", "aprtrain"):
+        for path in modules(package):
+            own = ".".join(path.relative_to(SRC).with_suffix("").parts)
+            found = {module for _, module in imports(path)}
+            assert not found & engines, (
+                f"{path} imports an engine; the worker does so by the table of engines"
+            )
+            roots = {module.split(".")[0] for module in found}
+            assert own in engines or not roots & {"llama_cpp", "xllamacpp"}, (
+                f"{path} runs llama.cpp in our process"
+            )
+
+
 def loaded_by(code: str) -> set[str]:
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -96,12 +112,12 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp"}
+    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp", "xllamacpp"}
     assert not heavy & loaded_by("import aprfmt")
 
 
 def test_opening_files_loads_nothing_heavy(smollm2_gguf: Path) -> None:
-    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp"}
+    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp", "xllamacpp"}
     assert not heavy & loaded_by(
         f"import aprfmt\nwith aprfmt.open({str(smollm2_gguf)!r}) as m: len(m.tensors)"
     )
@@ -109,7 +125,17 @@ def test_opening_files_loads_nothing_heavy(smollm2_gguf: Path) -> None:
 
 def test_the_version_command_loads_nothing_heavy() -> None:
     code = "sys.argv = ['apr', '--version']\nfrom aprfmt.cli.main import main\ntry: main()\nexcept SystemExit: pass"
-    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "click", "llama_cpp"}
+    heavy = {
+        "torch",
+        "numpy",
+        "gguf",
+        "transformers",
+        "tokenizers",
+        "typer",
+        "click",
+        "llama_cpp",
+        "xllamacpp",
+    }
     assert not heavy & loaded_by(code)
 
 

@@ -107,7 +107,11 @@ def _facts(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _verify(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     found = report.get("verify")
     if found:
-        text = f"loads in llama.cpp, {found['vocab_size']:,} tokens, continues with {found['text'].strip()!r}"
+        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
+        if "text" in found:
+            text += f"continues with {found['text'].strip()!r}"
+        else:
+            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
         yield "verified", text
 
 

@@ -27,7 +27,6 @@ from aprfmt.convert.targets.apr import apr_layout, source_recipe
 from aprfmt.convert.targets.apr_shards import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
 from aprfmt.convert.targets.gguf import GgufOptions, gguf_layouts
 from aprfmt.convert.targets.hf import folder_layouts, safetensors_layout
-from aprfmt.convert.verify import require_llama, verify_gguf
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write
 from aprfmt.formats.apr_metadata import SOURCE_KEY
@@ -37,6 +36,8 @@ from aprfmt.io.pipe import source_jobs
 from aprfmt.io.segments import FileLayout, Stream
 from aprfmt.io.sink import check_target
 from aprfmt.io.write import WriteOptions, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.llama.client import require_llama
+from aprfmt.llama.verify import verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.types import PathLike
@@ -321,7 +322,7 @@ def _write(dst: str, c: Canonical, output: Output, options: Options, report: Rep
         return
 
     def check(temporary: str) -> None:
-        report.verify = verify_gguf(temporary, embedding_rows(c))
+        report.verify = verify_gguf(temporary, embedding_rows(c), report.output)
 
     checked = check if options.verify else None
     if len(output.layouts) > 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.llama.verify import Verification
+
 
 @dataclass(slots=True)
 class Report:
@@ -36,7 +38,7 @@ class Report:
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    verify: dict[str, Any] | None = None
+    verify: Verification | None = None
     plan: bool = False
     memory_bytes: int = 0
     tensors: list[dict[str, Any]] = field(default_factory=list)

@@ -80,7 +80,6 @@ def test_sizes(tiny_gguf: Path, tmp_path: Path, size: int, count: int) -> None:
 
 @pytest.mark.llama
 def test_llama_cpp_loads_the_parts(tiny_gguf: Path, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
     report = split(tiny_gguf, tmp_path / "out.gguf", verify=True)
     whole = aprfmt.convert_model(tiny_gguf, tmp_path / "whole.gguf", verify=True).to_json()
     assert len(report["files"]) == 4
@@ -91,10 +90,9 @@ def test_llama_cpp_loads_the_parts(tiny_gguf: Path, tmp_path: Path) -> None:
 def test_parts_that_do_not_load_never_appear(
     tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llama_cpp")
-
-    def fail(path: str, n_tokens: int | None) -> dict[str, Any]:
+    def fail(path: str, n_tokens: int | None, name: str) -> dict[str, Any]:
         assert Path(path).exists()
+        assert Path(name) == tmp_path / Path(path).name
         raise RefusedError("does not load")
 
     monkeypatch.setattr("aprfmt.convert.api.verify_gguf", fail)

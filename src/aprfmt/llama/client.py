@@ -1,0 +1,290 @@
+"""Runs a model in llama.cpp from outside: starts the worker, sets it a time limit and survives its death."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import IO
+
+from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.llama.engine import ENGINES, LoadRequest
+from aprfmt.types import Json, JsonObject, PathLike
+
+TIMEOUT_VARIABLE = "APR_LLAMA_TIMEOUT"
+"""Environment variable: seconds that one request to llama.cpp may take."""
+
+_LEAST_SECONDS = 120.0
+_BYTES_PER_SECOND = 20e6
+"""What a slow disk and a slow processor get through: 16 tokens of a 70B model in an hour."""
+
+_LOG_PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
+_REASON = re.compile(
+    r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)|(unknown model architecture.+)"
+)
+_LAST_LINES, _LONGEST_LINE = 3, 300
+_SECONDS_TO_END = 5.0
+
+
+class LlamaDiedError(RunError):
+    """llama.cpp ended its process, twice, or did not answer in time."""
+
+
+class WorkerDiedError(Exception):
+    """A worker ended before it answered; the message says how.
+
+    Attributes:
+        log: what it wrote before.
+        late: whether it was ended because it took too long.
+    """
+
+    def __init__(self, how: str, log: str, *, late: bool) -> None:
+        super().__init__(how)
+        self.log, self.late = log, late
+
+
+class Worker:
+    """A child process that answers one JSON line with one JSON line; what it writes on stderr is kept as its log."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            # An abort in ggml would start a debugger for a backtrace.
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+        )
+
+    def ask(self, request: object, seconds: float | None = None) -> JsonObject:
+        """The answer. Raises WorkerDiedError, also when it takes more than `seconds` and was killed for it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, end) if seconds is not None else None
+        if timer is not None:
+            timer.start()
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if line.endswith("\n"):
+            answer: JsonObject = json.loads(line)
+            return answer
+        code = self._process.wait()
+        how = (
+            f"was killed after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
+        )
+        raise WorkerDiedError(how, self.log(), late=late.is_set())
+
+    def log(self) -> str:
+        """All that it wrote on stderr; if it is about to end by itself, all that it will have written."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._log.seek(0)
+        text = self._log.read()
+        self._log.seek(0, os.SEEK_END)
+        return text
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):  # a request that it did not take
+                pipe.close()
+        self._process.wait()
+        self._log.close()
+
+
+def _death(code: int) -> str:
+    try:
+        return str(signal.Signals(-code).name)
+    except ValueError:
+        return f"exit status {code}"
+
+
+def reason_in(log: str) -> str:
+    """What llama.cpp says is wrong; else its last lines, on one line; empty where it is silent."""
+    lines = [_LOG_PREFIX.sub("", line).strip()[:_LONGEST_LINE] for line in log.splitlines()]
+    for line in reversed(lines):
+        if found := _REASON.search(line):
+            return str(next(filter(None, found.groups())))
+    return "; ".join([line for line in lines if line][-_LAST_LINES:])
+
+
+def require_llama() -> None:
+    """Raises MissingDependencyError where no engine is installed."""
+    if not any(find_spec(package) for package in ENGINES):
+        raise MissingDependencyError(
+            f"this needs llama.cpp: none of {', '.join(name for name, _ in ENGINES.values())} is installed",
+            hint="pip install 'aprfmt[llama]'",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Tokens that a model continued a prompt with, and their text."""
+
+    ids: list[int]
+    text: str
+
+
+class Llama:
+    """A model loaded in llama.cpp. Use in `with`.
+
+    A worker that dies is started once more, without the weights repacked for special instructions: on machines whose
+    processor reports AMX and whose kernel does not grant it, llama.cpp dies in its first computation.
+
+    Attributes:
+        engine: the Python binding in use, with its version.
+        n_vocab: tokens in the vocabulary.
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        n_ctx: int = 128,
+        pooling: str | None = None,
+        name: PathLike | None = None,
+        n_bytes: int | None = None,
+        seconds: float | None = None,
+        engines: Sequence[str] = tuple(ENGINES),
+    ) -> None:
+        """Loads a GGUF.
+
+        Args:
+            path: the file, or the first of its parts.
+            n_ctx: tokens of the context.
+            pooling: one of engine.POOLINGS, to ask for embeddings.
+            name: what errors call the file: the output that a temporary file becomes.
+            n_bytes: size of all parts, for the time limit.
+            seconds: time limit of a request, in place of the one by size.
+            engines: packages to try, in this order.
+
+        Raises:
+            MissingDependencyError: no engine is installed, or none works.
+            RunError: llama.cpp refuses the file.
+            LlamaDiedError: it died twice, or took too long.
+        """
+        require_llama()
+        self._name = os.fspath(name if name is not None else path)
+        self._request = LoadRequest(os.path.abspath(path), n_ctx, pooling)
+        self._engines = list(engines)
+        self._seconds = seconds or _time_limit(n_bytes or os.path.getsize(path))
+        self._worker: Worker | None = None
+        self.engine = ""
+        self.n_vocab = _integer(self._ask("describe")["n_vocab"])
+
+    def generate(self, prompt: str, n_tokens: int = 16) -> Generated:
+        """The most likely continuation of `prompt`. Raises RunError, also for NaN or infinite logits."""
+        answer = self._ask("generate", prompt=prompt, n_tokens=n_tokens)
+        ids = answer["ids"]
+        assert isinstance(ids, list)
+        return Generated([_integer(token) for token in ids], str(answer["text"]))
+
+    def embed(self, text: str) -> list[float]:
+        """The vector of a text, of a model loaded with `pooling`. Raises RunError, also for values that are NaN."""
+        vector = self._ask("embed", text=text)["vector"]
+        assert isinstance(vector, list)
+        return [value for value in vector if isinstance(value, float)]
+
+    def _ask(self, call: str, **arguments: Json) -> JsonObject:
+        while True:
+            try:
+                worker = self._worker or self._load()
+                return self._accept(worker.ask([call, arguments], self._seconds), "")
+            except WorkerDiedError as death:
+                self.close()
+                if death.late or not self._request.extra_buffers:
+                    raise self._died(death) from None
+                self._request = replace(self._request, extra_buffers=False)
+
+    def _load(self) -> Worker:
+        self._worker = worker = Worker([sys.executable, "-m", "aprfmt.llama.worker"])
+        arguments: JsonObject = {"engines": [*self._engines], "request": asdict(self._request)}
+        reply = worker.ask(["load", arguments], self._seconds)
+        try:
+            answer = self._accept(reply, worker.log() if "error" in reply else "")
+        except BaseException:
+            self.close()
+            raise
+        repacked = "" if self._request.extra_buffers else ", extra buffers off"
+        self.engine = f"{answer['engine']}{repacked}"
+        return worker
+
+    def _accept(self, reply: JsonObject, log: str) -> JsonObject:
+        """The answer in a reply. Raises what the reply says, or the log where it knows better."""
+        answer = reply.get("ok")
+        if isinstance(answer, dict):
+            return answer
+        if "missing" in reply:
+            raise MissingDependencyError(
+                f"llama.cpp cannot be used: {reply['missing']}", hint="pip install 'aprfmt[llama]'"
+            )
+        reason = self._named(reason_in(log) or str(reply["error"]))
+        raise RunError(
+            f"llama.cpp does not load the file: {reason}" if log else reason,
+            path=self._name,
+            hint="apr validate shows what is wrong with it",
+        )
+
+    def _died(self, death: WorkerDiedError) -> LlamaDiedError:
+        words = self._named(reason_in(death.log))
+        hint = f"{TIMEOUT_VARIABLE}=SECONDS allows more time" if death.late else None
+        return LlamaDiedError(f"llama.cpp {death}{words and f': {words}'}", path=self._name, hint=hint)
+
+    def _named(self, text: str) -> str:
+        return text.replace(self._request.path, self._name)
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+def _integer(value: Json) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _time_limit(n_bytes: int) -> float:
+    """Seconds for a request to a model of this size. Raises UsageError for a variable that is not a number."""
+    text = os.environ.get(TIMEOUT_VARIABLE)
+    if not text:
+        return _LEAST_SECONDS + n_bytes / _BYTES_PER_SECOND
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < threading.TIMEOUT_MAX:
+        raise UsageError(f"{TIMEOUT_VARIABLE} is {text!r}", hint="give a number of seconds")
+    return seconds

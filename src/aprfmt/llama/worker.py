@@ -1,0 +1,80 @@
+"""The process that llama.cpp runs in: `python -m aprfmt.llama.worker` answers one JSON line for each of stdin's.
+
+A request is [name, arguments], an answer {"ok": {…}} or {"error": message}
+or {"missing": message} where no engine can be imported. The first request is "load", those after it
+are CALLS. What llama.cpp prints goes to stderr, which the client keeps as its log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from aprfmt.llama.engine import EngineError, LoadRequest, Model, first_engine
+from aprfmt.types import JsonObject
+
+
+def _describe(model: Model) -> JsonObject:
+    return {"n_vocab": model.n_vocab}
+
+
+def _generate(model: Model, prompt: str, n_tokens: int) -> JsonObject:
+    ids, text = model.generate(prompt, n_tokens)
+    return {"ids": [*ids], "text": text}
+
+
+def _embed(model: Model, text: str) -> JsonObject:
+    return {"vector": [*model.embed(text)]}
+
+
+CALLS: dict[str, Callable[..., JsonObject]] = {"describe": _describe, "generate": _generate, "embed": _embed}
+"""What can be asked of a loaded model; its arguments are theirs."""
+
+
+def _load(engines: list[str], request: dict[str, object]) -> tuple[Model, JsonObject]:
+    name, engine = first_engine(engines)
+    model = engine.load(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
+    return model, {"engine": name}
+
+
+def main() -> None:
+    """Answers until a model is refused or stdin ends, as it also does when the client dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the client ends this one
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print on stdout now and then
+    requests: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        # Not sys.stdin: Python aborts where a thread still reads it at the end.
+        with open(os.dup(0)) as stdin:
+            for line in stdin:
+                requests.put(line)
+        os._exit(0)  # llama.cpp may be deep in a computation that nobody waits for
+
+    threading.Thread(target=read, daemon=True).start()
+    model: Model | None = None
+    while True:
+        call, arguments = json.loads(requests.get())
+        try:
+            if model is None:
+                model, answer = _load(**arguments)
+            else:
+                answer = CALLS[call](model, **arguments)
+            reply: JsonObject = {"ok": answer}
+        except EngineError as error:
+            reply = {"error": str(error)}
+        except ImportError as error:
+            reply = {"missing": str(error)}
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
+        if model is None:
+            return  # a thread of llama.cpp writes its log; a proper end makes it write all
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""llama.cpp in a process of its own: what it computes, and what happens when it refuses, dies or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import aprfmt
+from aprfmt.cli.demo_model import HIDDEN, N_TOKENS, build
+from aprfmt.cli.main import run
+from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.llama.client import Llama, reason_in
+from aprfmt.llama.engine import ENGINES
+from aprfmt.llama.verify import PROMPT, verify_gguf
+
+pytestmark = pytest.mark.llama
+
+Fake = Callable[[str], None]
+
+
+@pytest.fixture(params=list(ENGINES))
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine in turn."""
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    """The model of the demo."""
+    path = tmp_path / "m.gguf"
+    build(path)
+    return path
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Puts stand-ins for both packages first on the worker's path; their code runs after `real` is imported."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "fake"), *filter(None, sys.path)]))
+
+    def make(code: str) -> None:
+        for package in ENGINES:
+            folder = tmp_path / "fake" / package
+            folder.mkdir(parents=True)
+            (folder / "__init__.py").write_text(
+                textwrap.dedent(
+                    f"""\
+                    import importlib, os, signal, sys, time
+                    def die(*_):
+                        print("ggml: these are my last words", file=sys.stderr, flush=True)
+                        os.kill(os.getpid(), signal.SIGSEGV)
+                    def real():
+                        sys.path.remove({str(tmp_path / "fake")!r})
+                        del sys.modules[__name__]
+                        return importlib.import_module(__name__)
+                    """
+                )
+                + textwrap.dedent(code)
+            )
+
+    return make
+
+
+def test_it_generates_what_the_demo_model_says(gguf: Path, engine: str) -> None:
+    with Llama(gguf, engines=[engine]) as llama:
+        assert llama.engine.startswith(ENGINES[engine][0])
+        assert llama.n_vocab == N_TOKENS
+        first = llama.generate(PROMPT)
+        assert 0 < len(first.ids) <= 16
+        assert llama.generate(PROMPT) == first  # nothing is left of the request before
+        assert llama.generate(PROMPT, 3).ids == first.ids[:3]
+
+
+def test_both_engines_agree(smollm2_gguf: Path) -> None:
+    """On the first tokens; Q4_1 is computed by other instructions in each."""
+    texts = []
+    for engine in ENGINES:
+        if find_spec(engine) is None:
+            pytest.skip(f"{engine} is not installed")
+        with Llama(smollm2_gguf, engines=[engine]) as llama:
+            texts.append(llama.generate(PROMPT, 8).text)
+    assert texts == [" Paris.\n\nThe United States has"] * 2
+
+
+def test_a_file_without_tokenizer_is_refused_with_llama_cpps_reason(tmp_path: Path, engine: str) -> None:
+    import gguf as peer
+
+    path = tmp_path / "bare.gguf"
+    writer = peer.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(RunError) as caught:
+        Llama(path, engines=[engine], name="out.gguf")
+    assert "key not found in model: " in caught.value.message
+    assert caught.value.path == "out.gguf"
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_numbers(gguf: Path, engine: str, bad: float) -> None:
+    data = bytearray(gguf.read_bytes())
+    with aprfmt.open(gguf) as model:
+        norm = model.tensors["output_norm.weight"]
+        assert norm.shape == (HIDDEN,)
+        at = norm.offset
+    data[at : at + 4] = struct.pack("<f", bad)
+    gguf.write_bytes(data)
+    with pytest.raises(RunError, match="NaN or infinite logits"), Llama(gguf, engines=[engine]) as llama:
+        llama.generate(PROMPT)
+
+
+def test_the_vocabulary_must_have_the_rows_of_the_embedding(gguf: Path) -> None:
+    assert verify_gguf(gguf, N_TOKENS)["tokens"]
+    with pytest.raises(RunError, match=r"300 tokens, the embedding 301 rows"):
+        verify_gguf(gguf, N_TOKENS + 1)
+
+
+# --- death ---
+
+
+def test_a_worker_that_dies_is_started_once_more_without_extra_buffers(gguf: Path, fake: Fake) -> None:
+    fake(
+        """
+        package = real()
+        if package.__name__ == "xllamacpp":
+            server = package.Server
+            package.Server = lambda params: server(params) if params.no_extra_bufts else die()
+        """
+    )
+    if find_spec("xllamacpp") is None:
+        pytest.skip("xllamacpp is not installed")
+    with Llama(gguf, engines=["xllamacpp"]) as llama:
+        assert llama.generate(PROMPT).ids
+        assert llama.engine.endswith(", extra buffers off")
+
+
+def test_a_worker_that_dies_in_a_request_too(gguf: Path, fake: Fake) -> None:
+    fake(
+        """
+        package = real()
+        load, decode = package.llama_model_load_from_file, package.llama_decode
+        def loading(path, params):
+            package.llama_decode = die if params.use_extra_bufts else decode
+            return load(path, params)
+        package.llama_model_load_from_file = loading
+        """
+    )
+    if find_spec("llama_cpp") is None:
+        pytest.skip("llama-cpp-python is not installed")
+    with Llama(gguf, engines=["llama_cpp"]) as llama:
+        assert "extra" not in llama.engine
+        assert llama.generate(PROMPT).ids
+        assert llama.engine.endswith(", extra buffers off")
+
+
+def test_a_second_death_is_an_error_and_leaves_no_file(
+    gguf: Path, fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake("die()")
+    before = {*tmp_path.iterdir()}
+    assert run(["export", str(gguf), "-o", str(tmp_path / "out.gguf"), "--verify", "--json"]) == 8
+    text = capsys.readouterr().out
+    error = json.loads(text)["error"]
+    assert error["code"] == "run"
+    assert error["message"] == "llama.cpp died (SIGSEGV): ggml: these are my last words"
+    assert error["path"] == str(tmp_path / "out.gguf")
+    assert {*tmp_path.iterdir()} == before
+
+
+def test_the_demo_passes_the_rest(gguf: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake("die()")
+    assert run(["demo", str(gguf), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert [step["name"] for step in body["steps"]] == ["import", "inspect", "validate", "export", "compare"]
+    assert [step["name"] for step in body["skipped"]] == ["generate"]
+    assert "SIGSEGV" in body["skipped"][0]["reason"]
+
+
+def test_one_that_hangs_is_ended(
+    gguf: Path,
+    fake: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    fake("time.sleep(600)")
+    monkeypatch.setenv("APR_LLAMA_TIMEOUT", "1.5")
+    before = {*tmp_path.iterdir()}
+    assert run(["export", str(gguf), "-o", str(tmp_path / "out.gguf"), "--verify", "--json"]) == 8
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "after 1.5 s" in error["message"]
+    assert "APR_LLAMA_TIMEOUT" in error["hint"]
+    assert {*tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "1e400"])
+def test_time_limits_that_are_not_numbers(gguf: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("APR_LLAMA_TIMEOUT", text)
+    with pytest.raises(UsageError, match="APR_LLAMA_TIMEOUT"):
+        Llama(gguf)
+
+
+def test_packages_that_cannot_be_imported(gguf: Path, fake: Fake) -> None:
+    fake("raise ImportError('libc.so.6: too old')")
+    with pytest.raises(MissingDependencyError, match=r"llama-cpp-python: libc.so.6: too old"):
+        Llama(gguf)
+
+
+def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match="xllamacpp, llama-cpp-python") as caught:
+        verify_gguf(gguf, None)
+    assert caught.value.hint == "pip install 'aprfmt[llama]'"
+
+
+def test_the_reason_is_found_in_the_log() -> None:
+    log = (
+        "0.00.004.1 I load\n0.00.877.806 E llama_model_load: error loading model: error loading model vocabulary: "
+        "key not found in model: tokenizer.ggml.model\n0.00.882.661 E llama_model_load_from_file_impl:\n"
+    )
+    assert reason_in(log) == "key not found in model: tokenizer.ggml.model"
+    assert reason_in("a\n\nb\nc\n0.00.882.661 E d\n") == "b; c; d"
+    assert reason_in("x\nggml.c:1: GGML_ASSERT(n > 0) failed\nAborted\n") == "GGML_ASSERT(n > 0) failed"
+    assert reason_in("") == ""
