@@ -68,3 +68,8 @@ def first_few(names: Iterable[object], n: int = 3, total: int | None = None) -> 
     known = list(names)
     more = (len(known) if total is None else total) - min(n, len(known))
     return ", ".join(map(str, known[:n])) + (f" and {more} more" if more else "")
+
+
+def format_shape(shape: Iterable[int]) -> str:
+    """`64×576`, or `scalar`."""
+    return "×".join(map(str, shape)) or "scalar"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from aprfmt.cli.convert import parse_size
 from aprfmt.cli.demo_model import MERGES, N_TOKENS, build, vocabulary
 from aprfmt.cli.stamp import parse_assignments
-from aprfmt.cli.transfer import parse_size
 from aprfmt.errors import UsageError
 
 Apr = Callable[..., Any]

@@ -72,7 +72,7 @@ def test_every_command_has_help_with_an_example(apr: Apr, name: str) -> None:
 def test_help_lists_every_command_without_importing_any(apr: Apr) -> None:
     done = apr("--help")
     assert done.code == 0
-    assert all(row.help[:40] in done.stdout for row in COMMANDS.values())
+    assert all(row.help in done.stdout for row in COMMANDS.values())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from aprfmt.cli import output
 from aprfmt.cli.output import Output, plain, printable, shorten, table
 from aprfmt.cli.progress import Bar
+from aprfmt.errors import CorruptError
 
 
 class Terminal(io.StringIO):
@@ -36,7 +37,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[io.StringIO,
     return use
 
 
-ERROR = {"code": "corrupt", "message": "bad", "path": "f", "tensor": "t", "offset": 9, "hint": "try x"}
+ERROR = CorruptError("bad", path="f", tensor="t", offset=9, hint="try x")
 
 
 @pytest.mark.parametrize("mode", ["human", "json", "quiet"])
@@ -59,10 +60,12 @@ def test_failure_in_every_mode(streams: Callable[..., Any], mode: str) -> None:
     out.configure(["--json"] if mode == "json" else ["-q"] if mode == "quiet" else [])
     out.failure(ERROR)
     if mode == "json":
-        assert json.loads(stdout.getvalue())["error"] == ERROR
+        assert json.loads(stdout.getvalue())["error"] == {
+            "code": "corrupt", "message": "bad", "path": "f", "tensor": "t", "offset": 9, "hint": "try x",
+        }  # fmt: skip
         return
     assert stdout.getvalue() == ""
-    text = "error: f: bad (tensor t, byte 9)\n"
+    text = "error: f: bad (tensor 't', byte 9)\n"
     assert stderr.getvalue() == (text + "hint: try x\n" if mode == "human" else text)
 
 
@@ -145,14 +148,14 @@ def test_table_fits_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.
 def test_no_bar_without_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.out, "mode", "human")
     streams(io.StringIO)
-    assert Bar("x").factory is None
+    assert Bar("x").progress is None
 
 
 @pytest.mark.parametrize("mode", ["json", "quiet"])
 def test_no_bar_when_quiet(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.setattr(output.out, "mode", mode)
     streams(Terminal)
-    assert Bar("x").factory is None
+    assert Bar("x").progress is None
 
 
 def test_bar(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +164,8 @@ def test_bar(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> No
     clock = iter([100.0, 101.0, 101.01, 102.0])
     monkeypatch.setattr("aprfmt.cli.progress.time.monotonic", lambda: next(clock))
     with Bar("importing") as bar:
-        assert bar.factory is not None
-        advance = bar.factory(4 << 20)
+        assert bar.progress is not None
+        advance = bar.progress(4 << 20)
         advance(1 << 20, "a")
         advance(1 << 20, "b")  # too soon after the last one: not drawn
         advance(1 << 20, "c")

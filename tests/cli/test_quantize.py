@@ -72,7 +72,7 @@ def test_a_plan_shows_types_sizes_and_bits(apr: Apr, tiny_gguf: Path, tmp_path: 
     assert types["model.layers.0.self_attn.v_proj.weight"] == "Q8_0"
     assert types["model.layers.0.self_attn.q_proj.weight"] == "Q5_1"
     done = apr(*words)
-    assert f"{body['bits_per_weight']:.2f} bits a weight" in done.stdout
+    assert f"{body['bits_per_weight']:.2f} bits per weight" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,87 +1,282 @@
-"""`apr convert`: any readable form to any writable form."""
+"""`apr import`, `export`, `convert`, `quantize` and `shard`: one job under five names."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from aprfmt.cli.options import (
-    MACHINE,
-    QUANTISING,
     ArchOption,
-    DataLicenseOption,
-    DataSourceOption,
-    DtypeOption,
-    ForceOption,
-    FormatOption,
-    JsonOption,
-    LicenseOption,
-    ModelArgument,
-    NoConfigOption,
-    OutputOption,
-    PadStyleOption,
-    PlanOption,
-    PreOption,
-    QuietOption,
+    Common,
+    Dtype,
+    Files,
+    Machine,
+    Mix,
+    Run,
     ShardSizeOption,
+    Source,
+    Target,
     TokenizerOption,
-    UnmappedOption,
     VerifyOption,
-    takes,
 )
-from aprfmt.cli.transfer import parse_shard_size, transfer
+from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.progress import Bar
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
+
+if TYPE_CHECKING:
+    from aprfmt.convert.report import Report
+
+_LABELS = {
+    "apr-v2": "APR v2",
+    "gguf": "GGUF",
+    "safetensors": "SafeTensors",
+    "hf": "HF folder",
+    "mlx": "MLX folder",
+}
 
 
-@takes(QUANTISING, MACHINE)
-def command(
-    file: ModelArgument,
-    output: OutputOption,
-    *,
-    format: FormatOption = None,
-    dtype: DtypeOption = "keep",
-    arch: ArchOption = None,
-    tokenizer: TokenizerOption = None,
-    license: LicenseOption = None,
-    data_source: DataSourceOption = None,
-    data_license: DataLicenseOption = None,
-    pre: PreOption = None,
-    pad_style: PadStyleOption = "llama.cpp",
-    shard_size: ShardSizeOption = None,
-    allow_no_config: NoConfigOption = False,
-    allow_unmapped: UnmappedOption = False,
-    verify: VerifyOption = False,
-    plan: PlanOption = False,
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    more: dict[str, Any],
-) -> None:
-    """Convert between any two forms in one step.
+@dataclass(kw_only=True)
+class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
+    """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
+
+    \b
+    apr import model.gguf -o model.apr
+    apr import ./Qwen2.5-0.5B -o qwen.apr --license apache-2.0
+    apr import hf://org/repo -o model.apr --plan
+    """
+
+    file: Annotated[
+        str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")
+    ]
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.api import import_model
+
+        suffix = self.output.suffix.lower()
+        if suffix in (".gguf", ".safetensors"):
+            raise UsageError(
+                f"import writes .apr files, but the output is named {suffix}",
+                path=self.output,
+                hint=f"apr convert {self.file} -o {self.output}",
+            )
+        _run(self, "importing", import_model, self.file, self.output)
+
+
+@dataclass(kw_only=True)
+class Export(Common, Machine, Run, Mix, Target, Dtype, Files):
+    """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
+
+    \b
+    apr export model.apr -o model.gguf --verify
+    apr export model.apr -o model.gguf --quantize q4_k_m
+    apr export model.apr -o folder --format hf --shard-size 2GB
+    apr export model.apr -o model.gguf --shard-size 2GB
+    """
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.api import export_model
+
+        _run(self, "exporting", export_model, self.file, self.output)
+
+
+@dataclass(kw_only=True)
+class Convert(Common, Machine, Run, Mix, Source, Target, Dtype, Files):
+    """Convert any readable form of a model to any writable one, in one step.
 
     \b
     apr convert model.gguf -o folder --format hf --dtype bf16
     apr convert ./Qwen2.5-0.5B -o qwen.gguf --dtype q4_k_m --imatrix qwen.dat
     """
-    from aprfmt.convert.api import convert_model
 
-    transfer(
-        "converting",
-        convert_model,
-        file,
-        output,
-        plan=plan,
-        format=format,
-        dtype=dtype,
-        arch=arch,
-        tokenizer=tokenizer,
-        license=license,
-        data_source=data_source,
-        data_license=data_license,
-        pre=pre,
-        pad_style=pad_style,
-        shard_size=parse_shard_size(shard_size),
-        allow_no_config=allow_no_config,
-        allow_unmapped=allow_unmapped,
-        verify=verify,
-        force=force,
-        **more,
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.api import convert_model
+
+        _run(self, "converting", convert_model, self.file, self.output)
+
+
+@dataclass(kw_only=True)
+class Shard(Common, Run, Files):
+    """Split a model into .apr files of limited size, in a folder with a manifest of their SHA-256 sums.
+
+    Every command reads the folder, its manifest or any shard as the whole model; convert joins it again.
+
+    \b
+    apr shard model.apr -o shards --shard-size 2GiB
+    apr validate shards
+    apr convert shards -o model.apr
+    """
+
+    shard_size: ShardSizeOption = "5GB"
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.api import convert_model
+
+        size = parse_size(self.shard_size)
+        _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=size)
+
+
+@dataclass(kw_only=True)
+class _Quantized:
+    """The arguments of quantize; --list needs none of them."""
+
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
+    ] = None
+    mix: Annotated[
+        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write.")
+    ] = None
+    list_mixes: Annotated[bool, typer.Option("--list", help="Show the mixes and when to use which.")] = False
+    arch: ArchOption = None
+    tokenizer: TokenizerOption = None
+    verify: VerifyOption = False
+
+
+@dataclass(kw_only=True)
+class Quantize(Common, Machine, Run, Mix, _Quantized):
+    """Store the weights of a model in fewer bits; types and bytes match llama.cpp's own quantize tool.
+
+    \b
+    apr quantize --list
+    apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
+    apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
+    apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
+    """
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        if self.list_mixes:
+            _list_mixes()
+            return
+        if self.file is None or self.mix is None or self.output is None:
+            missing = "FILE" if self.file is None else "MIX" if self.mix is None else "--output"
+            raise UsageError(
+                f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list"
+            )
+        from aprfmt.convert.api import convert_model
+        from aprfmt.convert.quantize.mixes import require_quantised
+
+        require_quantised(self.mix)
+        _run(self, "quantising", convert_model, self.file, self.output, dtype=self.mix)
+
+
+def _list_mixes() -> None:
+    from aprfmt.convert.quantize.mix_rules import usual_bits
+    from aprfmt.convert.quantize.mixes import ALIASES, MIXES
+
+    body, cells = [], []
+    for mix in MIXES.values():
+        aliases = [alias for alias, name in ALIASES.items() if name == mix.name]
+        bits = round(usual_bits(mix), 2)
+        row = {"name": mix.name, "aliases": aliases, "bits_per_weight": bits, "file_type": mix.file_type}
+        body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
+        cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
+    note = "Bits per weight of Llama-3.1-8B; models whose rows 256 does not divide need more."
+    lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0), "", note]
+    out.result({"count": len(body), "mixes": body}, lines)
+
+
+_NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
+
+
+def _run(
+    command: Run, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object
+) -> None:
+    """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
+    refuse_terminal(output)
+    given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
+    given |= {name: parse_size(given[name]) for name in ("max_memory",) if name in given}
+    if "shard_size" in given:
+        given["shard_size"] = parse_shard_size(given["shard_size"])
+    given["tensor_type"] = given.get("tensor_type") or ()
+    with Bar(verb) as bar:
+        report = function(source, output, progress=None if command.plan else bar.progress, **(given | fixed))
+    for warning in report.warnings:
+        out.warning(warning)
+    out.result(report.to_json(), _plan_text(report) if command.plan else _done_text(report))
+
+
+def refuse_terminal(output: Path) -> None:
+    """Refuses `-`: models are written to files, whole or not at all."""
+    if str(output) == "-":
+        raise RefusedError("a model cannot be written to standard output", hint="name a file with -o")
+
+
+def parse_size(text: str | None) -> int | None:
+    """`5GB`, `500MiB`, `123456` as bytes. Raises UsageError."""
+    if text is None:
+        return None
+    units = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+    units |= {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+    units |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+    number = text.strip().rstrip("BbKkMmGgTtIi").strip()
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        size = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise UsageError(f"{text!r} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
+    return size
+
+
+def parse_shard_size(text: str | None) -> int | None:
+    """The same for --shard-size, where 0 asks for one file. Raises UsageError."""
+    return 0 if text is not None and text.strip() == "0" else parse_size(text)
+
+
+def _done_text(report: Report) -> Iterator[str]:
+    rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
+    yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
+    yield from pairs(
+        [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}"), *_verified(report)]
     )
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report.dtypes.items())
+    yield "format", _LABELS.get(report.format, report.format)
+    yield "architecture", report.architecture or "(unknown)"
+    yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
+    bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
+    yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
+    yield "parameters", format_count(sum(row["params"] for row in report.dtypes.values()))
+    if report.lossless:
+        yield "lossless", "yes: the source can be restored byte for byte"
+    elif report.losses:
+        yield "losses", "; ".join(report.losses)
+    else:
+        yield "lossless", "all values are; the source files cannot be restored byte for byte"
+
+
+def _verified(report: Report) -> Iterator[tuple[str, str]]:
+    if found := report.verify:
+        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
+        if "text" in found:
+            text += f"continues with {found['text'].strip()!r}"
+        else:
+            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
+        yield "verified", text
+
+
+def _plan_text(report: Report) -> Iterator[str]:
+    name = out.style(printable(report.output), "bold")
+    yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
+    yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])
+    rows = [
+        [t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])]
+        for t in report.tensors
+    ]
+    if rows:
+        yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))

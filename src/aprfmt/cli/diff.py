@@ -69,7 +69,7 @@ def _compare(a: str, b: str, how: How) -> Comparison:
         if same_files(left, right):
             return Comparison(notes=["the files are byte for byte the same"])
         total = sum(t.n_bytes for t in left.tensors.entries)
-        advance = bar.factory(total) if bar.factory and not how.metadata_only else None
+        advance = bar.progress(total) if bar.progress and not how.metadata_only else None
         return diff(left, right, how, advance)
 
 

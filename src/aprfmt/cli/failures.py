@@ -1,7 +1,7 @@
 """Every way a run can end badly: exit code, one clear sentence, what to try next.
 
 AprError                    its own exit code (errors.py); `apr diff`: 2
-click usage error           2
+a bad command line          2
 OSError                     7, or 3 for a missing file
 MemoryError                 7
 closed pipe                 141, silent
@@ -17,10 +17,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 from aprfmt.cli.output import out
-from aprfmt.errors import AprError, storage_error
+from aprfmt.errors import AprError, UsageError, storage_error
 
 EXIT_INTERNAL = 70
 EXIT_BROKEN_PIPE = 141
@@ -34,8 +33,8 @@ class Terminated(BaseException):
         self.number = number
 
 
-# Exception -> exit code (a signal's number is added), error code, sentence.
-_PLAIN = (
+# Exception -> exit code (to which a signal's number is added), error code, sentence.
+_ENDINGS = (
     (KeyboardInterrupt, 130, "interrupted", "interrupted; no partial output is left"),
     (Terminated, 128, "terminated", "terminated; no partial output is left"),
     (MemoryError, 7, "memory", "not enough memory"),
@@ -71,56 +70,43 @@ def report(error: BaseException) -> int:
             out.error_stream.write("".join(traceback.format_exception(error)))
     if isinstance(error, BrokenPipeError) and not isinstance(error, AprError):
         return EXIT_BROKEN_PIPE
-    code, body = classify(error)
+    code, described = classify(error)
     with suppress(BrokenPipeError):
-        out.failure(body)
+        out.failure(described)
     return out.failure_exit or code if code < 128 else code
 
 
-def classify(error: BaseException) -> tuple[int, dict[str, Any]]:
-    """Exit code and `error` object of the JSON envelope."""
+def classify(error: BaseException) -> tuple[int, AprError]:
+    """The exit code of `error`, and its description as an AprError."""
     if isinstance(error, AprError):
-        return error.exit_code, error.to_json()
+        return error.exit_code, error
     if isinstance(error, OSError):
-        wrapped = storage_error(error, _file_of(error))
-        return wrapped.exit_code, wrapped.to_json()
-    for kind, exit_code, code, text in _PLAIN:
+        name = error.filename
+        path = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "(unknown file)"
+        wrapped = storage_error(error, path)
+        return wrapped.exit_code, wrapped
+    for kind, exit_code, code, text in _ENDINGS:
         if isinstance(error, kind):
-            return getattr(error, "number", 0) + exit_code, _body(code, text)
-    usage = _usage(error)
-    if usage is not None:
-        return 2, usage
+            return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
+    if hasattr(error, "format_message"):  # every exception of typer about the command line has it
+        return 2, _usage_error(error.format_message())
     message = f"internal error: {type(error).__name__}: {error}"
-    return EXIT_INTERNAL, _body("internal", message, hint="APR_DEBUG=1 shows where; please report it")
+    hint = "APR_DEBUG=1 shows where; please report it"
+    return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
 
 
-def _file_of(error: OSError) -> str:
-    name = error.filename
-    return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else "(unknown file)"
+def _usage_error(message: str) -> UsageError:
+    """typer's message as one plain sentence; what it suggests becomes the start of the hint."""
+    from aprfmt.cli.group import COMMANDS
 
-
-def _usage(error: BaseException) -> dict[str, Any] | None:
-    import click
-
-    if isinstance(error, click.exceptions.Abort):
-        return _body("usage", "stopped at a question")
-    if not isinstance(error, click.ClickException):
-        return None
-    ctx = getattr(error, "ctx", None)
-    path = "apr" if ctx is None else ctx.command_path
-    message, hint = _words(error)
-    return _body("usage", message, hint=f"{hint}{path} --help")
-
-
-def _words(error: Any) -> tuple[str, str]:
-    """click's message as one plain sentence, and what it suggests as the start of a hint."""
-    message, _, suggestion = error.format_message().strip().partition("Did you mean ")
-    for clumsy, clear in (("valid integer range", "whole number"), ("valid float range", "number")):
-        message = message.replace(clumsy, clear)
+    for suggests in ("Did you mean ", "(Possible options: "):
+        message, _, suggestion = message.strip().partition(suggests)
+        if suggestion:
+            break
+    for clumsy in ("integer range", "int range", "float range"):
+        message = message.replace(f"valid {clumsy}", "whole number" if clumsy[0] == "i" else "number")
     # A suggestion may stand in parentheses; others belong to the message.
     message = message.rstrip(" (." if suggestion else " .")
-    return message[:1].lower() + message[1:], f"did you mean {suggestion.rstrip(')')} " if suggestion else ""
-
-
-def _body(code: str, message: str, *, hint: str | None = None) -> dict[str, Any]:
-    return {"code": code, "message": message, "path": None, "tensor": None, "offset": None, "hint": hint}
+    hint = f"did you mean {suggestion.partition('?')[0].rstrip(')')}? " if suggestion else ""
+    command = f"apr {out.command}" if out.command in COMMANDS else "apr"
+    return UsageError(message[:1].lower() + message[1:], hint=f"{hint}{command} --help")

@@ -1,26 +1,29 @@
-"""The table of commands and the click group that imports only the module of the command that runs."""
+"""The table of commands, and the typer application in which only the command that runs is a real one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Protocol
 
-import click
 import typer
-from click.exceptions import Exit
-from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
+from aprfmt.errors import UsageError
+
+typer.core.HAS_RICH = False  # TODO: goes with typer 0.20, which escapes the brackets of `[default: ...]`
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One command: name, module with its `command` function, line and section in `apr --help`."""
+    """One command: its name, `module` or `module:callable` in this package, its line and section in `apr --help`."""
 
     name: str
-    module: str
+    place: str
     help: str
     section: str
 
@@ -28,117 +31,74 @@ class Row:
 COMMANDS = {
     row.name: row
     for row in (
-        Row("inspect", "inspect", "What a file is: container, dims, dtypes, tokenizer, origin.", "Look"),
-        Row("tensors", "tensors", "One row a tensor, with statistics and hashes on request.", "Look"),
-        Row("validate", "validate", "Check integrity and content; exit 5 when something fails.", "Look"),
-        Row("diff", "diff", "Compare two models: exit 0 same, 1 different, 2 trouble.", "Look"),
-        Row("architectures", "architectures", "The model families that can be converted.", "Look"),
-        Row("import", "import_", "safetensors, Hugging Face folder, GGUF, hf://… to .apr.", "Convert"),
-        Row("export", "export", "A model to GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
-        Row("convert", "convert", "Any readable form to any writable form in one step.", "Convert"),
+        Row("inspect", "inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
+        Row("tensors", "tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
+        Row("validate", "validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
+        Row("diff", "diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
+        Row("architectures", "architectures", "The supported model families.", "Look"),
         Row(
-            "quantize",
-            "quantize",
-            "A model in fewer bits, by llama.cpp's mixes; --list shows them.",
-            "Convert",
+            "import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"
         ),
-        Row("shard", "shard", "A model as .apr files of a chosen size, with a manifest.", "Convert"),
+        Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
+        Row("convert", "convert:Convert", "Any readable form to any writable one, in one step.", "Convert"),
+        Row(
+            "quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"
+        ),
+        Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
-        Row("distill", "distill", "A student learns what a larger model answers.", "Train"),
-        Row("pretrain", "pretrain", "A model learns from text alone.", "Train"),
+        Row("distill", "distill", "Train a student on the answers of a larger model.", "Train"),
+        Row("pretrain", "pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
-        Row("report", "report", "One page about a training run, or about a model.", "Train"),
+        Row("report", "report", "A page about a training run or a model.", "Train"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
 }
 
-_EPILOG = """Every command takes .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
-folders; the bytes decide, not the suffix. Add --json for one JSON object on stdout. `apr COMMAND --help`
-shows examples."""
+_EPILOG = """Every command reads .apr, .gguf, .safetensors, *.safetensors.index.json and Hugging Face
+folders, recognised by their bytes, not by their suffix. Add --json for one JSON object on stdout. See
+`apr COMMAND --help` for options and examples."""
 
 
-# Plain help texts: rich would add 100 ms and escape the brackets of `[default: ...]`.
-typer.core.HAS_RICH = False
+class _Formatter(Protocol):
+    """What typer hands to `format_commands`."""
+
+    def section(self, name: str) -> AbstractContextManager[None]: ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = ...) -> None: ...
 
 
-class PlainCommand(TyperCommand):
-    """A command whose help has the same sections under every click release."""
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Usage, description and examples, arguments, options."""
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        for title, kind in (("Arguments", click.Argument), ("Options", click.Option)):
-            params = [param for param in self.get_params(ctx) if isinstance(param, kind)]
-            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
-
-
-class LazyGroup(TyperGroup):
-    """A group over COMMANDS; `--help` and unknown names are answered from the table alone."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the table's order."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, its module imported now; None when there is none."""
-        row = COMMANDS.get(cmd_name)
-        if row is None:
-            return None
-        app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        function: Any = import_module(f"aprfmt.cli.{row.module}").command
-        settings = {"help_option_names": ["-h", "--help"]}
-        app.command(row.name, cls=PlainCommand, context_settings=settings)(function)
-        command = typer.main.get_command(app)
-        _restore_argument_help(command, function)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; an unknown name suggests the nearest command."""
-        from difflib import get_close_matches
-
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            suggestion = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"no such command {args[0]!r}.{suggestion}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Commands by section, then the few options of `apr` itself."""
+class _Group(TyperGroup):
+    def format_commands(self, ctx: object, formatter: _Formatter) -> None:
+        """The commands under the names of their sections."""
         for section in dict.fromkeys(row.section for row in COMMANDS.values()):
             with formatter.section(section):
                 rows = [(row.name, row.help) for row in COMMANDS.values() if row.section == section]
                 formatter.write_dl(rows, col_max=max(map(len, COMMANDS)))
-        options = [record for p in self.get_params(ctx) if (record := p.get_help_record(ctx)) is not None]
-        with formatter.section("Options"):
-            formatter.write_dl(options)
 
 
-def _restore_argument_help(command: click.Command, function: Any) -> None:
-    """click 8.5 gave arguments a help text of its own and so clears the one that typer 0.20 has set."""
-    hints = get_type_hints(function, include_extras=True)
-    for param in command.params:
-        if isinstance(param, TyperArgument) and not param.help:
-            param.help = hints[param.name or ""].__metadata__[0].help
-
-
-def build() -> click.Command:
-    """The whole command line as a click command."""
+def build(wanted: str | None) -> typer.Typer:
+    """The whole command line; imports the module of the command `wanted`, or of every one for None."""
+    settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
-        cls=LazyGroup,
-        help="Package language models: APR, GGUF, safetensors, Hugging Face folders; no loss.",
+        cls=_Group,
+        help="Package language models as APR, GGUF, safetensors or Hugging Face folders, without loss.",
         epilog=_EPILOG,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=settings,
     )
     app.callback(invoke_without_command=True)(_root)
-    return typer.main.get_command(app)
+    for row in COMMANDS.values():
+        function = _not_imported
+        if wanted in (None, row.name):
+            module, _, name = row.place.partition(":")
+            function = getattr(import_module(f"aprfmt.cli.{module}"), name or "command")
+        app.command(row.name, short_help=row.help, context_settings=settings)(function)
+    return app
+
+
+def _not_imported() -> None:
+    """Stands for a command that this command line does not name."""
 
 
 def _root(
@@ -148,18 +108,22 @@ def _root(
     quiet: QuietOption = False,
 ) -> None:
     if version:
-        raise click.UsageError("--version stands alone (with --json for a JSON object)")
+        raise UsageError("--version stands alone (with --json for a JSON object)")
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=out.mode == "json")
+        typer.echo(ctx.get_help(), err=out.mode == "json")
         if out.mode == "json":
-            raise click.UsageError("no command given")
+            raise UsageError("no command given", hint="apr --help")
 
 
-def finish(group: click.Command, arguments: list[str]) -> int:
-    """Runs `group` on `arguments`; the value a command returns is its exit code, None is 0."""
+def dispatch(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Runs a command line; what the command returns is its exit code, None is 0."""
+    group = typer.main.get_command(app)
     try:
+        # Not `app(...)`: it would turn Ctrl-C and closed pipes into endings of its own.
         with group.make_context("apr", list(arguments)) as ctx:
             result = group.invoke(ctx)
-    except Exit as stop:
+            if callable(result):  # a dataclass of options
+                result = result()
+    except typer.Exit as stop:
         return stop.exit_code
     return result if isinstance(result, int) else 0

@@ -9,7 +9,7 @@ import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import out, pairs, printable, table
-from aprfmt.text import format_bytes, format_count
+from aprfmt.text import format_bytes, format_count, format_shape
 
 _DIMS = (
     *(("num_layers", "layers"), ("hidden_size", "hidden"), ("intermediate_size", "feed-forward")),
@@ -68,17 +68,13 @@ def _text(body: Mapping[str, Any]) -> Iterator[str]:
         yield from _quality(body["quality"])
     if "tensors" in body:
         rows = [
-            [t["name"], t["dtype"], _shape(t["shape"]), format_bytes(t["size_bytes"])]
+            [t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])]
             for t in body["tensors"]
         ]
         yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))
     if body.get("vocabulary"):
         tokens = [[str(i), repr(token)] for i, token in enumerate(body["vocabulary"])]
         yield from ("", *table(["id", "token"], tokens, right="id"))
-
-
-def _shape(shape: list[int]) -> str:
-    return " × ".join(map(str, shape)) or "scalar"
 
 
 def _summary(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -59,12 +59,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from aprfmt.cli.group import build, finish
+    from aprfmt.cli.group import build, dispatch
 
-    group = build()
-    if "_APR_COMPLETE" in os.environ:
-        group.main(arguments, prog_name="apr")
-    return finish(group, arguments)
+    if "_APR_COMPLETE" in os.environ:  # the shell asks for completions, the words are in the environment
+        build(None)(arguments, prog_name="apr")
+    return dispatch(build(next((word for word in arguments if not word.startswith("-")), "")), arguments)
 
 
 def _print_version(as_json: bool) -> None:

@@ -1,41 +1,16 @@
-"""Options that several commands share, declared once; groups of them that a command takes as a whole."""
+"""Options that several commands share: single ones as Annotated types, groups of them as dataclasses.
 
-from __future__ import annotations
+typer reads the signature of the callable that it is given. A dataclass is such a callable, its fields are the
+parameters, and inheritance puts a command together from groups; `--help` shows the last base class first.
+"""
 
-import inspect
-from collections.abc import Callable, Mapping
-from functools import wraps
+# No `from __future__ import annotations` here: as strings, the types of fields could not be resolved from the module
+# of a subclass.
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-Group = Mapping[str, tuple[Any, Any]]
-"""Parameter name -> (annotated type, default)."""
-
-
-def takes(*groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Gives a command the options of `groups`; it gets their values as the dict `more`."""
-    added = {name: option for group in groups for name, option in group.items()}
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def command(**given: Any) -> Any:
-            more = {name: given.pop(name) for name in added}
-            return function(**given, more=more)
-
-        signature = inspect.signature(function, eval_str=True)
-        own = [param for param in signature.parameters.values() if param.name != "more"]
-        new = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for name, (kind, default) in added.items()
-        ]
-        command.__signature__ = signature.replace(parameters=[*own, *new])  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in (*own, *new)}
-        return command
-
-    return decorate
-
 
 ModelArgument = Annotated[
     str,
@@ -43,148 +18,152 @@ ModelArgument = Annotated[
         metavar="FILE", help="A model: .apr, .gguf, .safetensors, an index, a folder or hf://org/repo."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also on failure.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="What to write.")]
-ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Replace the output if it exists.")]
-PlanOption = Annotated[
-    bool, typer.Option("--plan", help="Show bytes, memory, losses and names; read and write nothing more.")
-]
-DtypeOption = Annotated[
-    str,
-    typer.Option(
-        "--dtype",
-        "--quantize",
-        metavar="TYPE",
-        help="keep, f32, f16, bf16, f8_e4m3, aprq8 ..., or a mix such as q4_k_m (apr quantize --list).",
-    ),
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
+ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
 ArchOption = Annotated[
-    str | None, typer.Option("--arch", metavar="NAME", help="Architecture, where the source does not say it.")
+    str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")
 ]
 TokenizerOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tokenizer", metavar="PATH", help="Tokenizer files (folder or tokenizer.json) to use instead."
-    ),
+    Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
 ]
-LicenseOption = Annotated[
-    str | None, typer.Option("--license", metavar="SPDX", help="Licence of the weights.")
-]
-DataSourceOption = Annotated[
-    str | None, typer.Option("--data-source", metavar="ID", help="What the model was trained on.")
-]
-DataLicenseOption = Annotated[
-    str | None, typer.Option("--data-license", metavar="SPDX", help="Licence of the training data.")
-]
-NoConfigOption = Annotated[
-    bool, typer.Option("--allow-no-config", help="Go on without config.json; dims are inferred from shapes.")
-]
-UnmappedOption = Annotated[
-    bool, typer.Option("--allow-unmapped", help="Keep tensors of unknown name under their own name.")
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="NAME",
-        help="apr, apr-shards, gguf, safetensors, hf or mlx; else the suffix of -o decides.",
-    ),
-]
-PreOption = Annotated[
-    str | None,
-    typer.Option("--pre", metavar="NAME", help="llama.cpp pre-tokenizer, where it cannot be detected."),
-]
-PadStyleOption = Annotated[
-    str,
-    typer.Option("--pad-style", metavar="STYLE", help="Names of padding tokens in GGUF: llama.cpp or apr."),
-]
+LicenseOption = Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the weights.")]
+DataSourceOption = Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")]
+DataLicenseOption = Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")]
 ShardSizeOption = Annotated[
     str | None,
-    typer.Option("--shard-size", metavar="SIZE", help="Largest file, such as 5GB or 500MiB; 0: one file."),
+    typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file."),
 ]
 VerifyOption = Annotated[
-    bool,
-    typer.Option("--verify", help="Load the result in llama.cpp and generate a little."),
+    bool, typer.Option("--verify", help="Load the result in llama.cpp and generate a few tokens.")
 ]
-MACHINE: Group = {
-    "threads": (
-        Annotated[
-            int | None, typer.Option("--threads", metavar="N", help="Worker threads; else one a processor.")
-        ],
-        None,
-    ),
-    "max_memory": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--max-memory",
-                metavar="SIZE",
-                help="Most memory to take, such as 300MiB.",
-            ),
-        ],
-        None,
-    ),
-    "fsync": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--fsync/--no-fsync",
-                help="Wait until the disk has the output.",
-            ),
-        ],
-        True,
-    ),
-}
-"""How much of the machine a conversion may take."""
 
-QUANTISING: Group = {
-    "imatrix": (
-        Annotated[
-            Path | None,
-            typer.Option(
-                "--imatrix", metavar="FILE", help="Importance matrix of llama-imatrix, old form or new."
-            ),
-        ],
-        None,
-    ),
-    "tensor_type": (
-        Annotated[
-            list[str],
-            typer.Option(
-                "--tensor-type",
-                metavar="REGEX=TYPE",
-                help="Type of the tensors whose GGUF name has the pattern; may be given again, the first one counts.",
-            ),
-        ],
-        [],
-    ),
-    "output_type": (
-        Annotated[str | None, typer.Option("--output-type", metavar="TYPE", help="Type of the output head.")],
-        None,
-    ),
-    "embedding_type": (
-        Annotated[
-            str | None, typer.Option("--embedding-type", metavar="TYPE", help="Type of the token embedding.")
-        ],
-        None,
-    ),
-    "pure": (
-        Annotated[
-            bool, typer.Option("--pure", help="Every matrix in the one type, without the mix's exceptions.")
-        ],
-        False,
-    ),
-    "leave_output": (
-        Annotated[bool, typer.Option("--leave-output", help="Keep the output head as it is.")],
-        False,
-    ),
-    "allow_requantize": (
-        Annotated[
-            bool,
-            typer.Option("--allow-requantize", help="Quantise what is quantised already; it loses twice."),
-        ],
-        False,
-    ),
-}
-"""What goes with a mix."""
+
+@dataclass(kw_only=True)
+class Common:
+    """Options of every command; `Output.configure` reads them from the raw command line."""
+
+    as_json: JsonOption = False
+    quiet: QuietOption = False
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """How much of the machine a conversion may use."""
+
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")
+    ] = None
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.")] = (
+        None
+    )
+    fsync: Annotated[bool, typer.Option(help="Wait until the output is safely on disk.")] = True
+
+
+@dataclass(kw_only=True)
+class Run:
+    """How a conversion is run."""
+
+    allow_unmapped: Annotated[
+        bool, typer.Option("--allow-unmapped", help="Keep tensors with unknown names under those names.")
+    ] = False
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")
+    ] = False
+    force: ForceOption = False
+
+
+@dataclass(kw_only=True)
+class Mix:
+    """Options of a quantization mix."""
+
+    imatrix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Importance matrix from llama-imatrix, in its old or new format."),
+    ] = None
+    tensor_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=TYPE",
+            help="Type of the tensors whose GGUF name matches; repeatable, the first match wins.",
+        ),
+    ] = None
+    output_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the output head.")] = None
+    embedding_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")
+    ] = None
+    pure: Annotated[
+        bool, typer.Option("--pure", help="Store every matrix in this type, without the mix's exceptions.")
+    ] = False
+    leave_output: Annotated[bool, typer.Option("--leave-output", help="Leave the output head as it is.")] = (
+        False
+    )
+    allow_requantize: Annotated[
+        bool,
+        typer.Option(
+            "--allow-requantize", help="Quantise tensors that already are quantised, at a further loss."
+        ),
+    ] = False
+
+
+@dataclass(kw_only=True)
+class Source:
+    """What the source leaves open or gets wrong."""
+
+    tokenizer: TokenizerOption = None
+    license: LicenseOption = None
+    data_source: DataSourceOption = None
+    data_license: DataLicenseOption = None
+    allow_no_config: Annotated[
+        bool,
+        typer.Option(
+            "--allow-no-config", help="Go on without config.json; infer dimensions from tensor shapes."
+        ),
+    ] = False
+
+
+@dataclass(kw_only=True)
+class Dtype:
+    """What the weights become."""
+
+    arch: ArchOption = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            "--quantize",
+            metavar="TYPE",
+            help="keep, f32, f16, bf16, f8_e4m3, aprq8, ... or a mix such as q4_k_m (apr quantize --list).",
+        ),
+    ] = "keep"
+
+
+@dataclass(kw_only=True)
+class Target:
+    """What is written, and how."""
+
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="apr, apr-shards, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
+        ),
+    ] = None
+    pre: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected."),
+    ] = None
+    pad_style: Annotated[
+        str, typer.Option(metavar="STYLE", help="Names of padding tokens in a GGUF: llama.cpp or apr.")
+    ] = "llama.cpp"
+    shard_size: ShardSizeOption = None
+    verify: VerifyOption = False
+
+
+@dataclass(kw_only=True)
+class Files:
+    """From where to where."""
+
+    file: ModelArgument
+    output: OutputOption

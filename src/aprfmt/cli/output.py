@@ -13,9 +13,10 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
-from aprfmt.errors import StorageError
+from aprfmt.errors import AprError, StorageError
+from aprfmt.types import Json
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -29,7 +30,7 @@ def printable(text: str) -> str:
     )
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Json:
     """`value` as strict JSON data: no NaN or infinity, string keys, lists for tuples."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -40,6 +41,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).hex()
     return [plain(item) for item in value] if isinstance(value, Iterable) else str(value)
+
+
+def as_text(value: object) -> str:
+    """A metadata value for people: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
 
 
 class Output:
@@ -86,7 +92,7 @@ class Output:
         """`text` in a style of _STYLES where the stream (default: stdout) gets colour."""
         return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.colour(stream or self.data_stream) else text
 
-    def result(self, body: Mapping[str, Any], lines: Iterable[str] = ()) -> None:
+    def result(self, body: Mapping[str, object], lines: Iterable[str] = ()) -> None:
         """A command's answer: the JSON object in json mode, `lines` in human mode, else nothing.
 
         Quiet mode has nothing to say about a run that worked; its exit code is the answer.
@@ -114,22 +120,17 @@ class Output:
         if self.mode == "human":
             self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
 
-    def failure(self, error: Mapping[str, Any]) -> None:
+    def failure(self, error: AprError) -> None:
         """The error envelope in json mode, else `error: path: message (where)` and a hint."""
         if self.mode == "json" and not self._answered:
-            self._json({"schema": "apr.error/1", "ok": False, "error": error})
+            self._json({"schema": "apr.error/1", "ok": False, "error": error.to_json()})
             return
-        where = [f"tensor {error['tensor']}"] if error["tensor"] is not None else []
-        if error["offset"] is not None:
-            where.append(f"byte {error['offset']}")
-        text = (f"{error['path']}: " if error["path"] else "") + str(error["message"])
-        text += f" ({', '.join(where)})" if where else ""
         stream = self.error_stream
-        stream.write(f"{self.style('error:', 'red', stream)} {printable(text)}\n")
-        if error["hint"] and self.mode == "human":
-            self.hint(str(error["hint"]))
+        stream.write(f"{self.style('error:', 'red', stream)} {printable(str(error))}\n")
+        if error.hint:
+            self.hint(error.hint)
 
-    def _json(self, body: Mapping[str, Any]) -> None:
+    def _json(self, body: Mapping[str, object]) -> None:
         # ASCII escapes: correct in every locale, and the only JSON form of names that are not valid Unicode.
         text = json.dumps(plain(body), allow_nan=False)
         self._answered = True

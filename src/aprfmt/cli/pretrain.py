@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import make_dataclass
 
-from aprfmt.cli.options import JsonOption, QuietOption, takes
-from aprfmt.cli.training import ConfigOption, TrainPlanOption, options, train
+from aprfmt.cli.training import Training, options, train
+
+_HELP = """Train a model on text: from its weights (--init), or from scratch (--like, --shape).
+
+\b
+apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
+apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
+"""
 
 
-@takes(options("pretrain"))
-def command(
-    *,
-    config: ConfigOption = None,
-    plan: TrainPlanOption = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    more: dict[str, Any],
-) -> int:
-    """Train a model on text: from its weights (--init), or from scratch (--like, --shape).
+def _run(self: Training) -> int:
+    return train("pretrain", vars(self), self.config, plan=self.plan)
 
-    \b
-    apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
-    apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
-    """
-    return train("pretrain", more, config, plan=plan)
+
+command = make_dataclass(
+    "Pretrain",
+    options("pretrain"),
+    bases=(Training,),
+    namespace={"__doc__": _HELP, "__call__": _run},
+    kw_only=True,
+)

@@ -15,7 +15,7 @@ _BAR_COLUMNS = 24
 
 
 class Bar:
-    """Use in a `with` block; `factory` is what the conversion functions take as `progress` (None: no bar)."""
+    """Use in a `with` block; `progress` is what the conversion functions take as `progress` (None: no bar)."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -25,7 +25,7 @@ class Bar:
         self._drawn = 0.0
 
     @property
-    def factory(self) -> Callable[[int], Callable[[int, str], None]] | None:
+    def progress(self) -> Callable[[int], Callable[[int, str], None]] | None:
         """Called with the total bytes, gives advance(n_bytes, label)."""
         return self._begin if out.mode == "human" and out.error_stream.isatty() else None
 

@@ -72,7 +72,7 @@ def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
             raise UsageError("the report of a model is a page: -o page.html", path=output)
         with Bar("reading") as bar:
             n_bytes = sum(t.n_bytes for t in model.tensors.entries)
-            body = survey(model, bar.factory(n_bytes) if bar.factory else None)
+            body = survey(model, bar.progress(n_bytes) if bar.progress else None)
     body["file"] = file
     if output is not None:
         layout = FileLayout(output.name, [Literal(html(body).encode())])

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aprfmt.cli.convert import refuse_terminal
 from aprfmt.cli.options import (
     DataLicenseOption,
     DataSourceOption,
@@ -19,7 +20,6 @@ from aprfmt.cli.options import (
     TokenizerOption,
 )
 from aprfmt.cli.output import out, pairs, plain, printable
-from aprfmt.cli.transfer import refuse_terminal
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes
 

@@ -14,7 +14,7 @@ from aprfmt.cli.output import out, table
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.model import Tensor
-from aprfmt.text import format_bytes
+from aprfmt.text import format_bytes, format_shape
 
 
 def command(
@@ -47,7 +47,9 @@ def command(
         chosen = [t for t in entries if filter is None or _matches(t.name, filter)]
         shown = chosen[:limit] if limit else chosen
         with Bar("reading") as bar:
-            advance = bar.factory(sum(t.n_bytes for t in shown)) if bar.factory and (stats or hash) else None
+            advance = (
+                bar.progress(sum(t.n_bytes for t in shown)) if bar.progress and (stats or hash) else None
+            )
             rows = []
             for tensor in shown:
                 row = _row(tensor, stats, hash)
@@ -100,7 +102,7 @@ def _row(tensor: Tensor, stats: bool, hash: bool) -> dict[str, Any]:
 
 def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
     header = ["name", "dtype", "shape"]
-    cells = [[r["name"], r["dtype"], "×".join(map(str, r["shape"])) or "scalar"] for r in rows]
+    cells = [[r["name"], r["dtype"], format_shape(r["shape"])] for r in rows]
     if stats:
         notes = [_note(r) for r in rows]
         header += ["mean", "std", "min", "max", "zeros", *(["note"] if any(notes) else [])]

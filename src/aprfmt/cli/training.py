@@ -1,10 +1,10 @@
 """What distill and pretrain have in common: options from the trainer's schema, a run or its plan, the summary."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here, see options.py.
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,53 +13,59 @@ from typing import Annotated, Any
 import typer
 
 from aprfmt.cli.failures import report
-from aprfmt.cli.options import Group
+from aprfmt.cli.options import Common
 from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.text import format_bytes, format_count, format_seconds
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Options as .toml, .yaml or .json.")
-]
-TrainPlanOption = Annotated[
-    bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")
-]
+
+@dataclass(kw_only=True)
+class Training(Common):
+    """What distill and pretrain take beside the options of the trainer's schema."""
+
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = (
+        None
+    )
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")
+    ] = False
 
 
-def options(command: str) -> Group:
-    """The options of `command`, one a row of the trainer's schema; what is not given stays None."""
+def options(command: str) -> list[tuple[str, object, None]]:
+    """The options of `command` as fields of a dataclass, one a row of the trainer's schema; None: not given."""
     from aprtrain.config import command_fields
 
-    group: dict[str, tuple[Any, Any]] = {}
+    found: list[tuple[str, object, None]] = []
     for row in command_fields(command):
-        names = (row.flag, *row.flags)
+        names, words, metavar = (row.flag, *row.flags), row.help, None
+        kind: object = row.kind | None
         if row.kind is bool:
-            pair = f"{row.flag}/--no-{row.flag[2:]}"  # the second one overrules a file's true
-            group[row.name] = Annotated[bool | None, typer.Option(pair, help=row.help)], None
-            continue
-        if row.kind is tuple:
-            group[row.name] = Annotated[list[str], typer.Option(*names, metavar="NAME", help=row.help)], []
-            continue
-        words = f" [default: {row.default:g}]" if row.kind is float else f" [default: {row.default}]"
-        text = row.help + (words if row.default is not None else "")
-        metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
-        kind: Any = row.kind | None
-        group[row.name] = Annotated[kind, typer.Option(*names, metavar=metavar, help=text)], None
-    return group
+            names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second one overrules a file's true
+        elif row.kind is tuple:
+            kind, metavar = list[str] | None, "NAME"
+        else:
+            metavar = "|".join(row.choices) or {int: "N", float: "X", str: "TEXT"}[row.kind]
+            if row.default is not None:
+                words += f" [default: {row.default:g}]" if row.kind is float else f" [default: {row.default}]"
+        option = typer.Option(*names, metavar=metavar, help=words)
+        found.append((row.name, Annotated[kind, option], None))
+    return found
 
 
-def train(command: str, given: dict[str, Any], config: Path | None, *, plan: bool) -> int:
+def train(command: str, given: Mapping[str, object], config: Path | None, *, plan: bool) -> int:
     """Runs or plans; prints the summary; the exit code (0, or 128 and the signal that ended the run)."""
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install 'aprfmt[train]'")
     from aprtrain import run as trainer
+    from aprtrain.config import command_fields
     from aprtrain.config_build import build
     from aprtrain.guards import abort
     from aprtrain.planning import plan as planned
     from aprtrain.world import world_size
 
-    said = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    settings, lines = build(command, said, config, os.environ)
+    values = {row.name: given[row.name] for row in command_fields(command)}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    settings, lines = build(command, values, config, os.environ)
     if plan:
         body = planned(command, settings)
         out.result(body, _plan_text(body))

@@ -43,7 +43,7 @@ def command(
     from aprfmt.inspection.validate import validate, weight_bytes
 
     with open_model(file) as model, Bar("validating") as bar:
-        advance = bar.factory(weight_bytes(model)) if bar.factory else None
+        advance = bar.progress(weight_bytes(model)) if bar.progress else None
         verdict = validate(model, strict=strict, min_score=min_score, progress=advance)
         label = model.label
     body = {
