@@ -36,7 +36,7 @@ ShardSizeOption = Annotated[
     typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file."),
 ]
 VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="Load the result in llama.cpp and generate a few tokens.")
+    bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")
 ]
 
 
