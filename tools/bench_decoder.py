@@ -1,7 +1,7 @@
 """The decoder's backbone on one GPU: what it computes against float32, then tokens a second and the floor.
 
     python tools/bench_decoder.py              needs CUDA; about a minute
-    python tools/bench_decoder.py --profile    the kernels of one pass of the 0.5B network both plans
+    python tools/bench_decoder.py --profile    the kernels of one pass of the 0.5B network both ways
 
 The floor counts the multiplications of matrices and of attention (half of T^2), at 790 TFLOP/s of dense bf16.
 """
@@ -166,7 +166,7 @@ def attention_rates() -> None:
                     print(f"attention {size} {backend}: {str(error)[:80]}")
                     continue
                 work = n * heads * 4.0 * T * T / 2 * size * (3.5 if both else 1)
-                name = f"{backend.name.lower()} {'both plans' if both else 'forward'}"
+                name = f"{backend.name.lower()} {'both ways' if both else 'forward'}"
                 print(f"attention of {size:3d}, {name:28s} {ms:7.2f} ms {work / ms / 1e9:6.0f} TFLOP/s")
 
 
@@ -205,7 +205,7 @@ def trunk_rates() -> None:
         torch.cuda.reset_peak_memory_stats()
         ms = time_ms(run)
         rate, floor = n * T / ms * 1e3, PEAK / flops(s, 3 if both else 1)
-        what = f"{size} {'both plans' if both else 'forward'}, {n} x {T}{', packed' if packed else ''}"
+        what = f"{size} {'both ways' if both else 'forward'}, {n} x {T}{', packed' if packed else ''}"
         peak = torch.cuda.max_memory_allocated() / 2**30
         print(
             f"{what:36s} {ms:7.1f} ms {rate / 1e3:7.1f}k tok/s, {rate / floor:.2f} of the floor, "

@@ -1,5 +1,7 @@
 """Training steps on one CUDA GPU, random weights: python tools/bench_train.py [--quick] [--peers] [--json FILE]
 
+With --memory: what each of six runs in one process leaves behind, which should be nothing.
+
 Models have the dims of Qwen2.5, T = 2048, 32,768 tokens an update. Our rows are updates of aprtrain.loop's Trainer
 with the classes of a real run (Batches, Teacher, Decoder, FlatAdamW, the loss head), only that models are random
 instead of read. A row tells tokens a second (median of the updates after warm-up), the peak of memory beside the
@@ -66,6 +68,8 @@ SIZES = {
 STAGES = ("teacher backbone", "student forward", "head", "backward", "optimizer")
 WARM, MEASURED, TIMED = 4, 10, 4
 GIB = 2**30
+LEFT = 256 << 20
+"""Bytes that may stay after a run: libraries' workspaces."""
 NO_LIMITS = mock.patch.multiple(teacher_fp8, MOST_KL=float("inf"), LEAST_AGREEMENT=0.0)
 
 
@@ -106,11 +110,40 @@ def windows(document: int) -> Windows:
 
 
 def free() -> None:
-    """Lets go of the models of the row before."""
+    """Lets go of the compiled code of the row before, and of what torch keeps of its memory."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+
+
+def memory(teacher: str, micro: int) -> int:
+    """Runs each kind of teacher twice and prints what is allocated after each; 1 where anything stays.
+
+    Nothing is collected or reset between them: a run's memory is to go with the run.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    gc.disable()
+    failed = 0
+    first = torch.cuda.memory_allocated()
+    for residency in ("bf16", "q4k", "fp8") * 2:
+        config = row_config(residency, micro)
+        torch.cuda.reset_peak_memory_stats()
+        parts = parts_of(config, teacher, windows(0))
+        updates(config, parts, 3)
+        peak, plan = torch.cuda.max_memory_allocated(), budget.total(parts.plan)
+        del parts
+        left = torch.cuda.memory_allocated() - first
+        failed |= left > LEFT
+        print(
+            f"{teacher} -> 0.5b, {residency:4}: peak {peak / GIB:6.2f} GiB, plan {plan / GIB:6.2f} GiB, "
+            f"{left / 2**20:8.1f} MiB left, {torch.cuda.memory_reserved() / GIB:6.2f} GiB reserved by torch",
+            flush=True,
+        )
+    gc.enable()
+    print("memory is freed with each run" if not failed else "MEMORY STAYS BEHIND")
+    return int(failed)
 
 
 def product_rate(seconds: float) -> float:
@@ -172,12 +205,17 @@ def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Train
     return trainer
 
 
-def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> dict[str, Any]:
-    """One row."""
-    config = Config(
+def row_config(residency: str, micro: int) -> Config:
+    """The configuration of a row."""
+    return Config(
         teacher_residency=residency, micro_tokens=micro, seq_len=T, tokens_per_step=TOKENS, warmup_steps=0,
         lr=1e-6, save_every=0, save_minutes=0.0, eval_every=0, repeat=True,
     )  # fmt: skip
+
+
+def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> dict[str, Any]:
+    """One row."""
+    config = row_config(residency, micro)
     free()
     began = time.perf_counter()
     parts = parts_of(config, teacher, windows(document))
@@ -362,12 +400,16 @@ def main() -> int:
     parser.add_argument("--peers", nargs="*", choices=list(SIZES)[1:], help="teachers of peers")
     parser.add_argument("--only-peers", action="store_true", help="nothing of ours")
     parser.add_argument("--micro", type=int, nargs="*", default=[16_384], help="tokens of a pass")
+    parser.add_argument("--memory", action="store_true", help="what is allocated after each run, instead")
     parser.add_argument("--profile", choices=list(SIZES)[1:], help="the kernels of an update, instead")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("this needs a CUDA device", file=sys.stderr)
         return 6
+    if options.memory:
+        with NO_LIMITS:
+            return memory("1.5b", options.micro[0])
     short, long = product_rate(0.02), product_rate(3.0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16 products of 8192: ", end="")
     print(f"{short / 1e12:.0f} TFLOP/s over 20 ms, {long / 1e12:.0f} over 3 s", flush=True)

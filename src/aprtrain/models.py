@@ -156,7 +156,7 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
 
     optimizer.load("master", write)
     if is_compiled(config, world.device):
-        decoder.compile_blocks(hooked=optimizer.is_sharded)
+        decoder.compile_blocks()
     return decoder, optimizer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -67,18 +68,27 @@ def run(
             folder = stack.enter_context(_folder(config, world))
             pair = stack.enter_context(open_pair(command, config))
             return _train(command, config, world, recorder, folder, pair, on_stall)
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            "the GPU has no memory left", hint="try a smaller --micro-tokens, --recompute block; see --plan"
-        ) from error
-    except RuntimeError as error:
-        if world_size() == 1 or not any(word in str(error) for word in _LOST):
-            raise
-        last = str(error).strip().splitlines()[-1]
-        raise RunError(
-            "the connection to the other processes broke",
-            hint=f"if one of them ended, its own message says why; here it was: {last}",
-        ) from error
+    except BaseException as error:
+        _clear_frames(error)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise RunError(
+                "the GPU has no memory left",
+                hint="try a smaller --micro-tokens or --recompute block; --plan shows the parts",
+            ) from error
+        if isinstance(error, RuntimeError) and world_size() > 1 and any(word in str(error) for word in _LOST):
+            last = str(error).strip().splitlines()[-1]
+            raise RunError(
+                "the connection to the other processes broke",
+                hint=f"if one of them ended, its own message says why; the message here was: {last}",
+            ) from error
+        raise
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Frees what the frames of a failed run hold: a notebook keeps the last error, and with it the models."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Shape suffixes: N rows of a batch, T positions, D = d_model, H query heads, K ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -139,12 +139,27 @@ class Block(nn.Module):
         super().__init__()
         self.shape = shape
         self.window = window
+        # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
+        self.function: Callable[..., Tensor] = Block.compute
         for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias"):
             self.register_parameter(name, None)
         for name, cols, parts in _layer_parts(shape):
             self.register_parameter(name, _empty(cols, parts, dtype, device))
 
     def forward(
+        self,
+        x_NTD: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        kind: str,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        max_len: int,
+    ) -> Tensor:
+        """See `compute`."""
+        return self.function(self, x_NTD, cos, sin, kind, mask, cu_seqlens, max_len)
+
+    def compute(
         self,
         x_NTD: Tensor,
         cos: Tensor | None,
@@ -273,18 +288,16 @@ class Decoder(nn.Module):
         """All logits [N, T, vocab_rows] of hidden states, for evaluation of few tokens."""
         return soft_cap(functional.linear(hidden_NTD, self.head_weight), self.shape.logit_softcap)
 
-    def compile_blocks(self, backend: Any = "inductor", *, hooked: bool = False) -> None:
+    def compile_blocks(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compiles every block on its own, by a backend of torch.compile; blocks of one kind share the code.
 
-        Of `hooked` blocks what runs between the hooks is compiled.
+        What hooks of a block do is not compiled.
         """
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        compiled = torch.compile(Block.compute, fullgraph=True, dynamic=False, backend=backend)
         for block in self.blocks:
-            if hooked:
-                forward = torch.compile(block.forward, fullgraph=True, dynamic=False, backend=backend)
-                block.forward = forward
-            else:
-                block.compile(fullgraph=True, dynamic=False, backend=backend)
+            assert isinstance(block, Block)
+            block.function = compiled
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face names, in HF row order; writing to them changes the network."""

@@ -18,6 +18,7 @@ others compute: the network waits for them when it is called.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -224,7 +225,8 @@ class FlatAdamW:
         for name, slice in self.slices.items():
             self._parameters[name].data = slice.of(self._compute)
         own: dict[str, Any] = self._parameters
-        self._hooks = [p.register_post_accumulate_grad_hook(self._adder(name)) for name, p in own.items()]
+        for name, parameter in own.items():
+            parameter.register_post_accumulate_grad_hook(self._adder(name))
         if self._world.size > 1:
             network.register_forward_pre_hook(lambda *_: _wait(self._arriving))
         self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
@@ -251,16 +253,20 @@ class FlatAdamW:
         return self.slices[name].of(self.grad)
 
     def _adder(self, name: str) -> Any:
-        total = self.grad_of(name)
+        # Autograd keeps hooks where the garbage collector does not look: one that owned the optimizer, and through
+        # it the parameter that it belongs to, would keep both, and all their buffers, for ever.
+        total, reference = self.grad_of(name), weakref.ref(self)
 
         def add(parameter: Tensor) -> None:
+            if (optimizer := reference()) is None:
+                return
             if parameter.grad is not None:
                 total.add_(parameter.grad)
                 parameter.grad = None
-            self._formed.add(name)
-            if self._awaited is not None:
-                self._awaited.discard(name)
-                self._send(self._awaited)
+            optimizer._formed.add(name)
+            if optimizer._awaited is not None:
+                optimizer._awaited.discard(name)
+                optimizer._send(optimizer._awaited)
 
         return add
 
