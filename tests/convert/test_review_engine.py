@@ -30,14 +30,14 @@ def test_rows_of_no_values_are_refused() -> None:
 
 @pytest.mark.parametrize("order", [("tail", (4, HUGE, HUGE, HUGE)), ("tail", (4, 1 << 40, 2, 2))])
 def test_an_order_of_more_rows_than_there_are_is_refused(order: Order) -> None:
-    with pytest.raises(RefusedError, match="do not divide"):
+    with pytest.raises(RefusedError, match="cannot be divided"):
         indices([order], 4)
 
 
 def test_many_runs_of_shapes_make_no_memory_bomb() -> None:
     runs = [[1 << 16, [1]]] * 1000
     start = time.perf_counter()
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         RowMap.from_json({"before": runs, "after": runs}, "x")
     with pytest.raises(ValueError, match="experts"):
         _unfolded([["x", 1 << 14]] * 1_000_000)
