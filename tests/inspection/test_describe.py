@@ -11,12 +11,13 @@ import pytest
 
 import aprfmt
 from aprfmt.cli.demo_model import build
-from aprfmt.inspection.describe import _tokenizer_fields, describe
+from aprfmt.inspection.describe import describe, inspect, tokenizer_info
 
 
 def body_of(path: Path, **options: Any) -> dict[str, Any]:
-    with aprfmt.open(path) as model:
-        return describe(model, **options)
+    body = inspect(path, **options).to_json()
+    assert body["file"] == str(path)
+    return body
 
 
 def test_apr(write: Callable[..., Path], arrays: Any) -> None:
@@ -87,17 +88,21 @@ def test_counts_are_those_of_the_whole_tokenizer(tiny_gguf: Path, tmp_path: Path
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     for path in (tiny_gguf, tmp_path / "m.apr"):
         with aprfmt.open(path) as model:
-            tokenizer = model.tokenizer
-            assert tokenizer is not None
-            whole = _tokenizer_fields(tokenizer)
-        assert body_of(path)["tokenizer"] == whole
-        assert whole["vocab_size"] > 9
+            tokenizer, found = model.tokenizer, tokenizer_info(model)
+        assert tokenizer is not None
+        assert found is not None
+        assert (found.model, found.pre, found.added) == (tokenizer.model, tokenizer.pre, tokenizer.n_added)
+        assert (found.vocab_size, found.merges) == (len(tokenizer.tokens), len(tokenizer.merges))
+        assert (found.bos_id, found.eos_id) == (tokenizer.special.get("bos"), tokenizer.special.get("eos"))
+        assert found.chat_template is bool(tokenizer.chat_template)
+        assert found.vocab_size > 9
 
 
 def test_a_gguf_is_described_without_its_vocabulary(tiny_gguf: Path) -> None:
     with aprfmt.open(tiny_gguf) as model:
-        body = describe(model)
-        assert body["metadata"]["vocab_size"] == body["tokenizer"]["vocab_size"]
+        found = describe(model)
+        assert found.tokenizer is not None
+        assert found.metadata["vocab_size"] == found.tokenizer.vocab_size
         assert not [key for key in model.metadata._values if model.metadata.entries[key].count is not None]  # type: ignore[attr-defined]
 
 

@@ -61,6 +61,8 @@ def test_stats_do_not_depend_on_the_blocks(numbers: list[float], step: int) -> N
         assert found["mean"] is found["std"] is found["min"] is None
         return
     scale = max(1e-30, float(np.abs(finite).max()))
+    assert found["mean"] is not None
+    assert found["std"] is not None
     assert math.isclose(found["mean"], finite.mean(), abs_tol=1e-9 * scale)
     assert math.isclose(found["std"], finite.std(), rel_tol=1e-6, abs_tol=1e-7 * scale)
     assert (found["min"], found["max"]) == (finite.min(), finite.max())

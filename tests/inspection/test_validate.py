@@ -11,19 +11,14 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.inspection.validate import RULES, Verdict, validate
+from aprfmt.inspection.validate import RULES, Validation, validate
 
 EMBEDDING = "model.embed_tokens.weight"
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
-def verdict_of(path: Path, **options: Any) -> Verdict:
-    with aprfmt.open(path) as model:
-        return validate(model, **options)
-
-
-def status(verdict: Verdict, rule: str) -> set[str]:
-    return {check["status"] for check in verdict.checks if check["id"] == rule}
+def status(found: Validation, rule: str) -> set[str]:
+    return {check.status for check in found.checks if check.id == rule}
 
 
 def test_weights_sum_to_100() -> None:
@@ -32,9 +27,9 @@ def test_weights_sum_to_100() -> None:
 
 
 def test_a_good_model_passes_everything(write: Callable[..., Path], arrays: Any) -> None:
-    verdict = verdict_of(write(arrays), strict=True, min_score=100)
-    assert [c for c in verdict.checks if c["status"] != "pass"] == []
-    assert (verdict.passed, verdict.score, verdict.skipped) == (True, 100, [])
+    found = validate(write(arrays), strict=True, min_score=100)
+    assert [c for c in found.checks if c.status != "pass"] == []
+    assert (found.passed, found.score, found.skipped) == (True, 100, [])
 
 
 def change(name: str, value: float, rows: slice = slice(None)) -> Callable[[Any], None]:
@@ -77,11 +72,11 @@ def test_rules(
 ) -> None:
     edit(arrays)
     path = write(arrays, **metadata)
-    verdict = verdict_of(path)
-    assert status(verdict, rule) == {expected}
-    assert verdict.passed is (expected == "warn")
-    assert verdict.score < 100
-    assert not verdict_of(path, strict=True).passed
+    found = validate(path)
+    assert status(found, rule) == {expected}
+    assert found.passed is (expected == "warn")
+    assert found.score < 100
+    assert not validate(path, strict=True).passed
 
 
 def test_a_flipped_byte_fails(write: Callable[..., Path], arrays: Any) -> None:
@@ -89,54 +84,59 @@ def test_a_flipped_byte_fails(write: Callable[..., Path], arrays: Any) -> None:
     data = bytearray(path.read_bytes())
     data[-40] ^= 1
     path.write_bytes(data)
-    assert status(verdict_of(path), "container.footer") == {"fail"}
+    assert status(validate(path), "container.footer") == {"fail"}
 
 
 def test_a_missing_footer_is_a_warning(write: Callable[..., Path], arrays: Any) -> None:
     path = write(arrays)
     path.write_bytes(path.read_bytes()[:-4])
-    verdict = verdict_of(path)
-    assert status(verdict, "container.footer") == {"warn"}
-    assert verdict.passed
+    found = validate(path)
+    assert status(found, "container.footer") == {"warn"}
+    assert found.passed
 
 
 def test_duplicates_fail(tmp_path: Path) -> None:
     one = np.ones(2, "<f4")
     aprfmt.save_file([("a", one), ("a", one)], tmp_path / "d.apr", metadata={"model_type": "x"})
-    assert status(verdict_of(tmp_path / "d.apr"), "tensors.unique") == {"fail"}
+    assert status(validate(tmp_path / "d.apr"), "tensors.unique") == {"fail"}
 
 
 def test_min_score(write: Callable[..., Path], arrays: Any) -> None:
     arrays[EMBEDDING][0] = 0
     path = write(arrays)
-    score = verdict_of(path).score
-    assert verdict_of(path, min_score=score).passed
-    assert not verdict_of(path, min_score=score + 1).passed
+    score = validate(path).score
+    assert validate(path, min_score=score).passed
+    assert not validate(path, min_score=score + 1).passed
 
 
 def test_what_does_not_apply_is_skipped_not_passed(tmp_path: Path) -> None:
     header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     path = tmp_path / "w.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.5))
-    verdict = verdict_of(path)
-    skipped = {skip["id"] for skip in verdict.skipped}
+    found = validate(path)
+    skipped = {skip.id for skip in found.skipped}
     assert {"container.header", "container.footer", "tokenizer.size", "names.complete"} <= skipped
-    assert status(verdict, "metadata.required") == {"warn"}
+    assert status(found, "metadata.required") == {"warn"}
 
 
 def test_progress_counts_every_byte(write: Callable[..., Path], arrays: Any) -> None:
+    announced: list[int] = []
     seen: list[int] = []
-    verdict_of(write(arrays), progress=lambda n_bytes, label: seen.append(n_bytes))
-    assert sum(seen) == sum(array.nbytes for array in arrays.values())
+
+    def start(n_bytes: int) -> Callable[[int, str], None]:
+        announced.append(n_bytes)
+        return lambda n_bytes, label: seen.append(n_bytes)
+
+    validate(write(arrays), progress=start)
+    assert announced == [sum(seen)] == [sum(array.nbytes for array in arrays.values())]
 
 
 def test_real_model(smollm2_gguf: Path) -> None:
-    verdict = verdict_of(smollm2_gguf, strict=True)
-    assert (verdict.passed, verdict.score) == (True, 100)
+    found = validate(smollm2_gguf, strict=True)
+    assert (found.passed, found.score) == (True, 100)
 
 
 def test_encrypted_tensors_are_named_as_such(fixtures_dir: Path) -> None:
-    with aprfmt.open(fixtures_dir / "vectors" / "golden" / "v1_encrypted_password.apr") as model:
-        verdict = validate(model)
-    skipped = {skip["id"]: skip["message"] for skip in verdict.skipped}
+    found = validate(fixtures_dir / "vectors" / "golden" / "v1_encrypted_password.apr")
+    skipped = {skip.id: skip.message for skip in found.skipped}
     assert skipped["values.finite"] == "the tensors are encrypted"

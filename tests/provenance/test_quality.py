@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import aprfmt
-from aprfmt.inspection.describe import describe
+from aprfmt.inspection.describe import inspect
 
 Folder = Callable[..., Path]
 
 
 def parts(path: Path) -> dict[str, Any]:
-    with aprfmt.open(path) as model:
-        quality = describe(model, quality=True)["quality"]
+    quality: Any = inspect(path, quality=True).to_json()["quality"]
     assert quality["score"] == sum(part["points"] for part in quality["breakdown"].values())
     for part in quality["breakdown"].values():
         assert part["looked_at"]
@@ -54,11 +53,10 @@ def test_more_tokens_than_rows_earn_nothing(folder: Folder, tmp_path: Path) -> N
 
 
 def test_inspect_shows_the_cards_words_and_its_damage(folder: Folder) -> None:
-    with aprfmt.open(folder("a", card="---\nlicense: mit\nauthor: me\n---\n")) as model:
-        body = describe(model)
-    assert (body["metadata"]["license"], body["metadata"]["author"]) == ("mit", "me")
-    with aprfmt.open(folder("b", card="---\nlicense: *x\n---\n")) as model:
-        assert "anchors" in describe(model)["warnings"][0]
+    found = inspect(folder("a", card="---\nlicense: mit\nauthor: me\n---\n"))
+    assert (found.metadata["license"], found.metadata["author"]) == ("mit", "me")
+    found = inspect(folder("b", card="---\nlicense: *x\n---\n"))
+    assert "anchors" in found.warnings[0]
 
 
 def test_a_wrong_licence_exits_2_with_the_nearest_id(folder: Folder, tmp_path: Path) -> None:

@@ -145,25 +145,21 @@ class Demo:
         return f"{format_bytes(report['input_bytes'])} GGUF to {format_bytes(report['output_bytes'])} .apr"
 
     def _inspect(self) -> str:
-        from aprfmt.formats import open as open_model
-        from aprfmt.inspection.describe import describe
+        from aprfmt.inspection.describe import inspect
 
-        with open_model(self.packed) as model:
-            body = describe(model)
-        tokens = (body["tokenizer"] or {}).get("vocab_size", 0)
-        size = f"{body['tensor_count']} tensors, {format_count(body['param_count'])} parameters"
-        return f"{body['architecture']}, {size}, {tokens:,} tokens"
+        found = inspect(self.packed)
+        tokens = found.tokenizer.vocab_size if found.tokenizer is not None else 0
+        size = f"{found.tensor_count} tensors, {format_count(found.param_count)} parameters"
+        return f"{found.architecture}, {size}, {tokens:,} tokens"
 
     def _validate(self) -> str:
-        from aprfmt.formats import open as open_model
         from aprfmt.inspection.validate import validate
 
-        with open_model(self.packed) as model:
-            verdict = validate(model)
-        if not verdict.passed:
-            bad = next(check for check in verdict.checks if check["status"] == "fail")
-            raise RefusedError(bad["message"], path=self.packed, tensor=bad.get("tensor"))
-        return f"passed, score {verdict.score} of 100"
+        found = validate(self.packed)
+        if not found.passed:
+            bad = next(check for check in found.checks if check.status == "fail")
+            raise RefusedError(bad.message, path=self.packed, tensor=bad.tensor)
+        return f"passed, score {found.score} of 100"
 
     def _export(self) -> str:
         from aprfmt.convert.api import export_model

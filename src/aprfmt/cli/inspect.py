@@ -39,20 +39,10 @@ def command(
     apr inspect model.gguf
     apr inspect model.apr --quality --json
     """
-    from aprfmt.formats import open as open_model
-    from aprfmt.inspection.describe import describe
+    from aprfmt.inspection.describe import inspect
 
-    with open_model(file) as model:
-        body = describe(model, quality=quality)
-        body["file"] = file
-        if vocab:
-            body["vocabulary"] = list(model.tokenizer.tokens) if model.tokenizer else None
-        if weights:
-            body["tensors"] = [
-                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
-                for t in model.tensors.entries
-            ]
-        out.result(body, _text(body))
+    body = inspect(file, vocab=vocab, weights=weights, quality=quality).to_json()
+    out.result(body, _text(body))
 
 
 def _text(body: Mapping[str, Any]) -> Iterator[str]:

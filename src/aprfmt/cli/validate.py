@@ -12,7 +12,7 @@ from aprfmt.cli.output import out, printable, width
 from aprfmt.cli.progress import Bar
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.validate import Verdict
+    from aprfmt.inspection.validate import Validation
 
 _MARKS = {
     "pass": ("ok  ", "green"),
@@ -39,41 +39,30 @@ def command(
     apr validate model.apr
     apr validate model.gguf --strict --min-score 95 --json
     """
-    from aprfmt.formats import open as open_model
-    from aprfmt.inspection.validate import validate, weight_bytes
+    from aprfmt.inspection.validate import validate
 
-    with open_model(file) as model, Bar("validating") as bar:
-        advance = bar.progress(weight_bytes(model)) if bar.progress else None
-        verdict = validate(model, strict=strict, min_score=min_score, progress=advance)
-        label = model.label
-    body = {
-        "file": file,
-        "format": label,
-        "passed": verdict.passed,
-        "checks": verdict.checks,
-        "skipped": verdict.skipped,
-        "score": verdict.score,
-    }
-    out.result(body, _text(file, label, verdict, min_score))
-    return 0 if verdict.passed else 5
+    with Bar("validating") as bar:
+        found = validate(file, strict=strict, min_score=min_score, progress=bar.progress)
+    out.result(found.to_json(), _text(found, min_score))
+    return 0 if found.passed else 5
 
 
-def _text(file: str, label: str, verdict: Verdict, min_score: int) -> Iterator[str]:
-    yield f"{out.style(printable(file), 'bold')}  {label}"
+def _text(found: Validation, min_score: int) -> Iterator[str]:
+    yield f"{out.style(printable(found.file), 'bold')}  {found.format}"
     shown: dict[str, int] = {}
-    for check in verdict.checks:
-        n = shown[check["id"]] = shown.get(check["id"], 0) + 1
+    for check in found.checks:
+        n = shown[check.id] = shown.get(check.id, 0) + 1
         if n <= _MAX_LINES:
-            tensor = f" ({check['tensor']})" if "tensor" in check else ""
-            yield _line(check["status"], check["id"], check["message"] + tensor)
+            tensor = f" ({check.tensor})" if check.tensor is not None else ""
+            yield _line(check.status, check.id, check.message + tensor)
     for name, n in shown.items():
         if n > _MAX_LINES:
             yield f"        {n - _MAX_LINES} more of {name}; --json lists all"
-    for skip in verdict.skipped:
-        yield _line("skip", skip["id"], "not applicable: " + skip["message"])
-    word, style = ("passed", "green") if verdict.passed else ("FAILED", "red")
-    goal = f", at least {min_score} wanted" if verdict.score < min_score else ""
-    yield f"{out.style(word, style)}, score {verdict.score} of 100{goal}"
+    for skip in found.skipped:
+        yield _line("skip", skip.id, "not applicable: " + skip.message)
+    word, style = ("passed", "green") if found.passed else ("FAILED", "red")
+    goal = f", at least {min_score} wanted" if found.score < min_score else ""
+    yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
 
 
 def _line(status: str, name: str, message: str) -> str:

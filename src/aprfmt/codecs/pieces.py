@@ -1,9 +1,11 @@
-"""The one protocol for stored bytes of a tensor that can be read at any place."""
+"""The protocol for stored bytes of a tensor that can be read at any place, and totals of tensors by dtype."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Protocol, TypedDict
 
+from aprfmt.codecs.dtypes import n_elements
 from aprfmt.types import Shape
 
 
@@ -31,3 +33,33 @@ class Piece(Protocol):
 
     def raw(self) -> memoryview:
         """All bytes."""
+
+
+class DtypeTotals(TypedDict):
+    """What a file holds of one dtype."""
+
+    tensors: int
+    params: int
+    bytes: int
+
+
+class _Measured(Protocol):
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def n_bytes(self) -> int: ...
+
+
+def dtype_totals(tensors: Iterable[_Measured]) -> dict[str, DtypeTotals]:
+    """Totals by dtype, in the order in which the dtypes first occur."""
+    totals: dict[str, DtypeTotals] = {}
+    for tensor in tensors:
+        row = totals.setdefault(tensor.dtype, DtypeTotals(tensors=0, params=0, bytes=0))
+        row["tensors"] += 1
+        row["params"] += n_elements(tensor.shape)
+        row["bytes"] += tensor.n_bytes
+    return totals

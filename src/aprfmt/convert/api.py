@@ -16,7 +16,7 @@ from aprfmt.canonical.checks import check_before_writing, read_tokenizer, requir
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical, canonical, embedding_rows
 from aprfmt.canonical.unpack import Decoding
-from aprfmt.codecs.dtypes import n_elements
+from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.lossless.recipe import Recipe, read_recipe
 from aprfmt.convert.memory import flow_for, planned
 from aprfmt.convert.options import FOLDERS, TARGETS, Options, options_of, target_format
@@ -278,12 +278,6 @@ _WRITERS: dict[str, Callable[[Canonical, _Work], Output]] = {
 def _report(
     c: Canonical, output: Output, losses: Losses, src: PathLike, dst: PathLike, target: str, options: Options
 ) -> Report:
-    dtypes: dict[str, dict[str, int]] = {}
-    for tensor in output.tensors:
-        row = dtypes.setdefault(tensor.dtype, {"tensors": 0, "params": 0, "bytes": 0})
-        row["tensors"] += 1
-        row["params"] += n_elements(tensor.shape)
-        row["bytes"] += tensor.n_bytes
     report = Report(
         source=os.fspath(src),
         output=os.fspath(dst),
@@ -292,7 +286,7 @@ def _report(
         tensor_count=len(output.tensors),
         input_bytes=c.model.size_bytes,
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
-        dtypes=dtypes,
+        dtypes=dtype_totals(output.tensors),
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),

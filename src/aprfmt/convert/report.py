@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.codecs.pieces import DtypeTotals
 from aprfmt.llama.verify import Verification
 
 
@@ -33,7 +34,7 @@ class Report:
     tensor_count: int
     input_bytes: int
     output_bytes: int
-    dtypes: dict[str, dict[str, int]]
+    dtypes: dict[str, DtypeTotals]
     lossless: bool
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)

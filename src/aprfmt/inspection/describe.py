@@ -1,21 +1,33 @@
-"""What a model file is, as the JSON of `apr inspect`: from index and metadata, no tensor is decoded."""
+"""What a model file is, as `apr inspect` says it: from index and metadata, no tensor is decoded."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
+from aprfmt import formats
 from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.codecs.pieces import DtypeTotals, dtype_totals
 from aprfmt.formats import apr2
+from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf import GgufNative
+from aprfmt.inspection.quality import Quality, quality_of
 from aprfmt.model import Model, Tensor
+from aprfmt.provenance import provenance
+from aprfmt.tokenizer import apr as tokenizer_apr
+from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import PathLike
 
 FOOTER_LIMIT_BYTES = 2 << 30
 """Up to this size a whole-file checksum is verified unasked; above, it is a job for `apr validate`."""
 
 ALWAYS_PRESENT = ("license", "data_source", "data_license", "hf_architecture", "hf_model_type")
+
+REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
+"""What no runtime can do without; the load gate of the reference runtime asks for the same."""
 
 # The typed APR fields that Model.hparams holds under the same name.
 _HPARAM_FIELDS = (
@@ -25,173 +37,237 @@ _HPARAM_FIELDS = (
     "moe_intermediate_size",
 )
 
-_REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-
 # Dtypes that every decoder of the reference runtime reads with their right meaning.
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
 
-def describe(model: Model, *, quality: bool = False) -> dict[str, Any]:
-    """The body of `apr inspect --json`; `quality` adds the score and verifies checksums of any size."""
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """Counts and special ids of an embedded tokenizer; `chat_template` tells whether it has one."""
+
+    model: str
+    pre: str | None
+    vocab_size: int
+    merges: int
+    added: int
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+    unk_id: int | None
+    chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compatibility:
+    """Whether the reference runtime can run the file as it is, and every reason why not."""
+
+    reference_runtime: bool
+    reasons: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a model file is; `to_json` is the object of `apr inspect --json`.
+
+    Attributes:
+        file: the path as given.
+        format, version: the container as users know it, "GGUF v3" and "3".
+        checksum: {"header", "footer"}: "ok", "bad", "none"; of the footer also "absent" and "unchecked".
+        metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
+        dtypes: most bytes first.
+        tensors: all of them where they were asked for.
+        vocabulary: the tokens where they were asked for (`with_vocabulary`); None without a tokenizer.
+        quality: the score, where it was asked for.
+    """
+
+    file: str
+    format: str
+    version: str
+    size_bytes: int
+    tensor_count: int
+    param_count: int
+    checksum: Mapping[str, str]
+    flags: Mapping[str, bool]
+    architecture: str | None
+    metadata: Mapping[str, object]
+    dtypes: Mapping[str, DtypeTotals]
+    tokenizer: TokenizerInfo | None
+    compat: Compatibility
+    warnings: list[str]
+    quality: Quality | None = None
+    with_vocabulary: bool = False
+    vocabulary: Sequence[str] | None = None
+    tensors: Sequence[Tensor] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract; `quality`, `vocabulary` and `tensors` only where they were asked for."""
+        body: dict[str, object] = {
+            "file": self.file,
+            "format": self.format,
+            "version": self.version,
+            "size_bytes": self.size_bytes,
+            "tensor_count": self.tensor_count,
+            "param_count": self.param_count,
+            "checksum": self.checksum,
+            "flags": self.flags,
+            "architecture": self.architecture,
+            "metadata": self.metadata,
+            "dtypes": self.dtypes,
+            "tokenizer": None if self.tokenizer is None else asdict(self.tokenizer),
+            "compat": asdict(self.compat),
+            "warnings": self.warnings,
+        }
+        if self.quality is not None:
+            body["quality"] = self.quality.to_json()
+        if self.with_vocabulary:
+            body["vocabulary"] = self.vocabulary
+        if self.tensors is not None:
+            body["tensors"] = [
+                {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
+                for t in self.tensors
+            ]
+        return body
+
+
+def inspect(
+    path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False
+) -> Inspection:
+    """What the model at `path` is: container, architecture, dimensions, dtypes, tokenizer, provenance.
+
+    `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself.
+    Raises AprError for a file that cannot be opened.
+    """
+    with formats.open(path) as model:
+        found = replace(describe(model, quality=quality), file=os.fspath(path))
+        if vocab:
+            tokens = list(model.tokenizer.tokens) if model.tokenizer is not None else None
+            found = replace(found, with_vocabulary=True, vocabulary=tokens)
+        return replace(found, tensors=model.tensors.entries) if weights else found
+
+
+def describe(model: Model, *, quality: bool = False) -> Inspection:
+    """What an opened model is; `quality` adds the score and verifies checksums of any size."""
     entries = model.tensors.entries
     metadata = typed_metadata(model)
-    checksum = checksums(model, always=quality)
+    # The footer of a huge file takes long: apr validate looks at it.
+    large = model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES and not quality
+    checksum = {"header": "ok", "footer": "unchecked"} if large else model.checksum()
     tokenizer = tokenizer_info(model)
-    body: dict[str, Any] = {
-        "file": str(model.path),
-        "format": model.label,
-        "version": model.version,
-        "size_bytes": model.size_bytes,
-        "tensor_count": len(entries),
-        "param_count": sum(n_elements(t.shape) for t in entries),
-        "checksum": checksum,
-        "flags": dict(model.flags),
-        "architecture": model.hparams.architecture or metadata.get("architecture"),
-        "metadata": metadata,
-        "dtypes": dtype_table(entries),
-        "tokenizer": tokenizer,
-        "compat": compatibility(model, metadata),
-        "warnings": [*model.warnings, *_unread_card(model)],
-    }
-    if quality:
-        from aprfmt.inspection.quality import quality_score
-
-        body["quality"] = quality_score(model, metadata, checksum, tokenizer)
-    return body
+    totals = sorted(dtype_totals(entries).items(), key=lambda item: (-item[1]["bytes"], item[0]))
+    return Inspection(
+        file=str(model.path),
+        format=model.label,
+        version=model.version,
+        size_bytes=model.size_bytes,
+        tensor_count=len(entries),
+        param_count=sum(n_elements(t.shape) for t in entries),
+        checksum=checksum,
+        flags=dict(model.flags),
+        architecture=model.hparams.architecture or _text(metadata.get("architecture")),
+        metadata=metadata,
+        dtypes=dict(totals),
+        tokenizer=tokenizer,
+        compat=compatibility(model, metadata),
+        warnings=[*model.warnings, *(provenance.read(model).warnings if model.convention == "hf" else [])],
+        quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
+    )
 
 
-def _unread_card(model: Model) -> list[str]:
-    if model.convention != "hf":
-        return []
-    from aprfmt.provenance import provenance
-
-    return provenance.read(model).warnings
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def checksums(model: Model, *, always: bool = True) -> dict[str, str]:
-    """Header and footer checksum; the footer of a huge file is "unchecked" unless `always`."""
-    if not always and model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES:
-        return {"header": "ok", "footer": "unchecked"}
-    return model.checksum()
-
-
-def typed_metadata(model: Model) -> dict[str, Any]:
+def typed_metadata(model: Model) -> dict[str, object]:
     """The typed fields of an APR v2 file that are set, for other containers what says the same.
 
     The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
     """
     is_apr = model.convention == "apr" and model.format != "apr-v1"
     fields = _from_apr(model.metadata) if is_apr else _from_other(model)
-    hparams = model.hparams
     for name in _HPARAM_FIELDS:
-        value = getattr(hparams, name)
+        value = getattr(model.hparams, name)
         if value is not None:
             fields.setdefault(name, value)
     return fields | {name: fields.get(name) for name in ALWAYS_PRESENT}
 
 
-def _from_apr(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    from aprfmt.formats.apr_metadata import TYPED_FIELDS
-
+def _from_apr(metadata: Mapping[str, object]) -> dict[str, object]:
     return {name: metadata[name] for name in TYPED_FIELDS if metadata.get(name) is not None}
 
 
-def _from_other(model: Model) -> dict[str, Any]:
-    metadata = model.metadata
+def _from_other(model: Model) -> dict[str, object]:
+    metadata: Mapping[str, object] = model.metadata
+    found: dict[str, object]
     if model.format == "apr-v1":
         found = {"name": metadata.get("model_name"), "description": metadata.get("description")}
         found["created_at"] = metadata.get("created_at")
         card = metadata.get("model_card")
         found["license"] = card.get("license") if isinstance(card, Mapping) else None
     else:
-        from aprfmt.provenance import provenance
-
         found = dict(provenance.read(model).info)
         if model.convention == "gguf":
             found["chat_template"] = metadata.get("tokenizer.chat_template")
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
 
-def dtype_table(tensors: Sequence[Tensor]) -> dict[str, dict[str, int]]:
-    """Dtype -> {tensors, params, bytes}, most bytes first."""
-    rows: dict[str, dict[str, int]] = {}
-    for tensor in tensors:
-        row = rows.setdefault(tensor.dtype, {"tensors": 0, "params": 0, "bytes": 0})
-        row["tensors"] += 1
-        row["params"] += n_elements(tensor.shape)
-        row["bytes"] += tensor.n_bytes
-    return dict(sorted(rows.items(), key=lambda item: (-item[1]["bytes"], item[0])))
+def tokenizer_info(model: Model) -> TokenizerInfo | None:
+    """Counts and special ids of the embedded tokenizer; None when there is none.
 
-
-def tokenizer_info(model: Model) -> dict[str, Any] | None:
-    """Counts and special ids of the embedded tokenizer; None when there is none."""
+    The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
+    """
     if (gguf := model.native_as(GgufNative)) is not None:
-        return _gguf_tokenizer_info(model, gguf)
+        entries = {key: e for key, e in gguf.parts[0].entries.items() if key.startswith("tokenizer.")}
+        scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
+        counts = {key: entry.count for key, entry in entries.items()}
+        return _info(
+            ggml.from_gguf(scalars), counts.get("tokenizer.ggml.tokens"), counts.get("tokenizer.ggml.merges")
+        )
     if apr2.native_of(model) is not None:
-        return _apr_tokenizer_info(model)
-    tokenizer = model.tokenizer
-    return None if tokenizer is None else _tokenizer_fields(tokenizer)
+        return _apr_tokenizer_info(model.metadata)
+    return _info(model.tokenizer)
 
 
-def _gguf_tokenizer_info(model: Model, gguf: GgufNative) -> dict[str, Any] | None:
-    """The same from the counts of the arrays: decoding 150,000 strings would take longer than the rest."""
-    from aprfmt.tokenizer.ggml import from_gguf
-
-    entries = {key: e for key, e in gguf.parts[0].entries.items() if key.startswith("tokenizer.")}
-    scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
-    tokenizer = from_gguf(scalars)
-    if tokenizer is None:
-        return None
-    counts = {
-        name: entries[key].count
-        for name, key in (("vocab_size", "tokenizer.ggml.tokens"), ("merges", "tokenizer.ggml.merges"))
-        if key in entries
-    }
-    return _tokenizer_fields(tokenizer) | counts
-
-
-def _apr_tokenizer_info(model: Model) -> dict[str, Any] | None:
-    """The same from the first entry of each list: what 150,000 of them hold is not looked at here."""
-    from aprfmt.tokenizer.apr import OWN_KEY, from_metadata
-
-    metadata = dict(model.metadata)
-    counts = {}
-    for name, key in (("vocab_size", "vocabulary"), ("merges", "merges"), ("", "token_type"), ("", "scores")):
+def _apr_tokenizer_info(metadata: Mapping[str, object]) -> TokenizerInfo | None:
+    short, counts = dict(metadata), dict[str, int]()
+    for key in ("vocabulary", "merges", "token_type", "scores"):
         items = metadata.get(f"tokenizer.{key}")
         if isinstance(items, list):
-            counts[name] = len(items)
-            metadata[f"tokenizer.{key}"] = items[:1]
-    if isinstance(own := metadata.get(OWN_KEY), Mapping):
-        metadata[OWN_KEY] = {key: value for key, value in own.items() if key != "patches"}
-    tokenizer = from_metadata(metadata)
-    counts.pop("", None)
-    return None if tokenizer is None else _tokenizer_fields(tokenizer) | counts
+            counts[key] = len(items)
+            short[f"tokenizer.{key}"] = items[:1]
+    if isinstance(own := metadata.get(tokenizer_apr.OWN_KEY), Mapping):
+        short[tokenizer_apr.OWN_KEY] = {key: value for key, value in own.items() if key != "patches"}
+    return _info(tokenizer_apr.from_metadata(short), counts.get("vocabulary"), counts.get("merges"))
 
 
-def _tokenizer_fields(tokenizer: Tokenizer) -> dict[str, Any]:
+def _info(
+    tokenizer: Tokenizer | None, n_tokens: int | None = None, n_merges: int | None = None
+) -> TokenizerInfo | None:
+    """The facts of `tokenizer`; `n_tokens` and `n_merges` replace the lengths of lists that were cut short."""
+    if tokenizer is None:
+        return None
     special = tokenizer.special
-    return {
-        "model": tokenizer.model,
-        "pre": tokenizer.pre,
-        "vocab_size": len(tokenizer.tokens),
-        "merges": len(tokenizer.merges),
-        "added": tokenizer.n_added,
-        "bos_id": special.get("bos"),
-        "eos_id": special.get("eos"),
-        "pad_id": special.get("pad"),
-        "unk_id": special.get("unk"),
-        "chat_template": bool(tokenizer.chat_template),
-    }
+    return TokenizerInfo(
+        model=tokenizer.model,
+        pre=tokenizer.pre,
+        vocab_size=len(tokenizer.tokens) if n_tokens is None else n_tokens,
+        merges=len(tokenizer.merges) if n_merges is None else n_merges,
+        added=tokenizer.n_added,
+        bos_id=special.get("bos"),
+        eos_id=special.get("eos"),
+        pad_id=special.get("pad"),
+        unk_id=special.get("unk"),
+        chat_template=bool(tokenizer.chat_template),
+    )
 
 
-def compatibility(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the reference runtime can run the file as it is, and every reason why not."""
+def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility:
+    """Whether the reference runtime can run the file, whose typed fields are `metadata`."""
     reasons = []
     if apr2.native_of(model) is None:
         reasons.append(f"the runtime reads plain APR v2, not {model.label}")
     if not metadata.get("architecture"):
         reasons.append("metadata has no architecture (C-01)")
-    missing = [name for name in _REQUIRED_DIMS if metadata.get(name) is None]
+    missing = [name for name in REQUIRED_DIMS if metadata.get(name) is None]
     if missing:
         reasons.append(f"metadata has no {', '.join(missing)} (C-03)")
     for flag in ("encrypted", "lz4_compressed", "zstd_compressed", "sharded"):
@@ -201,10 +277,10 @@ def compatibility(model: Model, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if dtypes:
         reasons.append(f"the runtime does not decode {', '.join(dtypes)}; --dtype f16 writes what it does")
     reasons += _embedding_reasons(model, metadata)
-    return {"reference_runtime": not reasons, "reasons": reasons}
+    return Compatibility(not reasons, reasons)
 
 
-def _embedding_reasons(model: Model, metadata: Mapping[str, Any]) -> list[str]:
+def _embedding_reasons(model: Model, metadata: Mapping[str, object]) -> list[str]:
     dims = [n for name in ("vocab_size", "hidden_size") if isinstance(n := metadata.get(name), int)]
     if len(dims) < 2:
         return []

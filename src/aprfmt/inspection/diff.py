@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, TypeGuard
 
+from aprfmt import formats
+from aprfmt.canonical.model import canonical
+from aprfmt.canonical.tensor import CanonicalTensor, stored
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, storage_error
+from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError, storage_error
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
-from aprfmt.inspection.stats import exact_chunks, values
+from aprfmt.inspection.stats import exact_chunks
+from aprfmt.inspection.stats import values as decoded_values
 from aprfmt.io.pipe import source_chunks
-from aprfmt.io.source import Buffer
-from aprfmt.model import Model, Tensor
+from aprfmt.io.write import StartProgress
+from aprfmt.model import Model
 from aprfmt.text import plural
+from aprfmt.types import PathLike
 
 # Typed APR fields that some other container has no place for, and the template, which the tokenizers show.
 _APR_ONLY = (
@@ -29,99 +36,121 @@ _COMPARE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """What counts as equal.
+class Distance:
+    """How far the decoded values of two tensors are apart."""
 
-    By default everything does: container, metadata, tensor names, dtypes, shapes and bytes. `by_value`
-    compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
-    values are the same when they differ by at most `tolerance`, or are both NaN. `metadata_only` leaves the
-    tensors alone.
-    """
-
-    by_value: bool = False
-    tolerance: float = 0.0
-    metadata_only: bool = False
-
-
-class Side(Protocol):
-    """A tensor of one side."""
-
-    @property
-    def dtype(self) -> str:
-        """Stored dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major shape."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Stored bytes."""
-
-    def chunks(self) -> Iterable[Buffer]:
-        """The stored bytes, in Hugging Face row order where the order is known."""
+    n_values: int
+    n_different: int
+    max_diff: float
+    rmse: float
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor just as the file has it."""
-
-    tensor: Tensor
-
-    @property
-    def dtype(self) -> str:
-        """Stored dtype."""
-        return self.tensor.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major shape."""
-        return self.tensor.shape
-
-    @property
-    def n_bytes(self) -> int:
-        """Stored bytes."""
-        return self.tensor.n_bytes
-
-    def chunks(self) -> Iterator[Buffer]:
-        """The stored bytes."""
-        return iter(source_chunks(self.tensor.source, self.tensor.offset, self.tensor.n_bytes))
-
-
-@dataclass(slots=True)
-class Comparison:
-    """The outcome.
+class Difference:
+    """One difference.
 
     Attributes:
-        differences: {kind: "format" | "metadata" | "tensor", name, a, b, ...}.
+        kind: "format", "metadata" or "tensor".
+        name: of a metadata key, a file of a folder, or a tensor under its Hugging Face name.
+        a, b: what the two sides have, short enough to print; None where a side has nothing.
+        what: of files "content"; of tensors "missing", "shape", "dtype", "bytes" or "values".
+        first_difference: of lists, the first item that differs.
+        distance: of tensors whose values were compared.
+    """
+
+    kind: Literal["format", "metadata", "tensor"]
+    name: str
+    a: object
+    b: object
+    what: str | None = None
+    first_difference: int | None = None
+    distance: Distance | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """{kind, name, a, b}, and of the rest what there is."""
+        more = {"what": self.what, "first_difference": self.first_difference}
+        body: dict[str, object] = {"kind": self.kind, "name": self.name, "a": self.a, "b": self.b}
+        body |= {key: value for key, value in more.items() if value is not None}
+        return body | (asdict(self.distance) if self.distance is not None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome; `to_json` is the object of `apr diff --json`.
+
+    Attributes:
+        a, b: the paths as given.
         tensors_compared: tensors that both sides have.
         notes: what was deliberately not counted as a difference.
     """
 
-    differences: list[dict[str, Any]] = field(default_factory=list)
+    a: str
+    b: str
+    differences: Sequence[Difference] = ()
     tensors_compared: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
 
     @property
     def identical(self) -> bool:
         """Whether no difference was found."""
         return not self.differences
 
-    def add(self, kind: str, name: str, a: Any, b: Any, **more: Any) -> None:
-        """Records one difference."""
-        self.differences.append({"kind": kind, "name": name, "a": a, "b": b, **more})
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "identical": self.identical,
+            "differences": [row.to_json() for row in self.differences],
+            "tensors_compared": self.tensors_compared,
+            "notes": list(self.notes),
+        }
 
 
-def diff(a: Model, b: Model, how: How, progress: Callable[[int, str], None] | None = None) -> Comparison:
-    """Compares two opened models; `progress` is called with (bytes, tensor) of the first."""
-    found = Comparison()
-    if not how.by_value:
-        _diff_metadata(a, b, found)
-    elif a.label != b.label:
-        found.notes.append(f"{a.label} and {b.label}: container and metadata do not count with --values")
-    if not how.metadata_only:
-        _diff_tensors(a, b, found, how, progress or (lambda n_bytes, label: None))
-    return found
+def diff(
+    a: PathLike,
+    b: PathLike,
+    *,
+    values: bool = False,
+    tolerance: float = 0.0,
+    metadata_only: bool = False,
+    progress: StartProgress | None = None,
+) -> Comparison:
+    """What the models at `a` and `b` differ in: container, metadata, tensor names, dtypes, shapes and bytes.
+
+    `values` compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
+    values are the same when they differ by at most `tolerance`, or are both NaN. `metadata_only` leaves the tensors
+    alone. `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they are compared.
+    Raises UsageError for options that contradict each other.
+    """
+    if math.isnan(tolerance):
+        raise UsageError("--tolerance is not a number")
+    if tolerance and not values:
+        raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
+    if values and metadata_only:
+        raise UsageError("--values and --metadata-only exclude each other")
+    names = os.fspath(a), os.fspath(b)
+    with formats.open(a) as left, formats.open(b) as right:
+        if same_files(left, right):
+            return Comparison(*names, notes=["the files are byte for byte the same"])
+        differences: list[Difference] = []
+        notes: list[str] = []
+        n_compared = 0
+        if not values:
+            differences += _metadata_differences(left, right)
+        elif left.label != right.label:
+            notes.append(f"{left.label} and {right.label}: container and metadata do not count with --values")
+        if not metadata_only:
+            n_bytes = sum(t.n_bytes for t in left.tensors.entries)
+            advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
+            for name, x, y in _pairs(left, right):
+                if x is None or y is None:
+                    differences.append(_difference(name, x, y, "missing"))
+                    continue
+                n_compared += 1
+                differences += _tensor_differences(name, x, y, tolerance if values else None)
+                advance(x.n_bytes, name)
+        return Comparison(*names, differences, n_compared, notes)
 
 
 def same_files(a: Model, b: Model) -> bool:
@@ -137,60 +166,69 @@ def same_files(a: Model, b: Model) -> bool:
     )
 
 
-def _diff_metadata(a: Model, b: Model, found: Comparison) -> None:
-    if (a.label, a.version) != (b.label, b.version):
-        same = a.label == b.label
-        found.add("format", "container", *(f"{m.label} {m.version}" if same else m.label for m in (a, b)))
+def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:
+    if a.label != b.label:
+        yield Difference("format", "container", a.label, b.label)
+    elif a.version != b.version:
+        yield Difference("format", "container", f"{a.label} {a.version}", f"{b.label} {b.version}")
+    left: Mapping[str, object]
+    right: Mapping[str, object]
     if a.format == b.format:
         left, right = dict(a.metadata), dict(b.metadata)
         if a.flags != b.flags:
-            found.add("format", "flags", _set(a.flags), _set(b.flags))
+            yield Difference("format", "flags", _set_flags(a), _set_flags(b))
     else:
         left, right = (_portable(typed_metadata(model)) for model in (a, b))
     for key in dict.fromkeys((*left, *right)):
-        x, y = left.get(key), right.get(key)
-        if (key in left) != (key in right) or not _equal(x, y):
-            found.add("metadata", key, _short(x), _short(y), **_where(x, y))
-    _diff_tokenizers(a, b, found)
+        if (key in left) != (key in right) or not _equal(left.get(key), right.get(key)):
+            yield _metadata_difference(key, left.get(key), right.get(key))
+    yield from _tokenizer_differences(a, b)
     left_files, right_files = (model.native_as(HfNative) for model in (a, b))
     if left_files is not None and right_files is not None:
-        _diff_files(left_files, right_files, found)
+        yield from _file_differences(left_files, right_files)
 
 
-def _diff_files(a: HfNative, b: HfNative, found: Comparison) -> None:
+def _file_differences(a: HfNative, b: HfNative) -> Iterator[Difference]:
     """The other files of two folders; JSON by its data, config.json was compared as metadata."""
     left, right = ({p.as_posix(): m.folder / p for p in m.other_files} for m in (a, b))
     for name in sorted({*left, *right} - {"config.json"}):
         x, y = left.get(name), right.get(name)
         if x is None or y is None:
-            found.add("metadata", name, *("absent" if path is None else "present" for path in (x, y)))
-        elif not _same_file(x, y):
-            found.add("metadata", name, *(f"{path.stat().st_size} bytes" for path in (x, y)), what="content")
+            yield Difference("metadata", name, _presence(x), _presence(y))
+            continue
+        p, q = _content(x), _content(y)
+        if p != q and not (x.suffix == ".json" and _same_json(p, q)):
+            yield Difference("metadata", name, f"{len(p)} bytes", f"{len(q)} bytes", what="content")
 
 
-def _same_file(x: Path, y: Path) -> bool:
+def _set_flags(model: Model) -> list[str]:
+    return sorted(name for name, value in model.flags.items() if value)
+
+
+def _presence(thing: object) -> str:
+    return "absent" if thing is None else "present"
+
+
+def _content(path: Path) -> bytes:
     try:
-        p, q = x.read_bytes(), y.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise storage_error(error, error.filename or x) from error
-    if p == q or x.suffix != ".json":
-        return p == q
+        raise storage_error(error, path) from error
+
+
+def _same_json(p: bytes, q: bytes) -> bool:
     try:
         return bool(json.loads(p) == json.loads(q))
     except (ValueError, RecursionError):  # no JSON after all: the bytes have decided
         return False
 
 
-def _portable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _portable(metadata: Mapping[str, object]) -> dict[str, object]:
     """The fields that every container can hold."""
     return {key: value for key, value in metadata.items() if key not in _APR_ONLY}
 
 
-def _set(flags: Mapping[str, bool]) -> list[str]:
-    return sorted(name for name, value in flags.items() if value)
-
-
-def _equal(x: Any, y: Any) -> bool:
+def _equal(x: object, y: object) -> bool:
     if isinstance(x, float) and isinstance(y, float):
         return x == y or (math.isnan(x) and math.isnan(y)) or math.isclose(x, y, rel_tol=1e-7)
     if _is_list(x) and _is_list(y):
@@ -198,11 +236,11 @@ def _equal(x: Any, y: Any) -> bool:
     return bool(x == y)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> TypeGuard[Collection[object]]:
     return hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping))
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     """`value` small enough to print: long texts are cut, long lists and objects are counted."""
     if isinstance(value, str) and len(value) > _MAX_TEXT:
         return f"{value[:_MAX_TEXT]}… ({len(value)} characters)"
@@ -214,96 +252,87 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _where(x: Any, y: Any) -> dict[str, int]:
-    if not (_is_list(x) and _is_list(y)):
-        return {}
-    pairs = enumerate(zip(x, y, strict=False))
-    return {"first_difference": next((i for i, (p, q) in pairs if not _equal(p, q)), min(len(x), len(y)))}
+def _metadata_difference(name: str, x: object, y: object) -> Difference:
+    first = None
+    if _is_list(x) and _is_list(y):
+        pairs = enumerate(zip(x, y, strict=False))
+        first = next((i for i, (p, q) in pairs if not _equal(p, q)), min(len(x), len(y)))
+    return Difference("metadata", name, _short(x), _short(y), first_difference=first)
 
 
-def _diff_tokenizers(a: Model, b: Model, found: Comparison) -> None:
+def _tokenizer_differences(a: Model, b: Model) -> Iterator[Difference]:
     """Across containers the tokenizers are compared as data; inside one the metadata has shown it all."""
     if a.format == b.format and a.convention != "hf":
         return
     left, right = a.tokenizer, b.tokenizer
     if left is None or right is None:
         if left is not right:
-            found.add("metadata", "tokenizer", _presence(left), _presence(right))
+            yield Difference("metadata", "tokenizer", _presence(left), _presence(right))
         return
     for name in ("model", "pre", "tokens", "merges", "types", "scores", "special", "chat_template"):
         x, y = getattr(left, name), getattr(right, name)
         if not _equal(x, y):
-            found.add("metadata", f"tokenizer.{name}", _short(x), _short(y), **_where(x, y))
+            yield _metadata_difference(f"tokenizer.{name}", x, y)
 
 
-def _presence(tokenizer: object) -> str:
-    return "absent" if tokenizer is None else "present"
-
-
-def _sides(a: Model, b: Model) -> tuple[Mapping[str, Side], Mapping[str, Side]]:
+def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
     """Tensors under Hugging Face names; under their own where either model has no such form."""
-    from aprfmt.canonical.model import canonical
-
     try:
-        return canonical(a).tensors, canonical(b).tensors
+        left, right = canonical(a).tensors, canonical(b).tensors
     except (UnmappedError, RefusedError, UnsupportedError):
-        left, right = ({t.name: Stored(t) for t in model.tensors.entries} for model in (a, b))
-        return left, right
-
-
-def _diff_tensors(
-    a: Model, b: Model, found: Comparison, how: How, progress: Callable[[int, str], None]
-) -> None:
-    left, right = _sides(a, b)
+        left, right = ({t.name: stored(t.name, t) for t in model.tensors.entries} for model in (a, b))
     for name in dict.fromkeys((*left, *right)):
-        x, y = left.get(name), right.get(name)
-        if x is None or y is None:
-            found.add("tensor", name, _summary(x), _summary(y), what="missing")
-            continue
-        found.tensors_compared += 1
-        _diff_tensor(name, x, y, found, how)
-        progress(x.n_bytes, name)
+        yield name, left.get(name), right.get(name)
 
 
-def _summary(side: Side | None) -> str | None:
-    return None if side is None else f"{side.dtype} {list(side.shape)}"
+def _difference(
+    name: str,
+    x: CanonicalTensor | None,
+    y: CanonicalTensor | None,
+    what: str,
+    distance: Distance | None = None,
+) -> Difference:
+    return Difference("tensor", name, _summary(x), _summary(y), what, distance=distance)
 
 
-def _diff_tensor(name: str, x: Side, y: Side, found: Comparison, how: How) -> None:
+def _summary(tensor: CanonicalTensor | None) -> str | None:
+    return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _tensor_differences(
+    name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float | None
+) -> Iterator[Difference]:
+    """What two tensors differ in: their values by more than `tolerance`, without one anything."""
     if x.shape != y.shape:
-        found.add("tensor", name, _summary(x), _summary(y), what="shape")
-    elif x.dtype != y.dtype and not how.by_value:
-        found.add("tensor", name, _summary(x), _summary(y), what="dtype")
+        yield _difference(name, x, y, "shape")
+    elif x.dtype != y.dtype and tolerance is None:
+        yield _difference(name, x, y, "dtype")
     elif x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
         return
-    elif not how.by_value:
-        found.add("tensor", name, _summary(x), _summary(y), what="bytes", **_figures_or_none(name, x, y, 0.0))
+    elif tolerance is None:
+        distance = None
+        with suppress(AprError):  # bytes that cannot be decoded differ all the same
+            distance = _distance(name, x, y, 0.0)
+        yield _difference(name, x, y, "bytes", distance)
     else:
-        figures = _figures(name, x, y, how.tolerance)
-        if figures["n_different"]:
-            found.add("tensor", name, _summary(x), _summary(y), what="values", **figures)
+        distance = _distance(name, x, y, tolerance)
+        if distance.n_different:
+            yield _difference(name, x, y, "values", distance)
 
 
-def _same_bytes(x: Side, y: Side) -> bool:
+def _same_bytes(x: CanonicalTensor, y: CanonicalTensor) -> bool:
     pairs = zip(
         exact_chunks(x.chunks(), _COMPARE_BYTES), exact_chunks(y.chunks(), _COMPARE_BYTES), strict=True
     )
     return all(p == q for p, q in pairs)
 
 
-def _figures_or_none(name: str, x: Side, y: Side, tolerance: float) -> dict[str, Any]:
-    try:
-        return _figures(name, x, y, tolerance)
-    except AprError:
-        return {}
-
-
-def _figures(name: str, x: Side, y: Side, tolerance: float) -> dict[str, Any]:
+def _distance(name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float) -> Distance:
     """How far the decoded values are apart; NaN against a number is an infinite distance."""
     import numpy as np
 
     n_different, largest, squares = 0, 0.0, 0.0
-    streams = (values(side.dtype, side.shape, side.chunks, name=name) for side in (x, y))
+    streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in (x, y))
     for p, q in zip(*streams, strict=True):
         p64, q64 = p.astype(np.float64), q.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -314,9 +343,4 @@ def _figures(name: str, x: Side, y: Side, tolerance: float) -> dict[str, Any]:
         largest = max(largest, float(distance.max()))
         squares += float(np.einsum("i,i->", distance, distance))
     n = n_elements(x.shape)
-    return {
-        "n_values": n,
-        "n_different": n_different,
-        "max_diff": largest,
-        "rmse": math.sqrt(squares / n) if n else 0.0,
-    }
+    return Distance(n, n_different, largest, math.sqrt(squares / n) if n else 0.0)

@@ -88,7 +88,7 @@ def survey(model: Model, advance: Callable[[int, str], None] | None = None) -> d
         "chat_template": template,
         "lineage": model.metadata.get("aprfmt.lineage"),
     }
-    return {**describe(model), **found, "tensors": rows}
+    return {**describe(model).to_json(), **found, "tensors": rows}
 
 
 def _token(tokens: Sequence[str], index: int) -> str:

@@ -6,16 +6,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 BLOCK_VALUES = 1 << 16
 """Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""
@@ -75,7 +71,7 @@ class Stats:
         self._mean += delta * n / total
         self._n_finite = total
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float | None]:
         """The keys of `tensors --stats`; None where no finite value was seen."""
         some, known = self.min <= self.max, self._n_finite > 0
         return {

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from aprfmt import formats
 from aprfmt.arch.names import spellings
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.inspection.describe import REQUIRED_DIMS
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
+from aprfmt.io.write import StartProgress
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.canonical.model import Canonical
 
 _MAX_DEAD_SHARE = 0.25
-_REQUIRED = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+_REQUIRED = ("architecture", *REQUIRED_DIMS)
+
+Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule has to say: `status` "warn" or "fail", a sentence, the tensor concerned."""
+    """What a rule says: a sentence, and the tensor concerned. One "skip": the rule does not apply to the file."""
 
-    status: str
+    status: Status
     message: str
     tensor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """A rule that does not apply to this file, and why; it counts neither for nor against."""
+class Check:
+    """The outcome of the rule `id`: that it passed, why it was skipped, or one of its findings."""
 
-    reason: str
+    id: str
+    status: Status
+    message: str
+    tensor: str | None = None
 
-
-Result = Iterator[Finding | Skip]
+    def to_json(self) -> dict[str, str]:
+        """{id, status, message, tensor?}."""
+        body = {"id": self.id, "status": self.status, "message": self.message}
+        return body | ({"tensor": self.tensor} if self.tensor is not None else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class Rule:
     id: str
     weight: int
     holds: str
-    look: Callable[[Subject], Result]
+    look: Callable[[Subject], Iterator[Finding]]
 
 
 class Subject:
@@ -128,15 +140,15 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
     return stats
 
 
-def _header(subject: Subject) -> Result:
+def _header(subject: Subject) -> Iterator[Finding]:
     state = subject.model.checksum()["header"]
     if state == "bad":
         yield Finding("fail", "the header's checksum does not match its bytes")
     elif state != "ok":
-        yield Skip("the container has no header checksum")
+        yield Finding("skip", "the container has no header checksum")
 
 
-def _footer(subject: Subject) -> Result:
+def _footer(subject: Subject) -> Iterator[Finding]:
     state = subject.model.checksum()["footer"]
     shards = subject.model.native_as(JoinedNative)
     if shards is not None and shards.problems:
@@ -146,10 +158,10 @@ def _footer(subject: Subject) -> Result:
     elif state == "absent":
         yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be seen")
     elif state != "ok":
-        yield Skip("the container has no checksum over the file")
+        yield Finding("skip", "the container has no checksum over the file")
 
 
-def _extents(subject: Subject) -> Result:
+def _extents(subject: Subject) -> Iterator[Finding]:
     for tensor in subject.model.tensors.entries:
         if tensor.offset + tensor.n_bytes > tensor.source.size:
             yield Finding("fail", "the data reaches beyond the end of the file", tensor.name)
@@ -162,19 +174,19 @@ def _extents(subject: Subject) -> Result:
             yield Finding("fail", text, tensor.name)
 
 
-def _duplicates(subject: Subject) -> Result:
+def _duplicates(subject: Subject) -> Iterator[Finding]:
     seen: set[str] = set()
     for tensor in subject.model.tensors.entries:
         if tensor.name in seen:
             yield Finding("fail", "two tensors have this name", tensor.name)
         seen.add(tensor.name)
     if not seen:
-        yield Skip(subject.no_tensors)
+        yield Finding("skip", subject.no_tensors)
 
 
-def _finite(subject: Subject) -> Result:
+def _finite(subject: Subject) -> Iterator[Finding]:
     if not subject.model.tensors:
-        yield Skip(subject.no_tensors)
+        yield Finding("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError):
             yield Finding("warn", f"the values could not be looked at: {stats.message}", tensor.name)
@@ -183,9 +195,9 @@ def _finite(subject: Subject) -> Result:
             yield Finding("fail", text, tensor.name)
 
 
-def _zeros(subject: Subject) -> Result:
+def _zeros(subject: Subject) -> Iterator[Finding]:
     if not subject.model.tensors:
-        yield Skip(subject.no_tensors)
+        yield Finding("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
             continue
@@ -195,9 +207,9 @@ def _zeros(subject: Subject) -> Result:
             yield Finding("warn", f"all {stats.n:,} values are zero", tensor.name)
 
 
-def _dead_rows(subject: Subject) -> Result:
+def _dead_rows(subject: Subject) -> Iterator[Finding]:
     if not subject.vocabulary_tensors:
-        yield Skip("no embedding was recognised")
+        yield Finding("skip", "no embedding was recognised")
     tokenizer = subject.tokenizer
     for tensor, stats, dead in subject.stats:
         if not dead or isinstance(stats, AprError) or stats.zero_count == stats.n:
@@ -209,7 +221,7 @@ def _dead_rows(subject: Subject) -> Result:
         ]
         rest = len(dead) - len(used)
         if used:
-            status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
+            status: Status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
             yield Finding(
                 status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name
             )
@@ -217,16 +229,16 @@ def _dead_rows(subject: Subject) -> Result:
             yield Finding("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
 
 
-def _names(subject: Subject) -> Result:
+def _names(subject: Subject) -> Iterator[Finding]:
     found = subject.canonical
     if isinstance(found, AprError):
         if found.tensor is None:
-            yield Skip(found.message)
+            yield Finding("skip", found.message)
         else:
             yield Finding("fail", found.message, found.tensor)
         return
     if found.arch is None:
-        yield Skip("the architecture is unknown")
+        yield Finding("skip", "the architecture is unknown")
         return
     from aprfmt.arch.names import check_tensors
 
@@ -236,10 +248,10 @@ def _names(subject: Subject) -> Result:
         yield Finding("fail", error.message, error.tensor)
 
 
-def _shapes(subject: Subject) -> Result:
+def _shapes(subject: Subject) -> Iterator[Finding]:
     found = subject.canonical
     if isinstance(found, AprError) or found.arch is None:
-        yield Skip("the architecture is unknown or its names do not fit")
+        yield Finding("skip", "the architecture is unknown or its names do not fit")
         return
     from aprfmt.arch.names import check_shapes
 
@@ -249,10 +261,12 @@ def _shapes(subject: Subject) -> Result:
         yield Finding("fail", error.message, error.tensor)
 
 
-def _vocabulary(subject: Subject) -> Result:
+def _vocabulary(subject: Subject) -> Iterator[Finding]:
     tokenizer, embedding = subject.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
-        yield Skip("no tokenizer is embedded" if tokenizer is None else "no embedding was recognised")
+        yield Finding(
+            "skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised"
+        )
         return
     n_tokens, rows = len(tokenizer.tokens), embedding.shape[0]
     if n_tokens > rows:
@@ -261,10 +275,10 @@ def _vocabulary(subject: Subject) -> Result:
         )
 
 
-def _special_ids(subject: Subject) -> Result:
+def _special_ids(subject: Subject) -> Iterator[Finding]:
     tokenizer = subject.tokenizer
     if tokenizer is None:
-        yield Skip("no tokenizer is embedded")
+        yield Finding("skip", "no tokenizer is embedded")
         return
     n_tokens = len(tokenizer.tokens)
     for role, token in sorted(tokenizer.special.items()):
@@ -272,7 +286,7 @@ def _special_ids(subject: Subject) -> Result:
             yield Finding("fail", f"the {role} token is {token}, the vocabulary ends at {n_tokens - 1}")
 
 
-def _required_keys(subject: Subject) -> Result:
+def _required_keys(subject: Subject) -> Iterator[Finding]:
     hparams = subject.model.hparams
     row = ARCHITECTURES.get(hparams.architecture or "")
     # A state space model has no attention heads, some networks no plain MLP.
@@ -280,7 +294,7 @@ def _required_keys(subject: Subject) -> Result:
     missing = [name for name in _REQUIRED if name in known and getattr(hparams, name) is None]
     if missing:
         # Only a file that presents itself as a language model has to have the dims of one.
-        status = (
+        status: Status = (
             "fail" if subject.embedding is not None and apr2.native_of(subject.model) is not None else "warn"
         )
         yield Finding(status, f"the metadata does not say {', '.join(missing)}")
@@ -304,66 +318,72 @@ RULES = (
 )
 
 
-@dataclass(slots=True)
-class Verdict:
-    """The outcome of all rules.
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The outcome of all rules; `to_json` is the object of `apr validate --json`.
 
     Attributes:
-        checks: {id, status, message, tensor?}: a rule that passed, or one entry a finding.
-        skipped: {id, message} of rules that do not apply.
+        file: the path as given.
+        format: the container as users know it, "GGUF v3".
+        checks: a rule that passed, or one entry a finding.
+        skipped: rules that do not apply; they count neither for nor against.
         score: share of the weights of the applied rules that passed, 0 to 100.
-        passed: whether nothing failed.
+        passed: whether nothing failed and the score is high enough.
     """
 
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
-    score: int = 0
-    passed: bool = True
+    file: str
+    format: str
+    checks: list[Check]
+    skipped: list[Check]
+    score: int
+    passed: bool
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract."""
+        return {
+            "file": self.file,
+            "format": self.format,
+            "passed": self.passed,
+            "checks": [check.to_json() for check in self.checks],
+            "skipped": [{"id": check.id, "message": check.message} for check in self.skipped],
+            "score": self.score,
+        }
 
 
 def validate(
-    model: Model,
-    *,
-    strict: bool = False,
-    min_score: int = 0,
-    progress: Callable[[int, str], None] | None = None,
-) -> Verdict:
-    """Applies every rule; `strict` counts warnings as failures, a score under `min_score` fails.
+    path: PathLike, *, strict: bool = False, min_score: int = 0, progress: StartProgress | None = None
+) -> Validation:
+    """Applies every rule to the model at `path`; every value is decoded.
 
-    `progress` is called with (bytes, tensor) as tensors are decoded. A warning costs its rule's weight, too.
+    `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight, too.
+    `progress` is called with the bytes to decode, its result with (bytes, tensor) as they are.
     """
-    subject, verdict = Subject(model, progress), Verdict()
+    with formats.open(path) as model:
+        n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
+        subject = Subject(model, progress(n_bytes) if progress is not None else None)
+        outcomes = [(rule, _findings(rule, subject)) for rule in RULES]
+        label = model.label
+    checks: list[Check] = []
+    skipped: list[Check] = []
     weights = passed = 0
-    for rule in RULES:
-        findings = _apply(rule, subject)
-        skips = [f for f in findings if isinstance(f, Skip)]
-        if skips:
-            verdict.skipped.append({"id": rule.id, "message": skips[0].reason})
+    for rule, findings in outcomes:
+        skip = next((f for f in findings if f.status == "skip"), None)
+        if skip is not None:
+            skipped.append(Check(rule.id, "skip", skip.message))
             continue
         weights += rule.weight
         if not findings:
             passed += rule.weight
-            verdict.checks.append({"id": rule.id, "status": "pass", "message": rule.holds})
-        verdict.checks += [_entry(rule, f, strict) for f in findings if isinstance(f, Finding)]
-    verdict.score = passed * 100 // weights if weights else 0
-    failed = any(check["status"] == "fail" for check in verdict.checks)
-    verdict.passed = not failed and verdict.score >= min_score
-    return verdict
+            checks.append(Check(rule.id, "pass", rule.holds))
+        checks += [Check(rule.id, "fail" if strict else f.status, f.message, f.tensor) for f in findings]
+    score = passed * 100 // weights if weights else 0
+    failed = any(check.status == "fail" for check in checks)
+    passes = not failed and score >= min_score
+    return Validation(os.fspath(path), label, checks, skipped, score, passes)
 
 
-def _apply(rule: Rule, subject: Subject) -> list[Finding | Skip]:
+def _findings(rule: Rule, subject: Subject) -> list[Finding]:
     try:
         return list(rule.look(subject))
     except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
         return [Finding("fail", error.message, error.tensor)]
-
-
-def _entry(rule: Rule, finding: Finding, strict: bool) -> dict[str, Any]:
-    status = "fail" if strict else finding.status
-    entry = {"id": rule.id, "status": status, "message": finding.message}
-    return entry | ({"tensor": finding.tensor} if finding.tensor is not None else {})
-
-
-def weight_bytes(model: Model) -> int:
-    """Bytes that `validate` decodes, for a progress bar."""
-    return sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
