@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
+import tracemalloc
 from typing import Any
 
 import msgpack
@@ -89,7 +90,7 @@ def test_f32_fields_are_float32_whatever_number_is_given() -> None:
 
 def test_defaults() -> None:
     values = parse(dump({}), "x")
-    assert int(values["created_at"]) > 1_600_000_000
+    assert int(str(values["created_at"])) > 1_600_000_000
     assert values["aprender_version"] == "aprfmt"
 
 
@@ -166,5 +167,20 @@ def test_any_bytes_give_a_map_or_an_apr_error(raw: bytes) -> None:
 
 def test_nan_and_infinity_survive() -> None:
     values = parse(dump(BASE | {"metrics": {"a": math.nan, "b": math.inf}}), "x")["metrics"]
+    assert isinstance(values, dict)
+    assert isinstance(values["a"], float)
     assert math.isnan(values["a"])
     assert values["b"] == math.inf
+
+
+def test_claimed_lengths_are_not_allocated() -> None:
+    """A hundred arrays inside each other that each claim a million elements: 8 bytes each would be 800 MB."""
+    claims = (b"\xdd" + (1 << 20).to_bytes(4, "big")) * 100
+    raw = b"\x81\xa1a" + claims + bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TruncatedError):
+            parse(raw, "x")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
