@@ -7,7 +7,7 @@ import re
 import pytest
 from pages import Page
 
-from aprfmt.html.charts import HEIGHT, WIDTH, Mark, Series, chart, thinned
+from aprfmt.html.charts import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, thinned
 from aprfmt.html.page import page, table, text
 
 
@@ -76,6 +76,27 @@ def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
     assert len(few_x) == len(few_y) == len(spans) == 400
     assert max(span[1] for span in spans if span) == 99.0
     assert 'class="band' in chart("t", [Series("s", xs, ys)])
+
+
+def test_histograms_stand_one_above_the_other_each_as_high_as_its_fullest_bin() -> None:
+    assert histograms("h", [], 1.0) == ""
+    figure = histograms("h", [[0, 4, 1], [0, 0, 9]], 1.5, ("first", "last"))
+    outlines = re.findall(r'class="area f0" d="M([^V]*)V([\d.]+)H', figure)
+    rows = [[tuple(map(float, at.split())) for at in points.split("L")] for points, _ in outlines]
+    floors = [float(floor) for _, floor in outlines]
+    assert [x for x, _ in rows[0]] == [x for x, _ in rows[1]]
+    rises = [[round(floor - y, 1) for _, y in row] for row, floor in zip(rows, floors, strict=True)]
+    assert rises[0][0] == rises[1][0] == rises[1][1] == 0
+    assert rises[0][1] == rises[1][2] == pytest.approx(4 * rises[0][2], abs=0.3)
+    assert floors[0] < floors[1] - rises[1][2], "no row reaches into the one above"
+    assert ticks(figure)[-2:] == ["first", "last"]
+
+
+def test_a_heat_map_needs_rows_and_columns() -> None:
+    assert heat_map("t", [], ["1"]) == ""
+    text = heat_map("t", [("a" * 50, [Cell(1.0, "w"), Cell(0.0, "v"), Cell(None)])], ["1", "2", "3"])
+    assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["1.00", "0.12"]
+    assert "…" + "a" * 32 in text
 
 
 def test_text_is_escaped_everywhere() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from pages import Page
 import aprfmt
 from aprfmt.cli.demo_model import build
 from aprfmt.cli.main import run as apr
-from aprfmt.html.heatmaps import Cell, heat_map, histograms
 from aprfmt.inspection.model_page import Histogram, html, survey
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
@@ -63,9 +61,11 @@ def test_the_page_of_a_gguf_and_of_its_apr(tiny: Path, tmp_path: Path) -> None:
             body = survey(model)
         page = Page(html(body))
         assert {name, "Dtypes"} < set(page.titles)
-        for tensor in body["tensors"]:
-            assert sum(tensor["histogram"]["counts"]) == np.prod(tensor["shape"])
-        layers = body["metadata"]["num_layers"]
+        for row in body.tensors:
+            assert row.histogram.counts is not None
+            assert row.histogram.counts.sum() == np.prod(row.tensor.shape)
+        layers = body.inspection.metadata["num_layers"]
+        assert isinstance(layers, int)
         assert sum(f"{name}: " in word for word in page.words) == 3 * layers, (
             "a square a layer in each of the maps"
         )
@@ -96,33 +96,25 @@ def test_experts_share_a_square(write: Write, arrays: Arrays) -> None:
 def test_values_that_are_not_finite_are_told(write: Write, arrays: Arrays) -> None:
     arrays["model.norm.weight"][0] = np.nan
     with aprfmt.open(write(arrays)) as model:
-        assert "1 values are NaN or infinite" in Page(html(survey(model))).text
+        assert "1 value is NaN or infinite" in Page(html(survey(model))).text
 
 
 def test_a_tensor_that_cannot_be_read_is_told(write: Write, arrays: Arrays) -> None:
     with aprfmt.open(write(arrays)) as model:
         body = survey(model)
     assert "cannot be read" not in html(body)
-    body["tensors"][0] |= {"error": "no <such> block"}
-    assert f"{body['tensors'][0]['name']} cannot be read: no <such> block" in Page(html(body)).text
+    body.tensors[0] = replace(body.tensors[0], error="no <such> block")
+    assert f"{body.tensors[0].tensor.name} cannot be read: no <such> block" in Page(html(body)).text
 
 
-def test_the_picture_holds_the_counts() -> None:
-    text = histograms("h", [[0, 4, 1], [0, 0, 9]], 1.0, ("first", "last"))
-    data = base64.b64decode(re.search(r"base64,([^\"]*)\"", text)[1])  # type: ignore[index]
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")) == (3, 2)
-    at = data.index(b"IDAT")
-    pixels = zlib.decompress(data[at + 4 : at + 4 + int.from_bytes(data[at - 4 : at], "big")])
-    rows = [pixels[i * 13 + 1 : i * 13 + 13] for i in range(2)]
-    assert [row[3::4] for row in rows] == [bytes([0, 255, 128]), bytes([0, 0, 255])]
-
-
-def test_a_heat_map_needs_rows_and_columns() -> None:
-    assert heat_map("t", [], ["1"]) == ""
-    text = heat_map("t", [("a" * 50, [Cell(1.0, "w"), Cell(0.0, "v"), Cell(None)])], ["1", "2", "3"])
-    assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["1.00", "0.12"]
-    assert "…" + "a" * 32 in text
+def test_drawn_bins_keep_the_counts_and_their_place() -> None:
+    histogram = Histogram()
+    histogram.add(np.array([1.0, 1.0, -0.5], "f4"))
+    wide = np.array(histogram.rebinned(2 * histogram.reach))
+    assert wide.sum() == pytest.approx(3)
+    assert wide[:16].sum() == wide[48:].sum() == 0
+    assert wide[32:].sum() == pytest.approx(2)
+    assert Histogram().bulk() == 0
 
 
 def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

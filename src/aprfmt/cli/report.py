@@ -51,14 +51,14 @@ def command(
     written = {"output": str(output) if output is not None else None}
     if not is_run(path):
         body = _model(file, output, force=force)
-        lines = pairs([("tensors", f"{body['tensor_count']:,}"), ("wrote", str(output))])
+        lines = pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))])
         out.result({**body, **written}, lines)
         return
     body = numbers(path) if output is None else write(path, output, force=force)
     out.result({"file": file, **body, **written}, _text(body, output))
 
 
-def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
+def _model(file: str, output: Path | None, *, force: bool) -> dict[str, object]:
     """Reads the model, writes its page where one is named; what it found."""
     from aprfmt.formats import open as open_model
     from aprfmt.inspection.model_page import html, survey
@@ -67,17 +67,18 @@ def _model(file: str, output: Path | None, *, force: bool) -> dict[str, Any]:
 
     with open_model(file) as model:
         if output is None and out.mode != "json":
-            raise UsageError("a report of a model is a page", hint="add -o page.html, or see apr inspect")
+            raise UsageError(
+                "the report on a model is an HTML page", hint="add -o page.html, or see apr inspect"
+            )
         if output is not None and output.suffix.lower() not in (".html", ".htm"):
-            raise UsageError("the report of a model is a page: -o page.html", path=output)
+            raise UsageError("the report on a model is an HTML page: -o page.html", path=output)
         with Bar("reading") as bar:
             n_bytes = sum(t.n_bytes for t in model.tensors.entries)
-            body = survey(model, bar.progress(n_bytes) if bar.progress else None)
-    body["file"] = file
+            found = survey(model, bar.progress(n_bytes) if bar.progress else None)
     if output is not None:
-        layout = FileLayout(output.name, [Literal(html(body).encode())])
+        layout = FileLayout(output.name, [Literal(html(found).encode())])
         write_file(str(output), layout, WriteOptions(force=force))
-    return body
+    return found.to_json() | {"file": file}
 
 
 def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:

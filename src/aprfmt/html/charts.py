@@ -1,6 +1,6 @@
-"""Curves, histograms and heat maps as inline SVG; colours come from the style sheet of the page (`STYLE`, `SCRIPT`).
+"""Charts and heat maps as inline SVG; colours come from the style sheet of the page (`STYLE`, `SCRIPT`).
 
-Coordinates are in units of the view box, 400 wide; numbers are written with one decimal.
+Coordinates are in units of the view box, 400 wide (800 for a heat map); numbers are written with one decimal.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ _NOISY = 60
 """From so many points on a curve gets a mean over its neighbours beside it."""
 _LOG_RATIO = 30.0
 """A positive curve that spans more than this is drawn over a logarithmic axis."""
+_MAP_WIDTH, _MAP_LABELS, _MAP_ROW, _MAP_LABEL_CHARS = 800.0, 210.0, 17.0, 33
 
 STYLE = """
 .axis{stroke:var(--grid);stroke-width:1;vector-effect:non-scaling-stroke}
 .curve{fill:none;stroke-width:1.8;stroke-linejoin:round;vector-effect:non-scaling-stroke}
-.raw{stroke-width:1;opacity:.35}.level{stroke-dasharray:5 4}.band{opacity:.18;stroke:none}
+.raw{stroke-width:1;opacity:.35}.level{stroke-dasharray:5 4}.band{opacity:.18;stroke:none}.area{opacity:.55}
 .mark{stroke:var(--soft);stroke-dasharray:2 3;vector-effect:non-scaling-stroke}
 .mark.bad{stroke:var(--bad)}.cursor{stroke:var(--soft);vector-effect:non-scaling-stroke}
+figure.wide{overflow-x:auto;margin-bottom:14px}figure.wide svg{min-width:720px}figure.wide svg text{font-size:11px}
+.cell{stroke:var(--card);stroke-width:.6}.none{fill:var(--grid)}
 """ + "".join(
     f".s{n}{{stroke:var(--c{n})}}.f{n}{{fill:var(--c{n})}}figcaption i.k{n}{{background:var(--c{n})}}"
     for n in range(4)
@@ -207,19 +210,96 @@ def chart(
         "x": x_name,
         "s": kept,
     }
-    return _figure(title, _legend(drawn, say), "".join(body), HEIGHT, json.dumps(data))
+    return _figure(title, body, HEIGHT, legend=_legend(drawn, say), data=json.dumps(data))
 
 
-def _figure(title: str, legend: str, body: str, height: float, data: str = "") -> str:
-    bound = f' data-chart="{text(data)}"' if data else ""
-    cursor = (
-        f'<line class="cursor" y1="{_TOP:g}" y2="{height - _BOTTOM:g}" visibility="hidden"/>' if data else ""
+def histograms(
+    title: str, rows: Sequence[Sequence[float]], reach: float, labels: tuple[str, str] = ("", "")
+) -> str:
+    """Rows of bins from -reach to reach, one above the other, each as high as its fullest bin; "" without rows.
+
+    `labels` stand beside the first row, on top, and the last.
+    """
+    if not rows or not rows[0]:
+        return ""
+    height = min(12.0 * len(rows) + 22, HEIGHT - _TOP - _BOTTOM)
+    x = Axis(-reach, reach, _LEFT, WIDTH - _RIGHT)
+    floors = [_TOP + height * (i + 1) / len(rows) for i in range(len(rows))]
+    body = [*_x_axis(x, _TOP + height)]
+    for floor, bins in zip(floors, rows, strict=True):
+        scale = 0.95 * height / len(rows) / (max(bins) or 1.0)
+        middles = (-reach + (i + 0.5) * 2 * reach / len(bins) for i in range(len(bins)))
+        outline = _path([(x.at(middle), floor - n * scale) for middle, n in zip(middles, bins, strict=True)])
+        body.append(
+            f'<path class="area f0" d="{outline}V{floor:.1f}H{x.at(-reach + reach / len(bins)):.1f}Z"/>'
+        )
+    for floor, label in zip((floors[0], floors[-1]), labels if len(rows) > 1 else labels[:1], strict=False):
+        body.append(f'<text x="{_LEFT - 6:g}" y="{floor:.1f}" text-anchor="end">{text(label)}</text>')
+    return _figure(title, body, _TOP + height + _BOTTOM)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One square of a heat map: the strength of its colour (0 to 1; None: left empty), the colour, words on hover."""
+
+    strength: float | None
+    words: str = ""
+    colour: int = 0
+
+
+def heat_map(
+    title: str,
+    rows: Sequence[tuple[str, Sequence[Cell]]],
+    columns: Sequence[str],
+    legend: Sequence[tuple[str, Cell]] = (),
+) -> str:
+    """A square for each row and column; every few columns have their caption below. `legend`: words of a colour."""
+    if not rows or not columns:
+        return ""
+    size = (_MAP_WIDTH - _MAP_LABELS) / len(columns)
+    height = _MAP_ROW * len(rows) + 22
+    body = [
+        part for i, (name, cells) in enumerate(rows) for part in _map_row(i * _MAP_ROW, name, cells, size)
+    ]
+    for i in range(0, len(columns), -(-len(columns) // 16)):
+        at = _MAP_LABELS + (i + 0.5) * size
+        body.append(f'<text x="{at:.1f}" y="{height - 7:g}" text-anchor="middle">{text(columns[i])}</text>')
+    words = "".join(
+        f'<span><i class="dot k{cell.colour}" style="opacity:{_opacity(cell)}"></i>{text(name)}</span>'
+        for name, cell in legend
     )
-    said = "<output></output>" if data else ""
+    return _figure(title, body, height, legend=words, width=_MAP_WIDTH)
+
+
+def _map_row(top: float, name: str, cells: Sequence[Cell], size: float) -> Iterator[str]:
+    short = name if len(name) <= _MAP_LABEL_CHARS else "…" + name[1 - _MAP_LABEL_CHARS :]
+    yield f'<text x="{_MAP_LABELS - 8:g}" y="{top + 12:g}" text-anchor="end">{text(short)}</text>'
+    for i, cell in enumerate(cells):
+        place = f'x="{_MAP_LABELS + i * size:.1f}" y="{top:g}" width="{size:.1f}" height="{_MAP_ROW:g}"'
+        if cell.strength is None:
+            yield f'<rect class="cell none" {place}/>'
+            continue
+        yield (
+            f'<rect class="cell f{cell.colour}" fill-opacity="{_opacity(cell)}" {place}>'
+            f"<title>{text(cell.words)}</title></rect>"
+        )
+
+
+def _opacity(cell: Cell) -> str:
+    return f"{0.12 + 0.88 * min(1.0, max(0.0, cell.strength or 0.0)):.2f}"
+
+
+def _figure(
+    title: str, body: Sequence[str], height: float, *, legend: str = "", data: str = "", width: float = WIDTH
+) -> str:
+    """A figure of SVG elements; `data` is what SCRIPT shows under the pointer."""
+    kind = ' class="wide"' if width > WIDTH else ""
+    bound = f' data-chart="{text(data)}"' if data else ""
+    cursor = f'<line class="cursor" y1="{_TOP:g}" y2="{height - _BOTTOM:g}" visibility="hidden"/>'
     return (
-        f"<figure{bound}><figcaption><b>{text(title)}</b>{legend}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{text(title)}">{body}{cursor}</svg>'
-        f"{said}</figure>"
+        f"<figure{kind}{bound}><figcaption><b>{text(title)}</b>{legend}</figcaption>"
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(title)}">'
+        f"{''.join(body)}{cursor if data else ''}</svg>{'<output></output>' if data else ''}</figure>"
     )
 
 
@@ -245,11 +325,14 @@ def _grid(x: Axis, y: Axis, say: Callable[[float], str]) -> Iterator[str]:
         at = y.at(value)
         yield f'<line class="axis" x1="{x.start:g}" x2="{x.end:g}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield f'<text x="{x.start - 6:g}" y="{at + 4:.1f}" text-anchor="end">{text(say(value))}</text>'
-    ticks = x.ticks()
-    for value in ticks:
+    yield from _x_axis(x, y.start)
+
+
+def _x_axis(x: Axis, bottom: float) -> Iterator[str]:
+    for value in x.ticks():
         at = x.at(value)
         anchor = "end" if at > x.end - 12 else "middle"
-        yield f'<text x="{at:.1f}" y="{y.start + 16:g}" text-anchor="{anchor}">{text(format_number(value))}</text>'
+        yield f'<text x="{at:.1f}" y="{bottom + 16:g}" text-anchor="{anchor}">{text(format_number(value))}</text>'
 
 
 def _marks(x: Axis, marks: Sequence[Mark]) -> Iterator[str]:
