@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from ggml_cases import BLOCKS, BY_NUMPY, COLS, SLOW, random_blocks, values_of, w
 from aprfmt.codecs import DTYPES, backend, ggml, ggml_answers, libggml
 from aprfmt.errors import MissingDependencyError, UsageError
 
-_REAL = libggml.library()
-needs_library = pytest.mark.skipif(libggml.library() is None, reason=libggml.absence())
+_REAL = next(libggml.libraries(), None)
+needs_library = pytest.mark.skipif(not any(libggml.libraries()), reason=libggml.absence())
 by_block = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BLOCKS]
 )
@@ -33,33 +34,56 @@ def real() -> libggml.Library:
     return _REAL
 
 
-@needs_library
-@pytest.mark.llama
-def test_found_beside_llama_cpp_which_stays_unimported() -> None:
+@pytest.mark.parametrize("package", libggml.PACKAGES)
+def test_each_package_has_all_functions_and_stays_unimported(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     code = (
-        "import sys; from aprfmt.codecs import ggml, libggml; lib = libggml.library();"
-        "print(lib.path.parent.parent.name, lib.version != 'unknown (unknown)', repr(libggml.absence()),"
-        " ggml.encodable('Q4_K'), 'llama_cpp' in sys.modules, 'numpy' in sys.modules)"
+        "import sys; from aprfmt.codecs import DTYPES, ggml, ggml_answers, libggml\n"
+        f"libggml.PACKAGES = {{{package!r}: 'it'}}\n"
+        "lib, = libggml.libraries()\n"
+        "print(lib.path.parents[1].name, lib.version != 'unknown (unknown)', repr(libggml.absence()),"
+        " ggml.encodable('Q4_K'), 'llama_cpp' in sys.modules, 'numpy' in sys.modules)\n"
+        f"for name in {[name for name in BLOCKS if name not in SLOW]}:\n"
+        "    for check in (ggml_answers.decode_agrees, ggml_answers.encode_agrees):\n"
+        "        if not check(lib, DTYPES[name]): print(name, check)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["llama_cpp", "True", "''", "True", "False", "False"]
+    assert done.stdout.split() == [package, "True", "''", "True", "False", "False"]
+
+
+@pytest.mark.llama
+def test_llama_cpp_can_be_imported_afterwards() -> None:
+    """It cannot where a libggml of another version is in the process before its own."""
+    for package in libggml.PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    code = (
+        "import numpy as np; from aprfmt.codecs import ggml\n"
+        "ggml.encode('Q4_K', np.ones(256, 'f4'))\nimport llama_cpp\nllama_cpp.llama_backend_init()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def find(monkeypatch: pytest.MonkeyPatch, spec: Any) -> Any:
     """What a search finds when the package is `spec`."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    return libggml._find.__wrapped__()
+    return libggml._find.__wrapped__("libggml")
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert find(monkeypatch, None) == "llama-cpp-python is not installed"
+    assert find(monkeypatch, None) == "libggml-python is not installed"
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     assert "has no" in find(monkeypatch, spec)
+    monkeypatch.setattr(libggml, "_find", lambda package: f"no {package}")
+    assert [*libggml.libraries()] == []
+    assert libggml.absence() == "no llama_cpp; no libggml"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the name of the file is that of Linux")
-def test_files_that_are_no_libggml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "lib" / "libggml-base.so"
+@pytest.mark.parametrize("folder", ["lib", "lib64"])
+def test_files_that_are_no_libggml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / "libggml-base.so"
     path.parent.mkdir()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     path.write_bytes(b"\x7fELF, but no more of it")
@@ -77,10 +101,10 @@ def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded, encoded = row.answers
     monkeypatch.setenv(backend.VARIABLE, "numpy")
     assert ggml_answers.checksum_values(ggml.decode(name, ggml_answers.stored_pattern(row))) == decoded
-    if libggml.library() is not None:
+    if any(libggml.libraries()):
         assert ggml_answers.decode_agrees(real(), row)
         assert ggml_answers.checksum_encoding(real(), row) == encoded
-    if name in BY_NUMPY and libggml.library() is not None:
+    if name in BY_NUMPY and any(libggml.libraries()):
         values = ggml_answers.value_pattern()
         out = np.empty(values.size // row.block * row.block_bytes, dtype="u1")
         assert row.ggml_id is not None
@@ -123,7 +147,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 
 
 @needs_library
-@pytest.mark.llama
 @pytest.mark.parametrize("kind", DIFFERENT)
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K", "IQ4_XS"])
 def test_a_library_that_disagrees_is_not_used(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +155,7 @@ def test_a_library_that_disagrees_is_not_used(name: str, kind: str, monkeypatch:
     want = ggml.decode(name, stored)
     monkeypatch.delenv(backend.VARIABLE)
     other = Other(**DIFFERENT[kind])
-    monkeypatch.setattr(libggml, "library", lambda: other)
+    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
     np.testing.assert_array_equal(ggml.decode(name, stored), want)
     if name in BY_NUMPY:
         assert ggml.encode(name, values).size
@@ -148,10 +171,21 @@ def test_a_library_that_disagrees_is_not_used(name: str, kind: str, monkeypatch:
 
 
 @needs_library
-@pytest.mark.llama
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_the_next_library_takes_over_what_the_first_does_otherwise(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = values_of("normal").reshape(-1)
+    want = ggml.encode("Q4_K", values)
+    monkeypatch.setattr(libggml, "libraries", lambda: iter([Other(**DIFFERENT[kind]), real()]))
+    assert ggml.encodable("Q4_K")
+    assert np.array_equal(ggml.encode("Q4_K", values), want)
+
+
+@needs_library
 def test_a_library_that_writes_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Other()
-    monkeypatch.setattr(libggml, "library", lambda: other)
+    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
     values = values_of("normal").reshape(-1)
     assert ggml.encode("Q4_K", values).size
     monkeypatch.setattr(other, "quantize", lambda *args: 144)
@@ -160,7 +194,6 @@ def test_a_library_that_writes_too_little(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_library
-@pytest.mark.llama
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0", "Q8_0", "IQ4_XS", "IQ3_XXS"])
 def test_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that nobody used yet, by eight threads at once, encoding and decoding."""
@@ -168,7 +201,7 @@ def test_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = ggml.encode(name, values.reshape(-1), COLS, weights)
     back = ggml.decode(name, want)
     other = Other()
-    monkeypatch.setattr(libggml, "library", lambda: other)
+    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
     start = threading.Barrier(8)
 
     def work(_: int) -> bool:
@@ -181,7 +214,6 @@ def test_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_library
-@pytest.mark.llama
 def test_known_answers_are_asked_once() -> None:
     lib, calls = Other(), []
 

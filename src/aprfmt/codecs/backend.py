@@ -31,9 +31,9 @@ def order(*names: str) -> tuple[str, ...]:
     wanted = forced()
     if wanted is None:
         return names
-    if wanted == "ggml" and libggml.library() is None:
+    if wanted == "ggml" and not any(libggml.libraries()):
         raise MissingDependencyError(
-            f"{VARIABLE}=ggml: {libggml.absence()}", hint="pip install 'aprfmt[llama]'"
+            f"{VARIABLE}=ggml: {libggml.absence()}", hint="pip install libggml-python"
         )
     if wanted == "torch" and not has_torch():
         raise MissingDependencyError(f"{VARIABLE}=torch: torch is not installed", hint="pip install torch")

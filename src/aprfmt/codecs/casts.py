@@ -150,7 +150,7 @@ def _ggml(src: str, dst: str) -> _Kernel | None:
 @cache
 def _cpu_library() -> ctypes.CDLL | None:
     """libggml-cpu, beside libggml-base: the vectorised form of the same functions."""
-    base = libggml.library()
+    base = next(libggml.libraries(), None)
     if base is None:
         return None
     try:

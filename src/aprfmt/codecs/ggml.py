@@ -6,6 +6,9 @@ with an importance of columns; without it there are `ggml_numpy` and, behind it,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
 from aprfmt.codecs import backend, ggml_numpy, libggml
 from aprfmt.codecs.dtypes import DTYPES, Dtype
 from aprfmt.codecs.ggml_answers import decode_agrees, encode_agrees, has, symbol
@@ -27,7 +30,7 @@ _UNBOUNDED = ("MXFP4", "NVFP4")
 MOST_WEIGHT = 2.0**60
 """Largest importance of a column: squares of values times it must stay within a float32, or the encoders give NaN."""
 
-_HINT = "pip install 'aprfmt[llama]'"
+_HINT = "pip install libggml-python"
 
 
 def decodable(dtype: str) -> bool:
@@ -38,29 +41,31 @@ def decodable(dtype: str) -> bool:
 def encodable(dtype: str) -> bool:
     """Whether `encode` can write the GGML dtype here: some need libggml."""
     return dtype in ggml_numpy.ENCODABLE or (
-        backend.forced() in (None, "ggml") and _find_library(dtype, "encode") is not None
+        backend.forced() in (None, "ggml") and any(_find_libraries(dtype, "encode"))
     )
 
 
 def needs_weights(dtype: str) -> bool:
     """Whether the GGML dtype can only be written with an importance of columns. False where libggml is missing."""
-    lib, ggml_id = _find_library(dtype, "encode"), DTYPES[dtype].ggml_id
+    lib, ggml_id = next(_find_libraries(dtype, "encode"), None), DTYPES[dtype].ggml_id
     return lib is not None and ggml_id is not None and lib.needs_weights(ggml_id)
 
 
-def _find_library(dtype: str, direction: str) -> Library | None:
-    """The library, where it has the function."""
-    lib, row = libggml.library(), DTYPES[dtype]
-    return lib if lib is not None and row.answers is not None and has(lib, row, direction) else None
+def _find_libraries(dtype: str, direction: str) -> Iterator[Library]:
+    """The libraries that have the function."""
+    row = DTYPES[dtype]
+    if row.answers is not None:
+        yield from (lib for lib in libggml.libraries() if has(lib, row, direction))
 
 
 def _find_trusted(dtype: str, direction: str) -> Library | None:
-    """The library, where it also gives the known answer: seconds for IQ types, whose tables are made for it."""
-    lib, row = _find_library(dtype, direction), DTYPES[dtype]
-    if lib is None:
-        return None
+    """The first that also gives the known answer: seconds for IQ types, whose tables are made for it."""
+    row = DTYPES[dtype]
     check = decode_agrees if direction == "decode" else encode_agrees
-    return lib if lib.agrees(symbol(row, direction), lambda: check(lib, row)) else None
+    for lib in _find_libraries(dtype, direction):
+        if lib.agrees(symbol(row, direction), partial(check, lib, row)):
+            return lib
+    return None
 
 
 def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
@@ -77,13 +82,12 @@ def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
 
 def missing(dtype: str, direction: str) -> MissingDependencyError:
     """The error for a type that cannot be decoded or encoded here, with the reason."""
-    lib, forced = libggml.library(), backend.forced()
+    libs, forced = [*libggml.libraries()], backend.forced()
     if forced not in (None, "ggml"):
         why = f"{backend.VARIABLE}={forced} forbids it"
-    elif lib is None:
-        why = libggml.absence()
     else:
-        why = f"that of {lib.path}, version {lib.version}, is unknown or gives other bytes than it should"
+        wrong = (f"that of {lib.path}, version {lib.version}" for lib in libs)
+        why = " and ".join(wrong) + " lacks the type or gives other bytes" if libs else libggml.absence()
     return MissingDependencyError(f"to {direction} {dtype} takes llama.cpp's libggml: {why}", hint=_HINT)
 
 

@@ -1,6 +1,7 @@
-"""The C library of llama.cpp's tensor types (libggml-base), out of the package llama-cpp-python, through ctypes.
+"""The C library of llama.cpp's tensor types (libggml-base), through ctypes.
 
-The package itself is not imported: that would load all of llama.cpp. No function is called before its symbol was
+It comes with llama-cpp-python, and by itself with libggml-python. Neither package is imported: that would load all of
+llama.cpp. No function is called before its symbol was
 found and, by the caller's known answer, checked (`Library.agrees`); libraries of any version that agree are used.
 Calls release the GIL. Misused, the library ends the process, so callers check arguments before.
 """
@@ -11,7 +12,7 @@ import ctypes
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,11 @@ _SUFFIX = {
     "win32": ("ggml-base.dll", "libggml-base.dll"),
     "darwin": ("libggml-base.dylib", "libggml-base.so"),
 }
+
+PACKAGES = {"llama_cpp": "llama-cpp-python", "libggml": "libggml-python"}
+"""Packages with a libggml-base, and their names on PyPI."""
+
+_FOLDERS = ("lib", "lib64", "bin")
 
 RowFunction = Callable[[int, int, int], None]
 """(address of the source, address of the target, number of values)"""
@@ -108,32 +114,40 @@ class Library:
         return self._verdicts[key]
 
 
-def library() -> Library | None:
-    """The library of the installed llama-cpp-python; None where there is none (`absence` says why)."""
-    found = _find()
-    return found if isinstance(found, Library) else None
+def libraries() -> Iterator[Library]:
+    """The libraries that are installed, each opened when it is asked for; `absence` says why there is none.
+
+    That of llama-cpp-python comes first: where another libggml is in the process already, under the same name, the
+    loader of the system gives that one to llama_cpp, whose import then fails for missing symbols.
+    """
+    for package in PACKAGES:
+        found = _find(package)
+        if isinstance(found, Library):
+            yield found
 
 
 def absence() -> str:
-    """Why `library` is None, half a sentence; empty where it is not."""
-    found = _find()
-    return found if isinstance(found, str) else ""
+    """Why there is no library, half a sentence; empty where there is one."""
+    found = [_find(package) for package in PACKAGES]
+    reasons = [reason for reason in found if isinstance(reason, str)]
+    return "; ".join(reasons) if len(reasons) == len(found) else ""
 
 
 @cache
-def _find() -> Library | str:
+def _find(package: str) -> Library | str:
+    """The library in a package, else why there is none."""
     try:
-        spec = importlib.util.find_spec("llama_cpp")
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        return "llama-cpp-python is not installed"
+        return f"{PACKAGES[package]} is not installed"
     names = _SUFFIX.get(sys.platform, ("libggml-base.so",))
-    paths = [Path(folder, "lib", name) for folder in spec.submodule_search_locations for name in names]
-    for path in paths:
-        if path.is_file():
-            try:
-                return Library(path)
-            except (OSError, AttributeError) as error:
-                return f"{path} cannot be used: {error}"
-    return f"the installed llama-cpp-python has no {names[0]}"
+    for place in spec.submodule_search_locations:
+        for path in (Path(place, folder, name) for folder in _FOLDERS for name in names):
+            if path.is_file():
+                try:
+                    return Library(path)
+                except (OSError, AttributeError) as error:
+                    return f"{path} cannot be used: {error}"
+    return f"the installed {PACKAGES[package]} has no {names[0]}"

@@ -1,0 +1,54 @@
+"""The suite itself ends, whatever a test does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of pytest on `folder` with the configuration of this repository."""
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
+    done = subprocess.run(
+        [*words, "--rootdir", str(folder), *options, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_worker_that_dies_ends_the_run_with_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "test_kill.py").write_text(
+        "import os, signal\ndef test_kill(): os.kill(os.getpid(), signal.SIGSEGV)\ndef test_after(): pass\n"
+    )
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+    code, output = run(tmp_path, "-n", "2", "--dist", "loadfile")
+    assert code == 1
+    assert "crashed while running 'test_kill.py::test_kill'" in output
+
+
+@pytest.mark.parametrize("option", ["timeout=1", "faulthandler_timeout=1"])
+def test_a_test_that_hangs_ends(tmp_path: Path, option: str) -> None:
+    (tmp_path / "test_hang.py").write_text("import time\ndef test_hang(): time.sleep(600)\n")
+    code, output = run(tmp_path, "-o", option)
+    assert code == 1
+    if option.startswith("timeout"):
+        assert "Timeout (>1.0s)" in output
+        assert "1 failed" in output
