@@ -59,8 +59,8 @@ def format_clock(seconds: float) -> str:
 
 
 def plural(n: int, noun: str) -> str:
-    """`1 tensor`, `2 tensors`."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    """`1 tensor`, `1,234 tensors`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def first_few(names: Iterable[object], n: int = 3, total: int | None = None) -> str:

@@ -1,38 +1,40 @@
-"""`apr architectures`: the families that the table knows, and what a family's tensors become in a GGUF."""
+"""`apr architectures`: the families in the table, and what the tensors of a family become in a GGUF."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aprfmt.cli.options import JsonOption, QuietOption
-from aprfmt.cli.output import out, pairs, table
+from aprfmt.cli.output import out, pairs, plain, table
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
+    from aprfmt.types import JsonObject
 
 
 def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="A row, a Hugging Face class, a model type or a GGUF architecture."
+            metavar="[NAME]",
+            help="A name from the list, a Hugging Face class, a model type or a GGUF architecture.",
         ),
     ] = None,
     *,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """List the architectures that can be converted; with NAME, the tensors and keys of one.
+    """List the supported architectures; with NAME, show the tensors and keys of one.
 
     \b
     apr architectures
     apr architectures Qwen3ForCausalLM
     apr architectures gpt_neox --json
     """
-    from aprfmt.arch.table import ARCHITECTURES
+    from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
 
     if name is None:
         rows = list(ARCHITECTURES.values())
@@ -40,7 +42,13 @@ def command(
         lines = table(["name", "GGUF", "Hugging Face classes"], cells, indent=0)
         out.result({"count": len(rows), "architectures": [_summary(row) for row in rows]}, lines)
         return
-    row = _row(name)
+    row = lookup(name)
+    if row is None:
+        near = nearest(name)
+        raise UsageError(
+            f"unknown architecture {name!r}",
+            hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
+        )
     body = _summary(row) | {
         "tensors": [_tensor(tensor) for tensor in row.tensors],
         "keys": [_key(key, row.gguf) for key in row.keys],
@@ -48,20 +56,7 @@ def command(
     out.result(body, _text(row))
 
 
-def _row(name: str) -> Architecture:
-    from aprfmt.arch.table import lookup, nearest
-
-    row = lookup(name)
-    if row is None:
-        near = nearest(name)
-        raise UsageError(
-            f"no architecture is called {name!r}",
-            hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
-        )
-    return row
-
-
-def _summary(row: Architecture) -> dict[str, Any]:
+def _summary(row: Architecture) -> JsonObject:
     return {
         "name": row.id,
         "gguf": row.gguf,
@@ -72,7 +67,7 @@ def _summary(row: Architecture) -> dict[str, Any]:
     }
 
 
-def _tensor(row: TensorRow) -> dict[str, Any]:
+def _tensor(row: TensorRow) -> JsonObject:
     return {
         "hf": list(row.hf),
         "gguf": list(row.gguf),
@@ -83,13 +78,10 @@ def _tensor(row: TensorRow) -> dict[str, Any]:
     }
 
 
-def _key(key: Key, prefix: str) -> dict[str, Any]:
-    name = (
-        key.gguf
-        if key.gguf.startswith(("general.", "tokenizer.")) or not key.gguf
-        else f"{prefix}.{key.gguf}"
-    )
-    return {"gguf": name, "hf": list(key.hf), "type": key.kind, "constant": key.constant}
+def _key(key: Key, prefix: str) -> JsonObject:
+    whole = not key.gguf or key.gguf.startswith(("general.", "tokenizer."))
+    name = key.gguf if whole else f"{prefix}.{key.gguf}"
+    return {"gguf": name, "hf": list(key.hf), "type": key.kind, "constant": plain(key.constant)}
 
 
 def _change(row: TensorRow) -> str:
@@ -115,12 +107,7 @@ def _text(row: Architecture) -> list[str]:
         ("model types", ", ".join(row.model_types) or "-"),
     ]
     cells = [
-        [
-            " + ".join(t.hf),
-            " + ".join(t.gguf) or "-",
-            t.need + (f", {t.layers}" if t.layers else ""),
-            _change(t),
-        ]
+        [" + ".join(t.hf), " + ".join(t.gguf) or "-", ", ".join(filter(None, (t.need, t.layers))), _change(t)]
         for t in row.tensors
     ]
     return [

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aprfmt.cli.options import JsonOption, QuietOption
-from aprfmt.cli.output import out, plain, printable
+from aprfmt.cli.output import as_text, out, printable
 from aprfmt.cli.progress import Bar
+from aprfmt.text import plural
 
 if TYPE_CHECKING:
     from aprfmt.inspection.diff import Comparison, Difference
@@ -23,16 +23,24 @@ def command(
     b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
     *,
     values: Annotated[
-        bool, typer.Option("--values", help="Compare tensors alone, by decoded value.")
+        bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", metavar="X", min=0.0, help="With --values: what counts as equal.")
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            min=0.0,
+            help="With --values: largest difference to accept.",
+        ),
     ] = 0.0,
-    metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Leave the tensors alone.")] = False,
+    metadata_only: Annotated[
+        bool, typer.Option("--metadata-only", help="Compare only the metadata.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Compare two models. Exit 0 the same, 1 different, 2 trouble.
+    """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
 
     \b
     apr diff old.apr new.apr
@@ -57,9 +65,9 @@ def _text(found: Comparison) -> Iterator[str]:
         yield f"… {len(found.differences) - _MAX_LINES} more; --json lists all"
     yield from found.notes
     n = found.tensors_compared
-    counts = f", {n:,} tensor{'s' * (n != 1)} compared" if n else ""
+    counts = f", {plural(n, 'tensor')} compared" if n else ""
     n = len(found.differences)
-    yield f"same{counts}" if found.identical else f"different: {n:,} difference{'s' * (n != 1)}{counts}"
+    yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
 
 
 def _detail(row: Difference) -> str:
@@ -72,6 +80,4 @@ def _detail(row: Difference) -> str:
 
 
 def _value(value: object) -> str:
-    if value is None:
-        return "(absent)"
-    return printable(value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))
+    return "(absent)" if value is None else printable(as_text(value))

@@ -19,24 +19,27 @@ def command(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="The folder of a training run, also of one that goes on, or a model."
+            metavar="FILE", help="The folder of a training run, even an unfinished one, or a model."
         ),
     ],
     *,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="PATH", help="page.html; of a run also curves.png. [default: a summary]"
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="page.html; for a run also curves.png. [default: a summary]",
         ),
     ] = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Write one page that needs no network.
+    """Write a self-contained HTML page.
 
-    About a training run: result, curves, configuration, origin; a .png holds the curves alone and needs matplotlib.
-    About a model: dims, dtypes, the values of every layer, tokenizer, provenance.
+    About a training run: result, curves, configuration, provenance; a .png has only the curves and needs matplotlib.
+    About a model: dimensions, dtypes, the values of every layer, tokenizer, provenance.
 
     \b
     apr report run
@@ -103,7 +106,7 @@ def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:
     if body["failed_save_count"]:
         rows.append(("failed saves", str(body["failed_save_count"])))
     if body["skipped_lines"]:
-        rows.append(("damaged lines", f"{body['skipped_lines']}, passed over"))
+        rows.append(("damaged lines", f"{body['skipped_lines']}, skipped"))
     if output is not None:
         rows.append(("wrote", str(output)))
     yield from pairs(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,33 +19,40 @@ from aprfmt.cli.options import (
     QuietOption,
     TokenizerOption,
 )
-from aprfmt.cli.output import out, pairs, plain, printable
+from aprfmt.cli.output import as_text, out, pairs, printable
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes
+from aprfmt.types import JsonObject
 
 
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file.")],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="What to write.")
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")
     ] = None,
     license: LicenseOption = None,
     data_source: DataSourceOption = None,
     data_license: DataLicenseOption = None,
     hf_architecture: Annotated[
         str | None,
-        typer.Option("--hf-architecture", metavar="CLASS", help="As in config.json, LlamaForCausalLM."),
+        typer.Option(
+            "--hf-architecture",
+            metavar="CLASS",
+            help="Class as in config.json: LlamaForCausalLM.",
+        ),
     ] = None,
     hf_model_type: Annotated[
-        str | None, typer.Option("--hf-model-type", metavar="NAME", help="As in config.json, llama.")
+        str | None,
+        typer.Option("--hf-model-type", metavar="NAME", help="Model type as in config.json: llama."),
     ] = None,
     architecture: Annotated[
-        str | None, typer.Option("--architecture", metavar="NAME", help="Family name of the network.")
+        str | None,
+        typer.Option("--architecture", metavar="NAME", help="Family of the network, such as llama."),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=JSON", help="Set any metadata key; may be repeated."),
+        typer.Option("--set", metavar="KEY=JSON", help="Set any metadata key; repeatable."),
     ] = None,
     tokenizer: TokenizerOption = None,
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False,
@@ -53,7 +60,7 @@ def command(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Edit what an .apr says about itself. The bytes of the tensors stay as they are.
+    """Edit the metadata of an .apr file. The bytes of its tensors stay untouched.
 
     \b
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
@@ -82,9 +89,9 @@ def command(
     out.result(report, _text(file if output is None else output, report))
 
 
-def parse_assignments(items: list[str]) -> dict[str, Any] | None:
-    """`KEY=JSON` texts as a dict; None when there are none. Raises UsageError for what is no JSON."""
-    values: dict[str, Any] = {}
+def parse_assignments(items: list[str]) -> JsonObject | None:
+    """`KEY=JSON` texts as a dict; None when there are none. Raises UsageError for a value that is not JSON."""
+    values: JsonObject = {}
     for item in items:
         key, equals, text = item.partition("=")
         if not key or not equals:
@@ -105,13 +112,9 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-def _text(path: Path, report: dict[str, Any]) -> Iterator[str]:
+def _text(path: Path, report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{out.style('stamped', 'green')} {out.style(printable(str(path)), 'bold')}"
-    stamped = report.get("stamped") or {}
-    rows = [
-        (key, value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False))
-        for key, value in stamped.items()
-    ]
+    rows = [(key, as_text(value)) for key, value in (report.get("stamped") or {}).items()]
     if "output_bytes" in report:
         rows.append(("size", format_bytes(report["output_bytes"])))
     yield from pairs(rows)

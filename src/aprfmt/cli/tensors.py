@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,15 +23,17 @@ def command(
     *,
     filter: Annotated[
         str | None,
-        typer.Option("--filter", metavar="GLOB", help="Only names that match; without * or ?: contain it."),
+        typer.Option(
+            "--filter",
+            metavar="GLOB",
+            help="Only names that match; without wildcards: names that contain it.",
+        ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=0, help="At most N tensors; 0 is all.")
-    ] = 0,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Mean, deviation, range, NaN, infinities, zeros.")
+        bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
     ] = False,
-    hash: Annotated[bool, typer.Option("--hash", help="SHA-256 of the stored bytes.")] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="Add the SHA-256 of the stored bytes.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,16 +49,14 @@ def command(
         entries = model.tensors.entries
         chosen = [t for t in entries if filter is None or _matches(t.name, filter)]
         shown = chosen[:limit] if limit else chosen
+        # An offset means nothing without its shard.
+        sharded = len(model.sources) > 1
         with Bar("reading") as bar:
-            advance = (
-                bar.progress(sum(t.n_bytes for t in shown)) if bar.progress and (stats or hash) else None
-            )
+            reads = bar.progress if stats or hash else None
+            advance = reads(sum(t.n_bytes for t in shown)) if reads else None
             rows = []
             for tensor in shown:
-                row = _row(tensor, stats, hash)
-                if len(model.sources) > 1:  # an offset means nothing without its shard
-                    row["file"] = Path(tensor.source.path).name
-                rows.append(row)
+                rows.append(_row(tensor, stats=stats, hash=hash, sharded=sharded))
                 if advance:
                     advance(tensor.n_bytes, tensor.name)
         body = {
@@ -63,9 +64,9 @@ def command(
             "format": model.label,
             "tensor_count": len(entries),
             "matched": len(chosen),
-            "tensors": rows,
+            "tensors": [row.to_json() for row in rows],
         }
-        out.result(body, _text(rows, stats, hash))
+        out.result(body, _text(rows))
         if len(shown) < len(chosen):
             out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
         elif not shown and entries:
@@ -78,55 +79,65 @@ def _matches(name: str, pattern: str) -> bool:
     return pattern in name
 
 
-def _row(tensor: Tensor, stats: bool, hash: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "name": tensor.name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "offset": tensor.offset,
-        "size_bytes": tensor.n_bytes,
-    }
+@dataclass(frozen=True, slots=True)
+class _Row:
+    tensor: Tensor
+    file: str | None
+    stats: Mapping[str, float | None] | None
+    error: str | None
+    sha256: str | None
+
+    def to_json(self) -> dict[str, object]:
+        t = self.tensor
+        row: dict[str, object] = {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
+        row |= {"offset": t.offset, "size_bytes": t.n_bytes, **(self.stats or {})}
+        more = {"stats_error": self.error, "sha256": self.sha256, "file": self.file}
+        return row | {key: value for key, value in more.items() if value is not None}
+
+
+def _row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _Row:
+    figures, error, digest = None, None, None
     if stats:
         from aprfmt.inspection.stats import Stats, tensor_stats
 
         try:
-            row |= tensor_stats(tensor).to_json()
-        except (CorruptError, UnsupportedError) as error:  # one odd tensor does not hide the others
-            row |= dict.fromkeys(Stats().to_json()) | {"stats_error": error.message}
+            figures = tensor_stats(tensor).to_json()
+        except (CorruptError, UnsupportedError) as caught:  # one odd tensor does not hide the others
+            figures, error = dict.fromkeys(Stats().to_json()), caught.message
     if hash:
         from aprfmt.inspection.stats import tensor_sha256
 
-        row["sha256"] = tensor_sha256(tensor)
-    return row
+        digest = tensor_sha256(tensor)
+    return _Row(tensor, Path(tensor.source.path).name if sharded else None, figures, error, digest)
 
 
-def _text(rows: Sequence[dict[str, Any]], stats: bool, hash: bool) -> list[str]:
-    header = ["name", "dtype", "shape"]
-    cells = [[r["name"], r["dtype"], format_shape(r["shape"])] for r in rows]
-    if stats:
-        notes = [_note(r) for r in rows]
-        header += ["mean", "std", "min", "max", "zeros", *(["note"] if any(notes) else [])]
-        for cell, r, note in zip(cells, rows, notes, strict=True):
-            cell += [_figure(r[key]) for key in ("mean", "std", "min", "max")]
-            cell.append("-" if r["zero_fraction"] is None else f"{r['zero_fraction']:.1%}")
-            cell += [note] if any(notes) else []
+def _text(rows: Sequence[_Row]) -> list[str]:
+    columns = {
+        "name": [row.tensor.name for row in rows],
+        "dtype": [row.tensor.dtype for row in rows],
+        "shape": [format_shape(row.tensor.shape) for row in rows],
+    }
+    figures = [row.stats for row in rows if row.stats is not None]
+    if figures:
+        for key in ("mean", "std", "min", "max"):
+            columns[key] = ["-" if (value := stats[key]) is None else f"{value:.3g}" for stats in figures]
+        zeros = [stats["zero_fraction"] for stats in figures]
+        columns["zeros"] = ["-" if share is None else f"{share:.1%}" for share in zeros]
+        notes = [_note(row) for row in rows]
+        columns |= {"note": notes} if any(notes) else {}
     else:
-        header += ["size", "offset"]
-        for cell, r in zip(cells, rows, strict=True):
-            cell += [format_bytes(r["size_bytes"]), str(r["offset"])]
-    if hash:
-        header.append("sha256")
-        for cell, r in zip(cells, rows, strict=True):
-            cell.append(r["sha256"] if not out.data_stream.isatty() else r["sha256"][:12])
-    return table(header, cells, right="size offset mean std min max zeros", indent=0)
+        columns["size"] = [format_bytes(row.tensor.n_bytes) for row in rows]
+        columns["offset"] = [str(row.tensor.offset) for row in rows]
+    digests = [row.sha256 for row in rows if row.sha256 is not None]
+    if digests:
+        columns["sha256"] = [digest[:12] for digest in digests] if out.data_stream.isatty() else digests
+    cells = list(zip(*columns.values(), strict=True))
+    return table(list(columns), cells, right="size offset mean std min max zeros", indent=0)
 
 
-def _note(row: dict[str, Any]) -> str:
-    if "stats_error" in row:
-        return "not decoded: " + str(row["stats_error"])
+def _note(row: _Row) -> str:
+    if row.error is not None:
+        return f"not decoded: {row.error}"
     counts = (("nan_count", "NaN"), ("inf_count", "inf"))
-    return ", ".join(f"{row[key]:,} {word}" for key, word in counts if row[key])
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    found = ((row.stats[key], word) for key, word in counts) if row.stats else ()
+    return ", ".join(f"{n:,} {word}" for n, word in found if n)

@@ -28,12 +28,12 @@ def command(
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
     min_score: Annotated[
-        int, typer.Option("--min-score", metavar="N", min=0, max=100, help="Fail under this score.")
+        int, typer.Option("--min-score", metavar="N", min=0, max=100, help="Fail below this score.")
     ] = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Check checksums, extents, values, names, shapes and tokenizer. Exit 0 passed, 5 failed.
+    """Check checksums, extents, values, names, shapes and tokenizer. Exit status: 0 passed, 5 failed.
 
     \b
     apr validate model.apr
@@ -61,7 +61,7 @@ def _text(found: Validation, min_score: int) -> Iterator[str]:
     for skip in found.skipped:
         yield _line("skip", skip.id, "not applicable: " + skip.message)
     word, style = ("passed", "green") if found.passed else ("FAILED", "red")
-    goal = f", at least {min_score} wanted" if found.score < min_score else ""
+    goal = f", below the minimum of {min_score}" if found.score < min_score else ""
     yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
 
 

@@ -29,6 +29,15 @@ ALWAYS_PRESENT = ("license", "data_source", "data_license", "hf_architecture", "
 REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
 """What no runtime can do without; the load gate of the reference runtime asks for the same."""
 
+DIMS = (
+    *(("num_layers", "layers"), ("hidden_size", "hidden"), ("intermediate_size", "feed-forward")),
+    *(("num_heads", "heads"), ("num_kv_heads", "kv heads"), ("head_dim", "head dim")),
+    *(("vocab_size", "vocabulary"), ("max_position_embeddings", "context")),
+    *(("num_experts", "experts"), ("num_experts_per_tok", "experts used")),
+    *(("rope_theta", "rope theta"), ("rms_norm_eps", "norm eps")),
+)
+"""Typed metadata fields of a network, with what people call them."""
+
 # The typed APR fields that Model.hparams holds under the same name.
 _HPARAM_FIELDS = (
     *("architecture", "hf_architecture", "hf_model_type", "hidden_size", "num_layers", "num_heads"),

@@ -16,7 +16,7 @@ from typing import TypedDict
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.html.charts import STYLE, Cell, heat_map, histograms
 from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
-from aprfmt.inspection.describe import Inspection, describe
+from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
 from aprfmt.model import Model, Tensor
@@ -26,14 +26,6 @@ from aprfmt.types import Array
 _BINS = 128
 _DRAWN_BINS = 64
 _LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.")
-DIMS = (
-    *(("num_layers", "layers"), ("hidden_size", "hidden"), ("intermediate_size", "feed-forward")),
-    *(("num_heads", "heads"), ("num_kv_heads", "kv heads"), ("head_dim", "head dim")),
-    *(("vocab_size", "vocabulary"), ("max_position_embeddings", "context")),
-    *(("num_experts", "experts"), ("num_experts_per_tok", "experts used")),
-    *(("rope_theta", "rope theta"), ("rms_norm_eps", "norm eps")),
-)
-"""Typed metadata fields of a network, with what people call them."""
 _MAX_VALUE_CHARS = 600
 
 
