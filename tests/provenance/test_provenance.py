@@ -16,7 +16,7 @@ from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.io.segments import FileLayout
-from aprfmt.provenance import origin, provenance
+from aprfmt.provenance import model_card, provenance
 from aprfmt.provenance.model_card import parse_card
 
 Folder = Callable[..., Path]
@@ -213,7 +213,7 @@ def test_stamping_a_folder_without_a_card_gives_it_one(folder: Folder, tmp_path:
     )
     assert stamped["stamped"] == {"license": "MIT", "data_source": "teacher-only"}
     assert not aprfmt.export_model(tmp_path / "s.apr", tmp_path / "back").lossless
-    front = origin.from_card(parse_card((tmp_path / "back" / "README.md").read_bytes())[0])[0]
+    front = model_card.from_card(parse_card((tmp_path / "back" / "README.md").read_bytes())[0])[0]
     assert (front["license"], front["data_source"]) == ("MIT", "teacher-only")
 
 
@@ -237,7 +237,7 @@ def test_an_empty_flag_is_refused_and_nothing_is_written(field: str, folder: Fol
     ],
 )
 def test_titles_are_llama_cpps(name: str, expected: str) -> None:
-    assert origin.title(name) == expected
+    assert model_card.title(name) == expected
 
 
 def test_the_name_comes_from_card_config_cache_or_folder(folder: Folder, tmp_path: Path) -> None:

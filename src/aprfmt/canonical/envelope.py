@@ -27,8 +27,8 @@ from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.model import Model
-from aprfmt.provenance import origin, provenance
-from aprfmt.provenance.model_card import CARD
+from aprfmt.provenance import provenance
+from aprfmt.provenance.model_card import CARD, is_location
 
 KEY = "aprfmt.metadata"
 
@@ -140,9 +140,9 @@ def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -
     """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
     if apr2.native_of(model) is None:
         return texts
-    says = provenance.said_by_card(texts[CARD]) if CARD in texts else {}
+    says = provenance.card_fields(texts[CARD]) if CARD in texts else {}
     now = facts(dict(model.metadata) | dict(info))
-    if texts.keys() - {CARD} and origin.is_place(now.get("source"), info.get("name")):
+    if texts.keys() - {CARD} and is_location(now.get("source"), info.get("name")):
         del now["source"]  # the source folder's own place told it, as it told the name
     unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
     if FACTS in texts and unsaid.items() <= _read_facts(texts[FACTS]).items() <= now.items():

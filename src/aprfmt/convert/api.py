@@ -197,7 +197,7 @@ def _sharded(shards: list[Shard], tensors: list[OutTensor], lossless: bool) -> O
 
 def _override(c: Canonical, options: Options) -> Canonical:
     """`c` with what the user says of its provenance, and the user's tokenizer."""
-    stated = provenance.stated({name: getattr(options, name) for name in provenance.FLAGS})
+    stated = provenance.from_flags({name: getattr(options, name) for name in provenance.FLAGS})
     general = provenance.without_license(c.general) if "license" in stated else c.general
     tokenizer = c.tokenizer if options.tokenizer is None else read_tokenizer(Path(options.tokenizer))
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)

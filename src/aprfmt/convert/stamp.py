@@ -62,7 +62,7 @@ def stamp_file(
         set or {}
     )
     # However a licence is given, it is checked and spelled as SPDX does.
-    patch |= provenance.stated(
+    patch |= provenance.from_flags(
         {key: patch[key] for key in provenance.FLAGS if isinstance(patch.get(key), str)}
     )
     if not patch and tokenizer is None:

@@ -1,13 +1,14 @@
-"""Front matter of a Hugging Face model card: the YAML between two `---` lines at the top of README.md.
+"""Model cards: the front matter of README.md, what its keys mean in terms of `general.*`, and a card from these.
 
 A card is text that anybody may have written, so it is read within bounds, and what is wrong with it is a warning.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from aprfmt.errors import CorruptError, LimitError
 
@@ -16,11 +17,61 @@ MAX_CARD_BYTES = 1 << 20
 MAX_FRONT_MATTER_BYTES = 64 << 10
 MAX_DEPTH = 16
 
+
+CardFields: TypeAlias = tuple[dict[str, object], dict[str, object]]
+"""Typed APR fields, and what has none (`general`, see provenance)."""
+
+HUB = "https://huggingface.co/"
+
+ENTRY_FIELDS = (
+    *("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),
+)
+MAX_ENTRIES = 4096
+"""Base models, data sets, tags or languages; more are no description."""
+
+# Typed field or name in `general` -> keys of a card in the order in which llama.cpp reads them.
+_CARD_INFO = {
+    "name": ("name", "model_name"),
+    "author": ("author", "model_author", "model_creator"),
+    "version": ("version", "model_version"),
+    "description": ("description", "model_description"),
+    "source": ("url", "model_url"),
+    "data_source": ("data_source",),
+    "data_license": ("data_license",),
+}
+_CARD_GENERAL = {
+    "license.name": ("license_name",),
+    "license.link": ("license_link",),
+    "organization": ("organization", "model_organization"),
+    "finetune": ("finetune", "model_finetune"),
+    "basename": ("basename", "model_basename", "model_type"),
+    "size_label": ("size_label", "model_size_label"),
+    "source.doi": ("doi", "model_doi"),
+    "source.uuid": ("uuid", "model_uuid"),
+    "source.repo_url": ("repo_url", "model_repo_url"),
+}
+_CARD_ENTRIES = {
+    "base_models": ("base_model", "base_models", "base_model_sources"),
+    "datasets": ("datasets", "dataset", "dataset_sources"),
+}
+
+# Tasks of text models: the last tag, when it is one of them, is a card's pipeline_tag.
+_TASKS = (
+    *("text-generation", "text2text-generation", "image-text-to-text", "feature-extraction"),
+    *("fill-mask", "sentence-similarity", "text-classification", "text-ranking"),
+)
+
+_REPO = re.compile(r"(?P<org>[\w][\w.-]*)/(?P<name>[\w][\w.-]*)", re.ASCII)
+_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
+_UNTOUCHED = re.compile(r"v\d+(\.\d+)*|\d.*")
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _FENCE = "---"
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
+def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
     """The front matter of the card in `folder`, and a warning when there is one that cannot be read.
 
     Values are str, list and dict only: `no` is the language, `1.0` the version that the author typed.
@@ -35,7 +86,7 @@ def read_card(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return parse_card(data)
 
 
-def parse_card(data: bytes) -> tuple[dict[str, Any], list[str]]:
+def parse_card(data: bytes) -> tuple[dict[str, object], list[str]]:
     """The same from the bytes of a card."""
     try:
         return front_matter(data), []
@@ -43,7 +94,7 @@ def parse_card(data: bytes) -> tuple[dict[str, Any], list[str]]:
         return {}, [f"{CARD} is not read for provenance: {error.message}"]
 
 
-def front_matter(data: bytes) -> dict[str, Any]:
+def front_matter(data: bytes) -> dict[str, object]:
     """Front matter of the card `data`, {} where it has none. Raises LimitError, CorruptError."""
     if len(data) > MAX_CARD_BYTES:
         raise LimitError(f"a card may have {MAX_CARD_BYTES} bytes")
@@ -66,7 +117,7 @@ def front_matter(data: bytes) -> dict[str, Any]:
     return _load(text)
 
 
-def _load(text: str) -> dict[str, Any]:
+def _load(text: str) -> dict[str, object]:
     """YAML to str, list and dict; no aliases, no tags that build objects, bounded depth."""
     import yaml
 
@@ -101,11 +152,11 @@ def _check_events(text: str) -> None:
             depth -= 1
 
 
-def _is_null(value: Any) -> bool:
+def _is_null(value: object) -> bool:
     return isinstance(value, str) and value in _NULLS
 
 
-def render_card(front: Mapping[str, Any], title: str | None, text: str | None) -> bytes:
+def render_card(front: Mapping[str, object], title: str | None, text: str | None) -> bytes:
     """A README.md with `front` as its front matter, then a heading and a paragraph."""
     import yaml
 
@@ -113,3 +164,176 @@ def render_card(front: Mapping[str, Any], title: str | None, text: str | None) -
     body = [f"# {' '.join(title.split())}\n"] if title and title.split() else []
     body += [f"{text.strip()}\n"] if text and text.strip() else []
     return (f"{_FENCE}\n{matter}{_FENCE}\n" + "".join(f"\n{part}" for part in body)).encode()
+
+
+# --- what the keys mean ---
+
+
+def text(value: object) -> str | None:
+    """A string that may be written anywhere: bytes of a GGUF that are no UTF-8 come as replacement characters."""
+    if not isinstance(value, str) or not value:
+        return None
+    return _SURROGATES.sub("\ufffd", value)
+
+
+def texts(value: object) -> list[str]:
+    """The strings of a list, without empty ones."""
+    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
+    return [item for raw in items if (item := text(raw)) is not None]
+
+
+def entries(value: object) -> list[dict[str, str]]:
+    """Base models or data sets with the fields that GGUF has keys for; what is empty is left out."""
+    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
+    rows = (
+        {name: item for name in ENTRY_FIELDS if (item := text(raw.get(name))) is not None}
+        for raw in items
+        if isinstance(raw, Mapping)
+    )
+    return [row for row in rows if row]
+
+
+def title(name: str) -> str:
+    """A repository's name as words: "tiny-llama-1.1b-v1.0" -> "Tiny Llama 1.1b v1.0"."""
+    words = name.replace("-", " ").split()
+    return " ".join(w if not w.islower() or _UNTOUCHED.fullmatch(w) else w.title() for w in words)
+
+
+def _entry(value: object) -> dict[str, object]:
+    """A base model or data set of a card, an id or a URL, as the fields of its GGUF keys."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, str) or not value.strip():
+        return {}
+    if re.match(r"(https?|ssh)://", value):
+        match = re.fullmatch(r"https?://huggingface\.co/([^/]+)/([^/]+)", value)
+        found: dict[str, object] = {"name": title(match[2]), "organization": title(match[1])} if match else {}
+        return found | {"repo_url": value}
+    if " " in value:
+        return {"name": value}
+    org, slash, name = value.partition("/")
+    if not slash or not org or org.startswith("."):
+        return {"name": title(name or org)}
+    return {"name": title(name), "organization": title(org), "repo_url": HUB + value}
+
+
+def _id(value: str) -> str:
+    """A data set of a card by its id, also where the card has its address."""
+    inner = value.removeprefix(HUB).removeprefix("datasets/")
+    return inner if _REPO.fullmatch(inner) else value
+
+
+def hub_id(row: Mapping[str, object]) -> str | None:
+    """The repository's id of a base model or data set where its URL tells one, else the URL itself."""
+    url = row.get("repo_url")
+    return _id(url) if isinstance(url, str) else None
+
+
+def _first(card: Mapping[str, object], keys: tuple[str, ...]) -> str | None:
+    return next((value for key in keys if isinstance(value := card.get(key), str)), None)
+
+
+def _card_key(keys: tuple[str, ...]) -> str:
+    """The key under which a field is written: with `model_` before it where that exists."""
+    return keys[:2][-1]
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
+
+
+def from_card(card: Mapping[str, object]) -> CardFields:
+    """What the front matter of a card says."""
+    info: dict[str, object] = {
+        name: value for name, keys in _CARD_INFO.items() if (value := _first(card, keys))
+    }
+    if licenses := [item for item in _list(card.get("license")) if isinstance(item, str)]:
+        info["license"] = ",".join(licenses)
+    general: dict[str, object] = {
+        name: value for name, keys in _CARD_GENERAL.items() if (value := _first(card, keys))
+    }
+    for name, keys in _CARD_ENTRIES.items():
+        given = next((card[key] for key in keys if key in card), None)
+        items = [item for item in _list(given) if _entry(item)]
+        if items:
+            general[name] = [_entry(item) for item in items]
+        if name == "datasets" and "data_source" not in info:
+            info["data_source"] = ",".join(_id(item) for item in items if isinstance(item, str))
+    general["tags"] = _list(card.get("tags")) + _list(card.get("pipeline_tag"))
+    general["languages"] = _list(card.get("languages")) + _list(card.get("language"))
+    return info, general
+
+
+def from_name_or_path(config: Mapping[str, object]) -> CardFields:
+    """config.json's `_name_or_path`, when it is a repository's id and no path of somebody's machine."""
+    value = config.get("_name_or_path")
+    match = _REPO.fullmatch(value) if isinstance(value, str) else None
+    return ({"name": title(match["name"])}, {"organization": title(match["org"])}) if match else ({}, {})
+
+
+def from_location(folder: Path) -> CardFields:
+    """What the place of a folder tells: its name, in the hub's cache the repository."""
+    folder = folder.absolute()
+    if _SNAPSHOT.fullmatch(folder.name) and folder.parent.name == "snapshots":
+        org, _, name = folder.parent.parent.name.removeprefix("models--").partition("--")
+        if name and _REPO.fullmatch(f"{org}/{name}"):
+            return {"name": title(name), "source": f"{HUB}{org}/{name}"}, {"organization": title(org)}
+    return ({"name": title(folder.name) or folder.name}, {}) if folder.name else ({}, {})
+
+
+def is_location(source: object, name: object) -> bool:
+    """Whether `source` is what `from_location` gives a folder of the hub's cache that it calls `name`."""
+    repo = _REPO.fullmatch(source.removeprefix(HUB)) if isinstance(source, str) else None
+    return repo is not None and source != repo[0] and title(repo["name"]) == name
+
+
+def to_card(
+    info: Mapping[str, str], general: Mapping[str, object] | None, *, named_by_folder: bool = False
+) -> bytes | None:
+    """A README.md that says what is known, None when nothing is.
+
+    With `named_by_folder`, name, size and place are what the source folder itself told: no card for these alone.
+    """
+    general = general or {}
+    tags = texts(general.get("tags"))
+    task = tags.pop() if tags and tags[-1] in _TASKS else None
+    bases = _ids(general, "base_models")
+    sets = _dataset_ids(info, general)
+    front: dict[str, object] = {
+        "license": info.get("license"),
+        "license_name": general.get("license.name"),
+        "license_link": general.get("license.link"),
+        "language": general.get("languages"),
+        "base_model": bases[0] if len(bases) == 1 else bases,
+        "datasets": sets,
+        "pipeline_tag": task,
+        "tags": tags,
+    }
+    if info.get("data_source") != ",".join(sets):
+        front["data_source"] = info.get("data_source")
+    front |= {
+        _card_key(_CARD_INFO[name]): info.get(name)
+        for name in ("data_license", "author", "version", "description")
+    }
+    front = {key: value for key, value in front.items() if value}
+    if not front and named_by_folder:
+        return None
+    front |= {_card_key(_CARD_INFO[name]): info[name] for name in ("name", "source") if info.get(name)}
+    front |= {_card_key(keys): general[name] for name, keys in _CARD_GENERAL.items() if general.get(name)}
+    if not front:
+        return None
+    return render_card(front, info.get("name"), info.get("description"))
+
+
+def _dataset_ids(info: Mapping[str, str], general: Mapping[str, object]) -> list[str]:
+    """The data sets' ids; `data_source` knows their spelling where it lists the same ones."""
+    stated = info.get("data_source", "").split(",")
+    return (
+        stated if [_entry(item) for item in stated] == general.get("datasets") else _ids(general, "datasets")
+    )
+
+
+def _ids(general: Mapping[str, object], name: str) -> list[str]:
+    """Ids or URLs of the base models or data sets; a name that cannot be an id has no place in a card."""
+    found = (hub_id(row) or row.get("name") for row in entries(general.get(name)))
+    return [item for item in found if item and ("://" in item or _ID.fullmatch(item))]

@@ -2,7 +2,7 @@
 
 What APR has a typed field for is `info`; the rest is `general`, kept under GENERAL in an `.apr`:
 
-    {"organization": str, "license.name": str, ...,   one string a key of TEXT_KEYS without its `general.`
+    {"organization": str, "license.name": str, ...,   one string each of TEXT_NAMES without a typed field
      "base_models": [{"name", "organization", "repo_url", ...: str}], "datasets": [the same],
      "tags": [str], "languages": [str]}
 
@@ -15,15 +15,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
 from aprfmt.errors import UsageError
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.model import Model
-from aprfmt.provenance.model_card import CARD, parse_card, read_card
-from aprfmt.provenance.origin import from_card, hub_id, located, named_in_config
+from aprfmt.provenance.model_card import (
+    CARD,
+    ENTRY_FIELDS,
+    entries,
+    from_card,
+    from_location,
+    from_name_or_path,
+    hub_id,
+    parse_card,
+    read_card,
+    text,
+    texts,
+)
 from aprfmt.provenance.spdx import canonical_license, license_warnings
 
 GENERAL = "aprfmt.general"
@@ -32,47 +43,25 @@ INFO_FIELDS = (
     *("data_source", "data_license"),
 )
 
-# GGUF key -> (typed APR field or None, name in `general`), in the order of llama.cpp's converter.
-TEXT_KEYS: dict[str, tuple[str | None, str]] = {
-    "general.name": ("name", "name"),
-    "general.author": ("author", "author"),
-    "general.version": ("version", "version"),
-    "general.organization": (None, "organization"),
-    "general.finetune": (None, "finetune"),
-    "general.basename": (None, "basename"),
-    "general.description": ("description", "description"),
-    "general.quantized_by": (None, "quantized_by"),
-    "general.size_label": (None, "size_label"),
-    "general.license": ("license", "license"),
-    "general.license.name": (None, "license.name"),
-    "general.license.link": (None, "license.link"),
-    "general.url": (None, "url"),
-    "general.doi": (None, "doi"),
-    "general.uuid": (None, "uuid"),
-    "general.repo_url": (None, "repo_url"),
-    "general.source.url": ("source", "source.url"),
-    "general.source.doi": (None, "source.doi"),
-    "general.source.uuid": (None, "source.uuid"),
-    "general.source.repo_url": (None, "source.repo_url"),
-}
-ENTRY_FIELDS = (
-    *("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),
+# Names in `general`, in the order of llama.cpp's converter; their GGUF keys begin with "general.".
+TEXT_NAMES = (
+    *("name", "author", "version", "organization", "finetune", "basename", "description", "quantized_by"),
+    *("size_label", "license", "license.name", "license.link", "url", "doi", "uuid", "repo_url"),
+    *("source.url", "source.doi", "source.uuid", "source.repo_url"),
 )
+# Those that have a typed APR field, and which.
+_TYPED = {name: name for name in TEXT_NAMES if name in INFO_FIELDS} | {"source.url": "source"}
 # Name in `general` -> infix of its numbered GGUF keys; and of plain lists -> their key.
 ENTRY_LISTS = {"base_models": "base_model", "datasets": "dataset"}
 TEXT_LISTS = {"tags": "general.tags", "languages": "general.languages"}
 
-MAX_ENTRIES = 4096
-"""Base models, data sets, tags or languages; more are no description."""
-
 _ENTRY_KEY = re.compile(r"general\.(base_model|dataset)\.(\d{1,4})\.(\w+)")
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_PLAIN_TEXTS = {name for typed, name in TEXT_KEYS.values() if typed is None}
+_UNTYPED = tuple(name for name in TEXT_NAMES if name not in _TYPED)
 
 # File names that every model has.
 _NO_NAMES = ("model", "pytorch_model", "consolidated", "adapter_model")
 
-KeyValue = tuple[str, Any, Any]
+KeyValue: TypeAlias = "tuple[str, GgufType | tuple[GgufType, GgufType], object]"
 
 
 @dataclass(slots=True)
@@ -86,7 +75,7 @@ class Provenance:
     """
 
     info: dict[str, str]
-    general: dict[str, Any] | None = None
+    general: dict[str, object] | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -100,82 +89,63 @@ def read(model: Model) -> Provenance:
         )
     else:
         found = _from_files(model)
-    found.warnings += license_warnings(found.info.get("license"), (found.general or {}).get("license.name"))
+    found.warnings += license_warnings(
+        found.info.get("license"), text((found.general or {}).get("license.name"))
+    )
     return found
 
 
-def text(value: Any) -> str | None:
-    """A string that may be written anywhere: bytes of a GGUF that are no UTF-8 come as replacement characters."""
-    if not isinstance(value, str) or not value:
-        return None
-    return _SURROGATES.sub("\ufffd", value)
-
-
-def _texts(value: Any) -> list[str]:
-    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
-    return [item for raw in items if (item := text(raw)) is not None]
-
-
-def _entries(value: Any) -> list[dict[str, str]]:
-    """Base models or data sets with the fields that GGUF has keys for; what is empty is left out."""
-    items = value[:MAX_ENTRIES] if isinstance(value, list) else []
-    rows = (
-        {name: item for name in ENTRY_FIELDS if (item := text(raw.get(name))) is not None}
-        for raw in items
-        if isinstance(raw, Mapping)
-    )
-    return [row for row in rows if row]
-
-
-def checked(general: Any) -> dict[str, Any]:
+def valid_general(general: object) -> dict[str, object]:
     """`general` with the known keys and right types only: any value may stand in a file."""
     if not isinstance(general, Mapping):
         return {}
-    out: dict[str, Any] = {
-        name: value for name in sorted(_PLAIN_TEXTS) if (value := text(general.get(name))) is not None
+    out: dict[str, object] = {
+        name: value for name in sorted(_UNTYPED) if (value := text(general.get(name))) is not None
     }
-    out |= {name: rows for name in ENTRY_LISTS if (rows := _entries(general.get(name)))}
-    return out | {name: items for name in TEXT_LISTS if (items := _texts(general.get(name)))}
+    out |= {name: rows for name in ENTRY_LISTS if (rows := entries(general.get(name)))}
+    return out | {name: items for name in TEXT_LISTS if (items := texts(general.get(name)))}
 
 
 # --- GGUF ---
 
 
-def from_gguf(kv: Mapping[str, Any]) -> Provenance:
+def from_gguf(kv: Mapping[str, object]) -> Provenance:
     """The provenance in `general.*` keys; what has another type than it should is passed over."""
     info = {
         typed: value
-        for key, (typed, _) in TEXT_KEYS.items()
-        if typed is not None and (value := text(kv.get(key))) is not None
+        for name, typed in _TYPED.items()
+        if (value := text(kv.get(f"general.{name}"))) is not None
     }
-    general: dict[str, Any] = {name: kv.get(key) for key, (typed, name) in TEXT_KEYS.items() if typed is None}
-    general |= {name: kv.get(key) for name, key in TEXT_LISTS.items()} | _numbered(kv)
-    general = checked(general)
+    general: dict[str, object] = {name: kv.get(f"general.{name}") for name in _UNTYPED}
+    general |= {name: kv.get(key) for name, key in TEXT_LISTS.items()} | _read_entries(kv)
+    general = valid_general(general)
     if sources := dataset_ids(general):
         info["data_source"] = sources
     return Provenance(info, general)
 
 
-def _numbered(kv: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, dict[int, dict[str, Any]]] = {infix: {} for infix in ENTRY_LISTS.values()}
+def _read_entries(kv: Mapping[str, object]) -> dict[str, object]:
+    found: dict[str, dict[int, dict[str, object]]] = {infix: {} for infix in ENTRY_LISTS.values()}
     for key in kv:
         if (match := _ENTRY_KEY.fullmatch(key)) is not None and match[3] in ENTRY_FIELDS:
             found[match[1]].setdefault(int(match[2]), {})[match[3]] = kv[key]
-    out = {name: [row for _, row in sorted(found[infix].items())] for name, infix in ENTRY_LISTS.items()}
+    out: dict[str, object] = {
+        name: [row for _, row in sorted(found[infix].items())] for name, infix in ENTRY_LISTS.items()
+    }
     # An earlier edition of the keys: plain ids.
-    if not out["datasets"] and (ids := _texts(kv.get("general.datasets"))):
+    if not out["datasets"] and (ids := texts(kv.get("general.datasets"))):
         out["datasets"] = from_card({"datasets": ids})[1]["datasets"]
     return out
 
 
-def to_gguf(info: Mapping[str, Any], general: Mapping[str, Any] | None) -> Iterator[KeyValue]:
+def to_gguf(info: Mapping[str, object], general: Mapping[str, object] | None) -> Iterator[KeyValue]:
     """The `general.*` keys of a model, in the converter's order."""
     general = general or {}
-    for key, (typed, name) in TEXT_KEYS.items():
-        if value := info.get(typed) if typed is not None else general.get(name):
-            yield key, GgufType.STRING, value
+    for name in TEXT_NAMES:
+        if value := info.get(_TYPED[name]) if name in _TYPED else general.get(name):
+            yield f"general.{name}", GgufType.STRING, value
     for name, infix in ENTRY_LISTS.items():
-        rows = general.get(name, [])
+        rows = entries(general.get(name))
         if rows:
             yield f"general.{infix}.count", GgufType.UINT32, len(rows)
         for i, row in enumerate(rows):
@@ -201,13 +171,13 @@ def size_label(n_params: int) -> str:
 # --- .apr ---
 
 
-def _from_apr(metadata: Mapping[str, Any]) -> Provenance:
+def _from_apr(metadata: Mapping[str, object]) -> Provenance:
     info = {name: value for name in INFO_FIELDS if (value := text(metadata.get(name))) is not None}
     general = metadata.get(GENERAL)
-    return Provenance(info, None if general is None else checked(general))
+    return Provenance(info, None if general is None else valid_general(general))
 
 
-def to_metadata(general: Mapping[str, Any] | None) -> dict[str, Any]:
+def to_metadata(general: Mapping[str, object] | None) -> dict[str, object]:
     """The `.apr` key for `general`; an empty one is written too, it says that there is nothing."""
     return {} if general is None else {GENERAL: dict(general)}
 
@@ -224,26 +194,26 @@ def _from_files(model: Model) -> Provenance:
     card, warnings = read_card(folder) if folder is not None else ({}, [])
     info, general = from_card(card)
     if hf is not None:
-        fallback = [named_in_config(model.metadata), located(hf.folder)]
+        fallback = [from_name_or_path(model.metadata), from_location(hf.folder)]
     elif model.path.stem in _NO_NAMES:
-        fallback = [located(model.path.parent)]
+        fallback = [from_location(model.path.parent)]
     else:
         fallback = [({"name": model.path.stem}, {})]
     for more_info, more_general in fallback:
         info = more_info | info
         general = more_general | general
-    general = checked(general)
+    general = valid_general(general)
     if "data_source" not in info and (sources := dataset_ids(general)):
         info["data_source"] = sources
     known = {name: value for name in INFO_FIELDS if (value := text(info.get(name))) is not None}
     return Provenance(known, general, warnings)
 
 
-def dataset_ids(general: Mapping[str, Any]) -> str:
+def dataset_ids(general: Mapping[str, object]) -> str:
     """The data sets as `data_source` names them: their ids, joined by commas."""
     return ",".join(
         found
-        for row in general.get("datasets", [])
+        for row in entries(general.get("datasets"))
         if (found := hub_id(row) or row.get("name") or row.get("url"))
     )
 
@@ -254,7 +224,7 @@ FLAGS = ("license", "data_source", "data_license")
 """Fields that import, convert and stamp have a flag for."""
 
 
-def stated(flags: Mapping[str, str | None]) -> dict[str, str]:
+def from_flags(flags: Mapping[str, str | None]) -> dict[str, str]:
     """The FLAGS that were given, licences as SPDX spells them. Raises UsageError for what says nothing."""
     out = {}
     for name, value in flags.items():
@@ -269,24 +239,24 @@ def stated(flags: Mapping[str, str | None]) -> dict[str, str]:
     return out
 
 
-def without_license(general: Any) -> dict[str, Any] | None:
+def without_license(general: object) -> dict[str, object] | None:
     """`general` once another licence is set: the old one's name and link go. None stays None."""
     if not isinstance(general, Mapping):
         return None
     return {name: value for name, value in general.items() if name not in ("license.name", "license.link")}
 
 
-def said_by_card(card: bytes) -> dict[str, str]:
+def card_fields(card: bytes) -> dict[str, str]:
     """The typed fields that an import takes from the model card `card`."""
     says, general = from_card(parse_card(card)[0])
-    if "data_source" not in says and (sources := dataset_ids(checked(general))):
+    if "data_source" not in says and (sources := dataset_ids(valid_general(general))):
         says["data_source"] = sources
     return {name: value for name in INFO_FIELDS if (value := text(says.get(name))) is not None}
 
 
-def contradictions(card: bytes, info: Mapping[str, Any]) -> list[str]:
+def contradictions(card: bytes, info: Mapping[str, object]) -> list[str]:
     """Warnings where a card that is carried as it is says something else than `info`."""
-    says = said_by_card(card)
+    says = card_fields(card)
     return [
         f"{CARD} is carried as it is and says {name} {says[name]!r}, not {info[name]!r}"
         for name in FLAGS

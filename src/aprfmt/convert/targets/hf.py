@@ -26,8 +26,8 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.provenance import origin, provenance
-from aprfmt.provenance.model_card import CARD
+from aprfmt.provenance import provenance
+from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import is_tokenizer_file
 from aprfmt.tokenizer.hf_special import chat_templates
@@ -148,7 +148,7 @@ def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[st
     if CARD in texts:
         losses.warnings += provenance.contradictions(texts[CARD], c.info)
         return texts
-    card = origin.to_card(c.info, c.general, named_by_folder=bool(texts))
+    card = to_card(c.info, c.general, named_by_folder=bool(texts))
     return texts if card is None else texts | {CARD: card}
 
 
