@@ -27,7 +27,7 @@ _LAZY = {
     "import_model": "aprfmt.convert.api",
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
-    "Report": "aprfmt.convert.api",
+    "Report": "aprfmt.convert.report",
     "Model": "aprfmt.model",
     "Tensor": "aprfmt.model",
 }
@@ -59,7 +59,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from aprfmt.codecs.recode import encode
-    from aprfmt.convert.api import Report, convert_model, export_model, import_model
+    from aprfmt.convert.api import convert_model, export_model, import_model
+    from aprfmt.convert.report import Report
     from aprfmt.convert.stamp import stamp_file
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli.convert import parse_size
 from aprfmt.cli.demo_model import MERGES, N_TOKENS, build, vocabulary
 from aprfmt.cli.stamp import parse_assignments
 from aprfmt.errors import UsageError
@@ -248,20 +247,6 @@ def test_assignments() -> None:
             parse_assignments([bad])
     with pytest.raises(UsageError):
         parse_assignments(["a=1", "a=2"])
-
-
-@pytest.mark.parametrize(
-    ("text", "n"),
-    [("5GB", 5_000_000_000), ("500MiB", 500 << 20), ("1234", 1234), ("1.5 kb", 1500), ("2g", 2_000_000_000)],
-)
-def test_sizes(text: str, n: int) -> None:
-    assert parse_size(text) == n
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "5XB", "nan", "inf", "1e400"])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_size(text)
 
 
 def test_names_that_are_no_unicode(apr: Apr, tmp_path: Path) -> None:

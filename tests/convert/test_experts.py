@@ -177,14 +177,16 @@ def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantise_them_again(
     _packed_gpt_oss(tmp_path / "hf", small)
     convert_model(tmp_path / "hf", tmp_path / "a.gguf")
     quantize(tmp_path / "a.gguf", tmp_path / "theirs.gguf", MIXES[mix].file_type, allow_requantize=True)
-    told = {"allow_requantize": mix != "mxfp4_moe"}
+    again = mix != "mxfp4_moe"
     for source in ("hf", "a.gguf"):
-        if told["allow_requantize"]:
+        if again:
             with pytest.raises(RefusedError, match="MXFP4 is quantised already"):
                 convert_model(tmp_path / source, tmp_path / "no.gguf", dtype=mix)
-        convert_model(tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, **told)
+        convert_model(
+            tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, allow_requantize=again
+        )
         assert _gguf(tmp_path / "ours.gguf") == _gguf(tmp_path / "theirs.gguf")
-        convert_model(tmp_path / source, tmp_path / "m.apr", dtype=mix, force=True, **told)
+        convert_model(tmp_path / source, tmp_path / "m.apr", dtype=mix, force=True, allow_requantize=again)
         convert_model(tmp_path / "m.apr", tmp_path / "ours.gguf", force=True)
         assert _gguf(tmp_path / "ours.gguf") == _gguf(tmp_path / "theirs.gguf")
         with aprfmt.open(tmp_path / "m.apr") as model:

@@ -199,11 +199,11 @@ def test_every_kind_of_family_comes_out_as_from_llama_cpp(family: str, tmp_path:
     aprfmt.export_model(tmp_path / "hf", tmp_path / "m.gguf")
     weights = importance(tmp_path / "m.gguf")
     (tmp_path / "i.dat").write_bytes(old_imatrix({n: v.tolist() for n, v in weights.items()}, calls=1))
-    for imatrix, options in ((None, {}), (weights, {"imatrix": tmp_path / "i.dat"})):
+    for imatrix, file in ((None, None), (weights, tmp_path / "i.dat")):
         theirs = expected(tmp_path / "m.gguf", "q4_k_m", tmp_path / "theirs.gguf", imatrix)
         for way in (("hf", "a.gguf"), ("m.gguf", "a.gguf"), ("hf", "a.apr"), ("m.gguf", "a.apr")):
             source, out = (tmp_path / name for name in way)
-            aprfmt.convert_model(source, out, dtype="q4_k_m", force=True, **options)
+            aprfmt.convert_model(source, out, dtype="q4_k_m", force=True, imatrix=file)
             aprfmt.convert_model(out, tmp_path / "b.gguf", force=True)
             assert dict(contents(tmp_path / "b.gguf")) == theirs, way
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.convert.options import target_format
+from aprfmt.convert.targets.base import find_target
 from aprfmt.errors import RefusedError, UnknownFormatError, UsageError
 
 
@@ -47,16 +47,16 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     ],
 )
 def test_the_suffix_names_the_format(name: str, target: str) -> None:
-    assert target_format(name) == target
+    assert find_target(name).name == target
 
 
 @pytest.mark.parametrize("name", ["a.ggfu", "a.bin", "a.safetensor", "a.onnx"])
 def test_a_suffix_of_no_format_is_a_slip(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="suffix"):
-        target_format(tmp_path / name)
+        find_target(tmp_path / name)
     (tmp_path / name).mkdir()
-    assert target_format(tmp_path / name) == "hf"
-    assert target_format(tmp_path / name, "gguf") == "gguf"
+    assert find_target(tmp_path / name).name == "hf"
+    assert find_target(tmp_path / name, "gguf").name == "gguf"
 
 
 def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:

@@ -219,8 +219,9 @@ def test_stamping_a_folder_without_a_card_gives_it_one(folder: Folder, tmp_path:
 
 @pytest.mark.parametrize("field", ["license", "data_license", "data_source"])
 def test_an_empty_flag_is_refused_and_nothing_is_written(field: str, folder: Folder, tmp_path: Path) -> None:
+    options: dict[str, Any] = {field: " "}
     with pytest.raises(aprfmt.AprError) as error:
-        aprfmt.import_model(folder(), tmp_path / "m.apr", **{field: " "})
+        aprfmt.import_model(folder(), tmp_path / "m.apr", **options)
     assert error.value.code == "usage"
     assert not (tmp_path / "m.apr").exists()
 

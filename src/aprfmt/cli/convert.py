@@ -31,14 +31,6 @@ from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 if TYPE_CHECKING:
     from aprfmt.convert.report import Report
 
-_LABELS = {
-    "apr-v2": "APR v2",
-    "gguf": "GGUF",
-    "safetensors": "SafeTensors",
-    "hf": "HF folder",
-    "mlx": "MLX folder",
-}
-
 
 @dataclass(kw_only=True)
 class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
@@ -58,13 +50,6 @@ class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
         """Runs the command."""
         from aprfmt.convert.api import import_model
 
-        suffix = self.output.suffix.lower()
-        if suffix in (".gguf", ".safetensors"):
-            raise UsageError(
-                f"import writes .apr files, but the output is named {suffix}",
-                path=self.output,
-                hint=f"apr convert {self.file} -o {self.output}",
-            )
         _run(self, "importing", import_model, self.file, self.output)
 
 
@@ -119,6 +104,7 @@ class Shard(Common, Run, Files):
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.api import convert_model
+        from aprfmt.convert.options import parse_size
 
         size = parse_size(self.shard_size)
         _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=size)
@@ -164,11 +150,9 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
             raise UsageError(
                 f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list"
             )
-        from aprfmt.convert.api import convert_model
-        from aprfmt.convert.quantize.mixes import require_quantised
+        from aprfmt.convert.api import quantize_model
 
-        require_quantised(self.mix)
-        _run(self, "quantising", convert_model, self.file, self.output, dtype=self.mix)
+        _run(self, "quantising", quantize_model, self.file, self.output, mix=self.mix)
 
 
 def _list_mixes() -> None:
@@ -196,10 +180,6 @@ def _run(
     """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
-    given |= {name: parse_size(given[name]) for name in ("max_memory",) if name in given}
-    if "shard_size" in given:
-        given["shard_size"] = parse_shard_size(given["shard_size"])
-    given["tensor_type"] = given.get("tensor_type") or ()
     with Bar(verb) as bar:
         report = function(source, output, progress=None if command.plan else bar.progress, **(given | fixed))
     for warning in report.warnings:
@@ -213,29 +193,6 @@ def refuse_terminal(output: Path) -> None:
         raise RefusedError("a model cannot be written to standard output", hint="name a file with -o")
 
 
-def parse_size(text: str | None) -> int | None:
-    """`5GB`, `500MiB`, `123456` as bytes. Raises UsageError."""
-    if text is None:
-        return None
-    units = {"": 1, "b": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-    units |= {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
-    units |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-    number = text.strip().rstrip("BbKkMmGgTtIi").strip()
-    unit = text.strip()[len(number) :].strip().lower()
-    try:
-        size = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise UsageError(f"{text!r} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
-    return size
-
-
-def parse_shard_size(text: str | None) -> int | None:
-    """The same for --shard-size, where 0 asks for one file. Raises UsageError."""
-    return 0 if text is not None and text.strip() == "0" else parse_size(text)
-
-
 def _done_text(report: Report) -> Iterator[str]:
     rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
@@ -246,7 +203,7 @@ def _done_text(report: Report) -> Iterator[str]:
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     dtypes = ", ".join(f"{name} {row['tensors']}" for name, row in report.dtypes.items())
-    yield "format", _LABELS.get(report.format, report.format)
+    yield "format", report.label
     yield "architecture", report.architecture or "(unknown)"
     yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""

@@ -141,8 +141,8 @@ class Demo:
     def _import(self) -> str:
         from aprfmt.convert.api import import_model
 
-        report = import_model(self.source, self.packed, force=True).to_json()
-        return f"{format_bytes(report['input_bytes'])} GGUF to {format_bytes(report['output_bytes'])} .apr"
+        report = import_model(self.source, self.packed, force=True)
+        return f"{format_bytes(report.input_bytes)} GGUF to {format_bytes(report.output_bytes)} .apr"
 
     def _inspect(self) -> str:
         from aprfmt.inspection.describe import inspect
@@ -164,8 +164,8 @@ class Demo:
     def _export(self) -> str:
         from aprfmt.convert.api import export_model
 
-        report = export_model(self.packed, self.back, force=True).to_json()
-        return f"{format_bytes(report['output_bytes'])} GGUF"
+        report = export_model(self.packed, self.back, force=True)
+        return f"{format_bytes(report.output_bytes)} GGUF"
 
     def _compare(self) -> str:
         from aprfmt.io.pipe import source_chunks

@@ -1,119 +1,247 @@
-"""import_model, export_model, convert_model: one job under three names, planned, checked, then streamed."""
+"""Importing, exporting, converting and quantising: one job under four names, checked, planned, then streamed."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aprfmt import formats
+from aprfmt.canonical import packed
 from aprfmt.canonical.checks import check_before_writing, read_tokenizer, require_config, with_dims_of_tensors
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical, canonical, embedding_rows
-from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.unpack import Decoding
 from aprfmt.codecs.pieces import dtype_totals
-from aprfmt.convert.lossless.recipe import Recipe, read_recipe
 from aprfmt.convert.memory import flow_for, planned
-from aprfmt.convert.options import FOLDERS, TARGETS, Options, options_of, target_format
-from aprfmt.convert.quantize.mixes import find_mix
+from aprfmt.convert.options import Options, parse_options, parse_path
+from aprfmt.convert.quantize.mixes import find_mix, require_quantised
 from aprfmt.convert.quantize.quantization import Quantization, asked
-from aprfmt.convert.report import Report
-from aprfmt.convert.targets.apr import apr_layout, source_recipe
-from aprfmt.convert.targets.apr_shards import DEFAULT_SHARD_BYTES, Shard, cut, cut_canonical, write_shards
-from aprfmt.convert.targets.gguf import GgufOptions, gguf_layouts
-from aprfmt.convert.targets.hf import folder_layouts, safetensors_layout
+from aprfmt.convert.report import PlannedTensor, Report
+from aprfmt.convert.targets import apr, apr_shards
+from aprfmt.convert.targets.base import Output, Target, Work, check_options, find_target
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats import apr2, apr2_write
-from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
-from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import source_jobs
-from aprfmt.io.segments import FileLayout, Stream
 from aprfmt.io.sink import check_target
-from aprfmt.io.write import WriteOptions, check_inputs_stay, write_file, write_folder, write_parts
+from aprfmt.io.write import (
+    StartProgress,
+    WriteOptions,
+    check_inputs_stay,
+    write_file,
+    write_folder,
+    write_parts,
+)
 from aprfmt.llama.client import require_llama
 from aprfmt.llama.verify import verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.types import PathLike
 
-__all__ = ["Report", "convert_model", "export_model", "import_model"]
+# The functions differ in their options alone. Each hands on its arguments by name, as they are: options.Options has
+# the same names and defaults (a test compares them), and parse_options checks every value, because not every caller
+# has a type checker.
 
 
-@dataclass(slots=True)
-class Output:
-    """What a target format made of a model: files, tensors, and whether they are the imported source itself.
+def import_model(
+    src: PathLike,
+    dst: PathLike,
+    *,
+    arch: str | None = None,
+    dtype: str = "keep",
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    tokenizer: PathLike | None = None,
+    license: str | None = None,
+    data_source: str | None = None,
+    data_license: str | None = None,
+    allow_no_config: bool = False,
+    allow_unmapped: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to the `.apr` file `dst`.
 
-    `shards` are those of a sharded `.apr`, in place of `layouts`; `ready` is called before a byte is written and
-    raises when the source is not whole, which a plan does not look for.
+    Args:
+        src: what to read.
+        dst: the file to write; it appears under its name when it is complete.
+        arch: architecture, where the source does not say it.
+        dtype: "keep", a float, AprQ4, AprQ8, or a mix such as "q4_k_m".
+        imatrix: file of an importance matrix, for a mix.
+        tensor_type: "REGEX=TYPE" texts: types of the tensors whose GGUF names have the pattern, for a mix.
+        output_type, embedding_type: types of the output head and the token embedding, for a mix.
+        pure: every matrix in the one type, for a mix.
+        leave_output: the output head stays as it is, for a mix.
+        allow_requantize: quantise what is quantised already, which loses twice.
+        tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
+        license, data_license: SPDX ids.
+        data_source: what the model was trained on.
+        allow_no_config: go on without config.json; dimensions are inferred from shapes.
+        allow_unmapped: keep tensors of unknown name under their own name.
+        plan: write nothing; the report says what would be written.
+        force: replace an existing output.
+        progress: called with the total bytes; gives the function to call with each piece.
+        threads: worker threads; None: one a processor.
+        max_memory: most memory to take, in bytes or as "300MiB".
+        fsync: wait until the disk has the output.
+
+    Raises:
+        AprError: with code "usage" for a wrong value or option; nothing is left behind then.
     """
+    given = locals()
+    suffix = Path(parse_path("dst", dst)).suffix.lower()
+    if suffix in (".gguf", ".safetensors"):
+        raise UsageError(
+            f"import writes .apr files, but the output is named {suffix}",
+            path=dst,
+            hint=f"apr convert {os.fspath(parse_path('src', src))} -o {os.fspath(dst)}",
+        )
+    return _convert(given | {"format": "apr"})
 
-    layouts: list[FileLayout]
-    tensors: list[OutTensor]
-    lossless: bool
-    folder: bool = False
-    shards: list[Shard] | None = None
-    ready: Callable[[], None] = lambda: None
+
+def export_model(
+    src: PathLike,
+    dst: PathLike,
+    *,
+    format: str | None = None,
+    dtype: str = "keep",
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    pre: str | None = None,
+    pad_style: str = "llama.cpp",
+    shard_size: int | str | None = None,
+    arch: str | None = None,
+    allow_unmapped: bool = False,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Converts any readable model to a form for other programs; see convert_model for the options."""
+    return _convert(locals())
 
 
-def import_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
-    """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to an `.apr` file `dst`.
+def convert_model(
+    src: PathLike,
+    dst: PathLike,
+    *,
+    format: str | None = None,
+    dtype: str = "keep",
+    arch: str | None = None,
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    tokenizer: PathLike | None = None,
+    license: str | None = None,
+    data_source: str | None = None,
+    data_license: str | None = None,
+    pre: str | None = None,
+    pad_style: str = "llama.cpp",
+    shard_size: int | str | None = None,
+    allow_no_config: bool = False,
+    allow_unmapped: bool = False,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Converts any readable model to any form that can be written, in one step.
 
-    Options: arch, dtype (a float, AprQ4, AprQ8 or a mix), and beside a mix imatrix, tensor_type ("REGEX=TYPE" texts),
-    output_type, embedding_type, pure, leave_output, allow_requantize; tokenizer, license, data_source, data_license,
-    allow_no_config, allow_unmapped, plan, force, progress, threads, max_memory (bytes), fsync. Raises AprError;
-    nothing is left behind then.
+    An option that the form does not take is a usage error. Those that import_model has too mean the same here.
+
+    Args:
+        src, dst: what to read and to write.
+        format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
+        pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
+        pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
+        shard_size: largest file, in bytes or as "5GB"; 0: one file.
+        verify: load the GGUF in llama.cpp and generate a little.
     """
-    return _convert(src, dst, options_of(options | {"format": "apr"}))
+    return _convert(locals())
 
 
-def export_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
-    """Converts any readable model to `format`: "gguf", "safetensors", "hf", "mlx" or "apr-shards" (else by the
-    suffix of `dst`).
+def quantize_model(
+    src: PathLike,
+    dst: PathLike,
+    mix: str,
+    *,
+    arch: str | None = None,
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    tokenizer: PathLike | None = None,
+    allow_unmapped: bool = False,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
 
-    Options: dtype and what goes with a mix, pre, pad_style, shard_size (bytes of a file; 0: one file), verify, arch,
-    allow_unmapped, plan, force, progress, threads, max_memory (bytes), fsync.
+    `mix` is one of llama.cpp's ("q4_k_m"), with `pure` also a single type; convert_model explains the options.
     """
-    return _convert(src, dst, options_of(options))
+    given = locals()
+    dtype = given.pop("mix")
+    if isinstance(dtype, str):
+        require_quantised(dtype)
+    return _convert(given | {"dtype": dtype})
 
 
-def convert_model(src: PathLike, dst: PathLike, **options: Any) -> Report:
-    """Converts any readable model to any writable form; options of import_model and export_model together."""
-    return _convert(src, dst, options_of(options))
-
-
-def _convert(src: PathLike, dst: PathLike, options: Options) -> Report:
+def _convert(given: dict[str, object]) -> Report:
     start = time.monotonic()
-    target = target_format(dst, options.format)
-    if options.verify and target != "gguf":
-        raise UsageError(
-            "--verify loads a GGUF in llama.cpp; this output is none", hint="export to a .gguf file"
-        )
-    if options.shard_size and target in ("apr", "safetensors"):
-        raise UsageError(
-            "--shard-size does not go with an output of one file",
-            hint="apr shard FILE -o DIR for .apr shards, --format hf for safetensors",
-        )
+    src, dst = (os.fspath(parse_path(name, given.pop(name))) for name in ("src", "dst"))
+    options = parse_options(given)
+    target = find_target(dst, options.format)
+    check_options(options, target)
     if options.verify and not options.plan:
         require_llama()
-    quantization = asked(options, target)
+    quantization = asked(options, target.name)
     with formats.open(src) as model:
         if not options.plan:
-            check_target(dst, _paths(model), options.force, folder=target in FOLDERS)
+            check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization)
         report = _report(c, output, losses, src, dst, target, options)
-        if output.folder:
+        if target.folder:
             check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
         else:
             for path in report.files:
                 check_target(path, _paths(model), options.force or options.plan)
         if not options.plan:
-            output.ready()
-            _write(os.fspath(dst), c, output, options, report)
+            if output.ready is not None:
+                output.ready()
+            _write(dst, c, output, target, options, report)
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start
     return report
@@ -126,14 +254,11 @@ def _paths(model: Model) -> list[str]:
 
 
 def _plan(
-    model: Model, target: str, dst: Path, options: Options, quantization: Quantization | None
+    model: Model, target: Target, dst: Path, options: Options, quantization: Quantization | None
 ) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
-    if target == "apr" and model.convention == "apr" and options.changes_nothing():
-        return _copy(model, dst), _copied(model, dst), losses
-    if target == "apr-shards" and apr2.native_of(model) is not None and options.changes_nothing():
-        shards, lossless = cut(model, options.shard_size or DEFAULT_SHARD_BYTES)
-        return _copy(model, dst), _sharded(shards, _listed(model), lossless), losses
+    if (output := _copy(model, target, dst, options)) is not None:
+        return Canonical(model, None, model.hparams, None, {}, {}, {}, tuple(model.warnings)), output, losses
     if model.format == "apr-v1" and model.flags.get("encrypted"):
         raise RefusedError(
             "the payload is encrypted", path=model.path, hint="read it with aprfmt.read_v1 and its password"
@@ -143,24 +268,22 @@ def _plan(
         model,
         arch=options.arch,
         allow_unmapped=options.allow_unmapped,
-        decoding=_decoding(options.dtype, gguf=target == "gguf"),
+        decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
     )
-    losses.others += c.packs.losses()
+    if c.packs.decoded:
+        losses.others += packed.losses(c.packs.found)
     c = _override(with_dims_of_tensors(c), options)
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
-    work = _Work(dst.name, options, _recipe(c, target, options), losses, quantization)
-    return c, _WRITERS[target](c, work), losses
+    return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a writer needs beside the model; `recipe` is there where the source's own files can be had back."""
-
-    name: str
-    options: Options
-    recipe: Recipe | None
-    losses: Losses
-    quantization: Quantization | None
+def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output | None:
+    """An `.apr` as it is, in one file or in shards, where nothing else is asked for; None otherwise."""
+    if not options.changes_nothing():
+        return None
+    if target.name == "apr":
+        return apr.copy(model, dst.name)
+    return apr_shards.copy(model, options) if target.name == "apr-shards" else None
 
 
 def _decoding(dtype: str, *, gguf: bool) -> Decoding:
@@ -171,30 +294,6 @@ def _decoding(dtype: str, *, gguf: bool) -> Decoding:
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 
 
-def _copy(model: Model, dst: Path) -> Canonical:
-    return Canonical(model, None, model.hparams, None, {}, {}, {}, tuple(model.warnings))
-
-
-def _copied(model: Model, dst: Path) -> Output:
-    """The same `.apr`, byte for byte, whatever its generation; shards become the file that they were cut from."""
-    joined = model.native_as(JoinedNative)
-    if joined is not None:
-        layout = FileLayout(dst.name, apr2_write.layout_from_model(model), crc_footer=True)
-        return Output([layout], _listed(model), True, ready=joined.verify)
-    source = model.sources[0]
-    segment = Stream(source.size, lambda: source_jobs(source, 0, source.size), dst.name)
-    return Output([FileLayout(dst.name, [segment])], _listed(model), True)
-
-
-def _listed(model: Model) -> list[OutTensor]:
-    """The tensors of `model` for a report."""
-    return [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
-
-
-def _sharded(shards: list[Shard], tensors: list[OutTensor], lossless: bool) -> Output:
-    return Output([layout for layout, _ in shards], tensors, lossless, folder=True, shards=shards)
-
-
 def _override(c: Canonical, options: Options) -> Canonical:
     """`c` with what the user says of its provenance, and the user's tokenizer."""
     stated = provenance.from_flags({name: getattr(options, name) for name in provenance.FLAGS})
@@ -203,83 +302,14 @@ def _override(c: Canonical, options: Options) -> Canonical:
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 
-# Target -> the format of the sources whose files it may be.
-_RECIPES = {"gguf": "gguf", "safetensors": "safetensors", "hf": "hf", "mlx": "hf"}
-
-
-def _recipe(c: Canonical, target: str, options: Options) -> Recipe | None:
-    value = None
-    if apr2.native_of(c.model) is not None:
-        value = c.model.metadata.get(SOURCE_KEY)
-        others = [name for name in _RECIPES.values() if name != _RECIPES.get(target)]
-        if isinstance(value, dict) and value.get("format") in others:
-            return None  # of another format: to hold it against the tensors would be for nothing
-    elif c.model.format == target and (target != "gguf" or options.dtype == "keep"):
-        value = source_recipe(c)  # the keys of a GGUF are at hand without it
-    return read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path)) if value is not None else None
-
-
-def _to_apr(c: Canonical, work: _Work) -> Output:
-    options, own_tokenizer = work.options, work.options.tokenizer is None
-    layout, tensors, recorded = apr_layout(
-        c, work.name, options.dtype, work.losses, work.quantization, with_source=own_tokenizer
-    )
-    whole = c.model.format in ("gguf", "hf", "safetensors") and not (c.left_out or c.parts_left_out)
-    return Output([layout], tensors, recorded and whole)
-
-
-def _to_shards(c: Canonical, work: _Work) -> Output:
-    options = work.options
-    if options.tokenizer is not None or options.dtype != "keep":
-        raise UsageError("sharding changes nothing else", hint="apr import the model first, then shard it")
-    shards, tensors = cut_canonical(c, options.dtype, options.shard_size or DEFAULT_SHARD_BYTES, work.losses)
-    return _sharded(shards, tensors, c.model.format in ("gguf", "hf", "safetensors"))
-
-
-def _to_gguf(c: Canonical, work: _Work) -> Output:
-    options = work.options
-    wanted = GgufOptions(
-        options.dtype,
-        options.pre,
-        options.pad_style,
-        options.allow_unmapped,
-        options.shard_size,
-        work.quantization,
-    )
-    layouts, tensors, same = gguf_layouts(c, work.name, wanted, work.recipe, work.losses)
-    return Output(layouts, tensors, same)
-
-
-def _to_safetensors(c: Canonical, work: _Work) -> Output:
-    layout, tensors, same = safetensors_layout(c, work.name, work.options.dtype, work.recipe, work.losses)
-    return Output([layout], tensors, same)
-
-
-def _to_hf(c: Canonical, work: _Work, framework: str = "pt") -> Output:
-    options = work.options
-    layouts, tensors, same = folder_layouts(
-        c, options.dtype, options.shard_size, work.recipe, work.losses, framework
-    )
-    return Output(layouts, tensors, same, folder=True)
-
-
-_WRITERS: dict[str, Callable[[Canonical, _Work], Output]] = {
-    "apr": _to_apr,
-    "apr-shards": _to_shards,
-    "gguf": _to_gguf,
-    "safetensors": _to_safetensors,
-    "hf": _to_hf,
-    "mlx": partial(_to_hf, framework="mlx"),
-}
-
-
 def _report(
-    c: Canonical, output: Output, losses: Losses, src: PathLike, dst: PathLike, target: str, options: Options
+    c: Canonical, output: Output, losses: Losses, src: str, dst: str, target: Target, options: Options
 ) -> Report:
     report = Report(
-        source=os.fspath(src),
-        output=os.fspath(dst),
-        format=TARGETS[target],
+        source=src,
+        output=dst,
+        format=target.container,
+        label=target.label,
         architecture=c.hparams.architecture,
         tensor_count=len(output.tensors),
         input_bytes=c.model.size_bytes,
@@ -290,27 +320,27 @@ def _report(
         losses=losses.sentences(),
         plan=options.plan,
     )
-    if not output.folder and len(output.layouts) > 1:
+    if not target.folder and len(output.layouts) > 1:
         report.files = [str(Path(dst).with_name(layout.name)) for layout in output.layouts]
         report.output = report.files[0]
     if options.plan:
         flow = flow_for(options.threads, options.max_memory, output.tensors)
         report.memory_bytes = planned(flow, output.tensors)
         report.tensors = [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
+            PlannedTensor(name=t.name, dtype=t.dtype, shape=[*t.shape], size_bytes=t.n_bytes)
             for t in output.tensors
         ]
     return report
 
 
-def _write(dst: str, c: Canonical, output: Output, options: Options, report: Report) -> None:
+def _write(dst: str, c: Canonical, output: Output, target: Target, options: Options, report: Report) -> None:
     flow = flow_for(options.threads, options.max_memory, output.tensors)
-    way = WriteOptions(options.force, options.progress, flow, options.fsync)
-    if output.shards is not None:
-        write_shards(dst, output.shards, way)
+    how = WriteOptions(options.force, options.progress, flow, options.fsync)
+    if output.write is not None:
+        output.write(dst, how)
         return
-    if output.folder:
-        write_folder(dst, output.layouts, way)
+    if target.folder:
+        write_folder(dst, output.layouts, how)
         return
 
     def check(temporary: str) -> None:
@@ -319,6 +349,6 @@ def _write(dst: str, c: Canonical, output: Output, options: Options, report: Rep
     checked = check if options.verify else None
     if len(output.layouts) > 1:
         folder = os.path.dirname(os.path.abspath(dst))
-        write_parts(folder, output.layouts, way, checked)
+        write_parts(folder, output.layouts, how, checked)
         return
-    write_file(dst, output.layouts[0], way, checked)
+    write_file(dst, output.layouts[0], how, checked)

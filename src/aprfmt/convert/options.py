@@ -1,21 +1,22 @@
-"""What a conversion may be asked for, and which format its output gets."""
+"""What a conversion may be asked for: every option once, checked in one place, whoever asks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from aprfmt.errors import UsageError
+from aprfmt.io.pipe import MOST_THREADS
 from aprfmt.io.write import StartProgress
 from aprfmt.types import PathLike
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Every option of a conversion; `apr convert --help` explains them."""
+    """Every option of a conversion; `apr convert --help` explains them. Sizes are in bytes."""
 
     arch: str | None = None
     dtype: str = "keep"
@@ -44,60 +45,128 @@ class Options:
     max_memory: int | None = None
     fsync: bool = True
 
+    def given(self) -> list[str]:
+        """The options that are not left at their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
-        quiet = {
-            "format",
-            "shard_size",
-            "verify",
-            "plan",
-            "force",
-            "progress",
-            "threads",
-            "max_memory",
-            "fsync",
-            "allow_no_config",
-            "allow_unmapped",
-            "allow_requantize",
-        }
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in quiet)
+        return not set(self.given()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
 
 
-def options_of(given: dict[str, Any]) -> Options:
-    """The options named in `given`. Raises UsageError for one that is not known."""
-    known = {f.name for f in fields(Options)}
-    unknown = sorted(set(given) - known)
+COMMON = frozenset(
+    (
+        *("arch", "allow_no_config", "allow_unmapped", "format"),
+        *("plan", "force", "progress", "threads", "max_memory", "fsync"),
+    )
+)
+"""Options about reading the source and running the conversion, which mean the same for every target."""
+
+MIX = frozenset(
+    ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize")
+)
+"""What goes with a quantization mix."""
+
+PROVENANCE = frozenset(("license", "data_source", "data_license"))
+"""What the user says about the model."""
+
+
+def parse_options(given: Mapping[str, object]) -> Options:
+    """The options named in `given`. Raises UsageError for an unknown one and for a value of the wrong kind."""
+    known = {f.name: f for f in fields(Options)}
+    unknown = sorted(set(given) - set(known))
     if unknown:
         raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
-    types = given.get("tensor_type", ())
-    return Options(**{**given, "tensor_type": (types,) if isinstance(types, str) else tuple(types)})
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        parser = _PARSERS.get(name) or _PARSERS_BY_TYPE[str(known[name].type)]
+        values[name] = parser(name, value)
+    return Options(**values)
 
 
-# What --format takes -> id of the container in the report.
-TARGETS = {
-    "apr": "apr-v2",
-    "apr-shards": "apr-v2",
-    "gguf": "gguf",
-    "safetensors": "safetensors",
-    "hf": "hf",
-    "mlx": "mlx",
+def _wrong(name: str, expected: str, value: object) -> UsageError:
+    return UsageError(f"{name} must be {expected}, not {short(value)}")
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(name, "True or False", value)
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a string", value)
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise _wrong(name, "a list of strings", value)
+    return tuple(value)
+
+
+def parse_path(name: str, value: object) -> str | os.PathLike[str]:
+    """`value` where it is a path. Raises UsageError."""
+    if not isinstance(value, str | os.PathLike):
+        raise _wrong(name, "a path", value)
+    return value
+
+
+def _progress(name: str, value: object) -> object:
+    if not callable(value):
+        raise _wrong(name, "a function", value)
+    return value
+
+
+def _threads(name: str, value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_THREADS:
+        raise _wrong(name, f"a number from 1 to {MOST_THREADS}", value)
+    return value
+
+
+_UNITS = {"": 1, "b": 1} | {
+    letter + end: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for end, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
-FOLDERS = ("hf", "mlx", "apr-shards")
-_SUFFIXES = {".apr": "apr", ".gguf": "gguf", ".safetensors": "safetensors"}
 
 
-def target_format(dst: PathLike, name: str | None = None) -> str:
-    """The target's key in TARGETS: `name`, else by the suffix of `dst` (a folder is "hf"). Raises UsageError."""
-    if name is not None:
-        if name not in TARGETS:
-            raise UsageError(f"unknown format {name!r}", hint="one of: " + ", ".join(TARGETS))
-        return name
-    suffix = Path(dst).suffix.lower()
-    if suffix in _SUFFIXES:
-        return _SUFFIXES[suffix]
-    if suffix[1:].isalpha() and not os.path.isdir(dst):  # "model.ggfu" is a slip, "smollm2-v1.5" a folder
-        raise UsageError(
-            f"{suffix} is no suffix of a writable format",
-            hint="name the format with --format: " + ", ".join(TARGETS),
-        )
-    return "hf"
+def parse_size(value: object, *, least: int = 1) -> int:
+    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`. Raises UsageError."""
+    size = value if type(value) is int else -1
+    if isinstance(value, str):
+        text = value.strip().lower()
+        number = text.rstrip("bkmgti").strip()
+        try:
+            size = int(float(number) * _UNITS[text[len(number) :].strip()])
+        except (ValueError, KeyError, OverflowError):
+            size = -1
+    if size < least:
+        raise UsageError(f"{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
+    return size
+
+
+Parser = Callable[[str, object], object]
+
+
+def _optional(parser: Parser) -> Parser:
+    return lambda name, value: None if value is None else parser(name, value)
+
+
+# By name what a type does not tell, the others by the annotation of their field.
+_PARSERS: dict[str, Parser] = {
+    "threads": _optional(_threads),
+    "max_memory": _optional(lambda _, value: parse_size(value)),
+    "shard_size": _optional(lambda _, value: parse_size(value, least=0)),
+}
+_PARSERS_BY_TYPE: dict[str, Parser] = {
+    "bool": _flag,
+    "str": _text,
+    "str | None": _optional(_text),
+    "Sequence[str]": _texts,
+    "PathLike | None": _optional(parse_path),
+    "StartProgress | None": _optional(_progress),
+}

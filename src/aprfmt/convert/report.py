@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from aprfmt.codecs.pieces import DtypeTotals
 from aprfmt.llama.verify import Verification
 
 
+class PlannedTensor(TypedDict):
+    """A tensor of a planned output."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    size_bytes: int
+
+
 @dataclass(slots=True)
 class Report:
-    """The result of import_model, export_model and convert_model; `to_json` is the CLI's object.
+    """The result of import_model, export_model, convert_model and quantize_model; `to_json` is the CLI's object.
 
     Attributes:
         source, output: paths as given.
-        format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx".
+        format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx", or a plugin's.
+        label: the same as users know it: "APR v2", "HF folder".
         architecture: row id of arch.table, or the source's own word.
         tensor_count: tensors in the output.
         input_bytes, output_bytes: sizes of all files read and written.
-        dtypes: output dtype -> {tensors, params, bytes}.
-        lossless: whether the source can be had back byte for byte from the output.
+        dtypes: of the output's tensors.
+        lossless: whether the source can be restored byte for byte from the output.
         losses: what the output does not hold exactly, one sentence each.
+        verify: what llama.cpp made of the output, where that was asked for.
         memory_bytes: estimate of the peak working memory.
-        tensors: output tensors with dtype, shape and size; filled for plans.
+        tensors: of the output; filled for plans.
         files: paths of an output in several files beside each other, of which `output` is the first.
     """
 
     source: str
     output: str
     format: str
+    label: str
     architecture: str | None
     tensor_count: int
     input_bytes: int
@@ -42,7 +54,7 @@ class Report:
     verify: Verification | None = None
     plan: bool = False
     memory_bytes: int = 0
-    tensors: list[dict[str, Any]] = field(default_factory=list)
+    tensors: list[PlannedTensor] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
 
     @property
@@ -51,9 +63,10 @@ class Report:
         n_values = sum(row["params"] for row in self.dtypes.values())
         return 8 * sum(row["bytes"] for row in self.dtypes.values()) / n_values if n_values else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
-        body: dict[str, Any] = {
+        bits = self.bits_per_weight
+        body: dict[str, object] = {
             "source": self.source,
             "output": self.output,
             "format": self.format,
@@ -62,7 +75,7 @@ class Report:
             "input_bytes": self.input_bytes,
             "output_bytes": self.output_bytes,
             "dtypes": self.dtypes,
-            "bits_per_weight": round(bits, 3) if (bits := self.bits_per_weight) is not None else None,
+            "bits_per_weight": round(bits, 3) if bits is not None else None,
             "seconds": round(self.seconds, 3),
             "warnings": self.warnings,
             "lossless": self.lossless,

@@ -1,4 +1,4 @@
-"""APR v2 in several files, opened as one model; the module that opens any `.apr` v2. See apr_shards_write."""
+"""APR v2 in several files, opened as one model; the module that opens any `.apr` v2."""
 
 from __future__ import annotations
 

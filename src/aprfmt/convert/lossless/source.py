@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from aprfmt.arch.links import Link
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import of_pieces
-from aprfmt.convert.lossless.recipe import RecipeWriter
+from aprfmt.convert.lossless.recipe import Recipe, RecipeWriter, read_recipe
+from aprfmt.formats import apr2
+from aprfmt.formats.apr_metadata import SOURCE_KEY
+from aprfmt.formats.gguf import GgufNative, GgufPart
+from aprfmt.formats.hf_files import read_text_file
+from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.segments import resolved
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
@@ -59,3 +66,130 @@ class SourceTensors:
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
     return resolved(tensor.chunks())
+
+
+# --- whole sources ---
+
+CONFIG = "config.json"
+
+# Files that hold the tokenizer's lists.
+_LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+
+# Formats of sources that have recipes.
+_FORMATS = ("gguf", "hf", "safetensors")
+
+
+def restorable(c: Canonical, format: str) -> Recipe | None:
+    """The recipe of a source of the `format` that `c` is, or was imported from; None where it gives other files."""
+    if apr2.native_of(c.model) is not None:
+        value = c.model.metadata.get(SOURCE_KEY)
+        others = [other for other in _FORMATS if other != format]
+        if isinstance(value, Mapping) and value.get("format") in others:
+            return None  # to hold it against the tensors would be for nothing
+    else:
+        value = source_recipe(c) if c.model.format == format else None
+    if value is None:
+        return None
+    recipe = read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path))
+    return recipe if recipe is not None and recipe.format == format else None
+
+
+def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """The record from which the source files can be rebuilt byte for byte; None for sources that have none.
+
+    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them.
+    """
+    if apr2.native_of(c.model) is not None:
+        record: dict[str, Any] | None = c.model.metadata.get(SOURCE_KEY)
+        fits = record is not None and read_recipe(record, c.tensors, c.tokenizer, str(c.model.path))
+        return record if fits else None
+    if (gguf := c.model.native_as(GgufNative)) is not None:
+        return _gguf_recipe(c, gguf.parts, stored or {})
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return _hf_recipe(c, folder)
+    if c.model.native_as(SafetensorsNative) and not (c.parts_left_out or c.packs.decoded):
+        return _safetensors_recipe(c)
+    return None
+
+
+def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str]) -> dict[str, Any]:
+    writer = RecipeWriter("gguf", c.tokenizer)
+    tensors = SourceTensors(c, stored)
+    for part in parts:
+        writer.start(part.source.path.rpartition("/")[2])
+        _gguf_header(writer, part)
+        position = part.infos_end
+        for info in sorted(part.infos, key=lambda i: (i.offset, i.n_bytes)):
+            if info.n_bytes == 0:
+                continue
+            writer.literal(part.source.view(position, info.offset - position))
+            tensors.write(writer, info.name)
+            position = info.offset + info.n_bytes
+        writer.literal(part.source.view(position))
+    return writer.value()
+
+
+# GGUF key -> list of the tokenizer that it holds.
+_LIST_KEYS = {
+    "tokenizer.ggml.tokens": "tokens",
+    "tokenizer.ggml.merges": "merges",
+    "tokenizer.ggml.token_type": "types",
+    "tokenizer.ggml.scores": "scores",
+}
+
+
+def _gguf_header(writer: RecipeWriter, part: GgufPart) -> None:
+    position = 0
+    for key, which in sorted(
+        _LIST_KEYS.items(), key=lambda item: getattr(part.entries.get(item[0]), "start", 0)
+    ):
+        entry = part.entries.get(key)
+        if entry is None:
+            continue
+        writer.literal(part.source.view(position, entry.value_start - position))
+        writer.gguf_list(which, part.source.view(entry.value_start, entry.end - entry.value_start))
+        position = entry.end
+    writer.literal(part.source.view(position, part.infos_end - position))
+
+
+def _safetensors_recipe(c: Canonical) -> dict[str, Any]:
+    writer = RecipeWriter("safetensors", c.tokenizer)
+    source = c.model.sources[0]
+    writer.start(source.path.rpartition("/")[2])
+    _safetensors_file(writer, c, source.path)
+    return writer.value()
+
+
+def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
+    writer = RecipeWriter("hf", c.tokenizer)
+    for path in native.other_files:
+        if c.parts_left_out and path.name == CONFIG:
+            continue  # it describes the whole, of which only the language model is carried
+        data = read_text_file(native.folder / path)
+        writer.start(path.as_posix())
+        if path.name in _LIST_FILES:
+            writer.tokenizer_file(data)
+        else:
+            writer.literal(data)
+    if c.parts_left_out or c.packs.decoded:
+        return writer.value()
+    if native.index is not None and native.index_name is not None:
+        writer.start(native.index_name)
+        writer.literal(native.index)
+    for name, source, _, _ in native.shards:
+        writer.start(name)
+        _safetensors_file(writer, c, source.path)
+    return writer.value()
+
+
+def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
+    source = next(s for s in c.model.sources if s.path == path)
+    tensors = SourceTensors(c, {})
+    position = 0
+    for tensor in sorted(c.model.tensors.entries, key=lambda t: (t.offset, t.n_bytes)):
+        if tensor.source is not source or tensor.n_bytes == 0:
+            continue
+        writer.literal(source.view(position, tensor.offset - position))
+        tensors.write(writer, tensor.name)
+        position = tensor.offset + tensor.n_bytes
+    writer.literal(source.view(position))

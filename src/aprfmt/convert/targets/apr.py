@@ -15,19 +15,19 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
-from aprfmt.convert.lossless.recipe import RecipeWriter, read_recipe
-from aprfmt.convert.lossless.source import SourceTensors
-from aprfmt.convert.quantize.quantization import Quantization, Target, with_apr_names
+from aprfmt.convert.lossless.source import source_recipe
+from aprfmt.convert.quantize.quantization import Target, with_apr_names
+from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import AprError
-from aprfmt.formats import apr2, apr2_write, apr_metadata
+from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats.apr2 import Apr2Native
 from aprfmt.formats.apr_metadata import SOURCE_KEY
-from aprfmt.formats.gguf import GgufNative, GgufPart
-from aprfmt.formats.hf_files import read_text_file
+from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
-from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import source_jobs
+from aprfmt.io.segments import FileLayout, Stream
+from aprfmt.model import Model
 from aprfmt.provenance.model_card import CARD
 from aprfmt.tokenizer import apr as tokenizer_apr
 
@@ -38,36 +38,45 @@ HAS_MODEL_CARD = 0x0080
 # Only norms and biases are ever widened; a larger tensor is not decoded to see whether it could be narrowed.
 _LARGEST_NARROWED = 16 << 20
 
-CONFIG = "config.json"
 
-# Files that hold the tokenizer's lists.
-_LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
-
-
-def apr_layout(
-    c: Canonical,
-    name: str,
-    dtype: str,
-    losses: Losses,
-    quantization: Quantization | None = None,
-    *,
-    with_source: bool = True,
-) -> tuple[FileLayout, list[OutTensor], bool]:
-    """The `.apr` for `c` with weights as `dtype` ("keep" keeps them) or by a mix, its tensors; see apr_contents.
-
-    The third value tells whether the source files can be had back from it.
-    """
+def layouts(c: Canonical, work: Work) -> Output:
+    """The `.apr` for `c`, with weights as the dtype that was asked for or by a mix; see apr_contents."""
     targets: dict[str, Target] = {}
-    if quantization is not None:
+    dtype = work.options.dtype
+    if work.quantization is not None:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
-        c, targets = with_apr_names(c, side, quantization.targets(c, side, losses))
+        c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
-    metadata, tensors, flags = apr_contents(c, dtype, losses, targets, with_source=with_source)
+    metadata, tensors, flags = apr_contents(
+        c, dtype, work.losses, targets, with_source=work.options.tokenizer is None
+    )
     if SOURCE_KEY not in metadata:
         for tensor in tensors:
-            losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
+            work.losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
-    return FileLayout(name, segments, crc_footer=True), tensors, SOURCE_KEY in metadata
+    return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_whole(c, metadata))
+
+
+def is_whole(c: Canonical, metadata: Mapping[str, Any]) -> bool:
+    """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
+    return SOURCE_KEY in metadata and c.model.convention != "apr" and not (c.left_out or c.parts_left_out)
+
+
+def copy(model: Model, name: str) -> Output | None:
+    """The same `.apr`, byte for byte, whatever its generation; shards become the file that they were cut from.
+
+    None where the source is something else.
+    """
+    if model.convention != "apr":
+        return None
+    tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
+    joined = model.native_as(JoinedNative)
+    if joined is not None:
+        layout = FileLayout(name, apr2_write.layout_from_model(model), crc_footer=True)
+        return Output([layout], tensors, True, ready=joined.verify)
+    source = model.sources[0]
+    segment = Stream(source.size, lambda: source_jobs(source, 0, source.size), name)
+    return Output([FileLayout(name, [segment])], tensors, True)
 
 
 def apr_contents(
@@ -161,104 +170,3 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
     if (apr := c.model.native_as(Apr2Native)) is not None:
         flags |= apr.flags & HAS_MODEL_CARD
     return flags
-
-
-def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """The record from which the source files can be rebuilt byte for byte; None for sources that have none.
-
-    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them.
-    """
-    if apr2.native_of(c.model) is not None:
-        record: dict[str, Any] | None = c.model.metadata.get(SOURCE_KEY)
-        fits = record is not None and read_recipe(record, c.tensors, c.tokenizer, str(c.model.path))
-        return record if fits else None
-    if (gguf := c.model.native_as(GgufNative)) is not None:
-        return _gguf_recipe(c, gguf.parts, stored or {})
-    if (folder := c.model.native_as(HfNative)) is not None:
-        return _hf_recipe(c, folder)
-    if c.model.native_as(SafetensorsNative) and not (c.parts_left_out or c.packs.decoded):
-        return _safetensors_recipe(c)
-    return None
-
-
-def _gguf_recipe(c: Canonical, parts: list[GgufPart], stored: Mapping[str, str]) -> dict[str, Any]:
-    writer = RecipeWriter("gguf", c.tokenizer)
-    tensors = SourceTensors(c, stored)
-    for part in parts:
-        writer.start(part.source.path.rpartition("/")[2])
-        _gguf_header(writer, part)
-        position = part.infos_end
-        for info in sorted(part.infos, key=lambda i: (i.offset, i.n_bytes)):
-            if info.n_bytes == 0:
-                continue
-            writer.literal(part.source.view(position, info.offset - position))
-            tensors.write(writer, info.name)
-            position = info.offset + info.n_bytes
-        writer.literal(part.source.view(position))
-    return writer.value()
-
-
-# GGUF key -> list of the tokenizer that it holds.
-_LIST_KEYS = {
-    "tokenizer.ggml.tokens": "tokens",
-    "tokenizer.ggml.merges": "merges",
-    "tokenizer.ggml.token_type": "types",
-    "tokenizer.ggml.scores": "scores",
-}
-
-
-def _gguf_header(writer: RecipeWriter, part: GgufPart) -> None:
-    position = 0
-    for key, which in sorted(
-        _LIST_KEYS.items(), key=lambda item: getattr(part.entries.get(item[0]), "start", 0)
-    ):
-        entry = part.entries.get(key)
-        if entry is None:
-            continue
-        writer.literal(part.source.view(position, entry.value_start - position))
-        writer.gguf_list(which, part.source.view(entry.value_start, entry.end - entry.value_start))
-        position = entry.end
-    writer.literal(part.source.view(position, part.infos_end - position))
-
-
-def _safetensors_recipe(c: Canonical) -> dict[str, Any]:
-    writer = RecipeWriter("safetensors", c.tokenizer)
-    source = c.model.sources[0]
-    writer.start(source.path.rpartition("/")[2])
-    _safetensors_file(writer, c, source.path)
-    return writer.value()
-
-
-def _hf_recipe(c: Canonical, native: HfNative) -> dict[str, Any]:
-    writer = RecipeWriter("hf", c.tokenizer)
-    for path in native.other_files:
-        if c.parts_left_out and path.name == CONFIG:
-            continue  # it describes the whole, of which only the language model is carried
-        data = read_text_file(native.folder / path)
-        writer.start(path.as_posix())
-        if path.name in _LIST_FILES:
-            writer.tokenizer_file(data)
-        else:
-            writer.literal(data)
-    if c.parts_left_out or c.packs.decoded:
-        return writer.value()
-    if native.index is not None and native.index_name is not None:
-        writer.start(native.index_name)
-        writer.literal(native.index)
-    for name, source, _, _ in native.shards:
-        writer.start(name)
-        _safetensors_file(writer, c, source.path)
-    return writer.value()
-
-
-def _safetensors_file(writer: RecipeWriter, c: Canonical, path: str) -> None:
-    source = next(s for s in c.model.sources if s.path == path)
-    tensors = SourceTensors(c, {})
-    position = 0
-    for tensor in sorted(c.model.tensors.entries, key=lambda t: (t.offset, t.n_bytes)):
-        if tensor.source is not source or tensor.n_bytes == 0:
-            continue
-        writer.literal(source.view(position, tensor.offset - position))
-        tensors.write(writer, tensor.name)
-        position = tensor.offset + tensor.n_bytes
-    writer.literal(source.view(position))

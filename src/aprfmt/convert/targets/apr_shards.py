@@ -1,26 +1,36 @@
-"""Cutting `.apr` models into shards, and writing them with their manifest."""
+"""`.apr` models in several files, with a manifest.
+
+Each shard is an `.apr` of its own with the flag SHARDED and the typed object `sharding`. Shard 0 carries the whole
+metadata, the others only what identifies the model; each names the true dtypes of its own tensors.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
-from aprfmt.convert.targets.apr import apr_contents
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.options import Options
+from aprfmt.convert.targets.apr import apr_contents, is_whole
+from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
-from aprfmt.formats.apr2 import HEADER_BYTES, Apr2Native
+from aprfmt.formats.apr2 import FLAGS, HEADER_BYTES, Apr2Native
+from aprfmt.formats.apr_index import ALIGNMENT
 from aprfmt.formats.apr_manifest import ShardInfo, manifest_text
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
-from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative
-from aprfmt.formats.apr_shards_write import shard_layouts
-from aprfmt.formats.out import OutTensor
+from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, sort_key
+from aprfmt.formats.out import OutTensor, grouped
 from aprfmt.io.pipe import source_jobs, write_layout
-from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.io.segments import FileLayout, Literal, padding
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer
 from aprfmt.io.write import WriteOptions
+from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model, Tensor
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
@@ -32,26 +42,48 @@ Shard = tuple[FileLayout, list[OutTensor]]
 _STALE = ("model-*-of-*.apr", MANIFEST_NAME)
 
 
-def cut(model: Model, max_bytes: int) -> tuple[list[Shard], bool]:
-    """The shards of an `.apr` v2, and whether joining them gives this very file back.
+def layouts(c: Canonical, work: Work) -> Output:
+    """The shards of the `.apr` that `c` becomes."""
+    metadata, tensors, flags = apr_contents(c, "keep", work.losses)
+    in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
+    shards = shard_layouts(metadata, in_order, flags=flags, max_bytes=_max_bytes(work.options))
+    return _output(shards, tensors, is_whole(c, metadata))
+
+
+def copy(model: Model, options: Options) -> Output | None:
+    """The shards of an `.apr` v2 as it is; None where the source is something else.
 
     Raises RefusedError for what is a shard itself, and as shard_layouts.
     """
     native = apr2.native_of(model)
-    assert native is not None
+    if native is None:
+        return None
     if model.flags["sharded"] and not isinstance(native, JoinedNative):
         raise RefusedError(
             "the file is one shard of a larger model", path=model.path, hint="put its manifest beside it"
         )
+    metadata = native.metadata
     tensors = [_stored(model.tensors.entries[i]) for i in native.index.blob_order()]
     shards = shard_layouts(
-        native.metadata,
+        metadata,
         tensors,
         flags=native.flags,
-        max_bytes=max_bytes,
-        generation=native.metadata.generation,
+        max_bytes=_max_bytes(options),
+        generation=metadata.generation,
     )
-    return shards, isinstance(native, JoinedNative) or _is_default(native, tensors)
+    # Whether joining them gives this very file back.
+    lossless = isinstance(native, JoinedNative) or _is_default(native, tensors)
+    return _output(shards, [_stored(tensor) for tensor in model.tensors.entries], lossless)
+
+
+def _max_bytes(options: Options) -> int:
+    return options.shard_size or DEFAULT_SHARD_BYTES
+
+
+def _output(shards: Sequence[Shard], tensors: list[OutTensor], lossless: bool) -> Output:
+    return Output(
+        [layout for layout, _ in shards], tensors, lossless, write=partial(write_shards, shards=shards)
+    )
 
 
 def _stored(tensor: Tensor) -> OutTensor:
@@ -73,16 +105,6 @@ def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
     return layout.n_bytes == native.source.size and native.source.read(0, head.n_bytes) == head.data
 
 
-def cut_canonical(
-    c: Canonical, dtype: str, max_bytes: int, losses: Losses
-) -> tuple[list[Shard], list[OutTensor]]:
-    """The shards of the `.apr` that `c` becomes, and its tensors."""
-    metadata, tensors, flags = apr_contents(c, dtype, losses)
-    in_order = sorted(tensors, key=lambda tensor: tensor.name.encode("utf-8", "surrogateescape"))
-    whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}
-    return shard_layouts(whole, in_order, flags=flags, max_bytes=max_bytes), tensors
-
-
 class _HashedFile(AtomicFile):
     """An atomic file that knows the SHA-256 of what was written."""
 
@@ -97,7 +119,7 @@ class _HashedFile(AtomicFile):
         super().write(data)
 
 
-def write_shards(target: str, shards: Sequence[Shard], way: WriteOptions) -> None:
+def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> None:
     """Writes the shards and then their manifest as the folder `target`. Raises ExistsError, StorageError."""
     n_bytes = sum(layout.n_bytes for layout, _ in shards)
     advance = way.progress(n_bytes) if way.progress else None
@@ -111,3 +133,95 @@ def write_shards(target: str, shards: Sequence[Shard], way: WriteOptions) -> Non
         text = manifest_text(infos, sum(tensor.n_bytes for _, group in shards for tensor in group))
         with AtomicFile(folder / MANIFEST_NAME, n_bytes=len(text)) as manifest:
             manifest.write(text)
+
+
+# --- cutting ---
+
+SHARD_PATTERN = "model-{:05d}-of-{:05d}.apr"
+"""Names of shards, counted from 0."""
+
+_SHARDED = FLAGS["sharded"]
+_ONLY_FIRST = FLAGS["has_vocab"] | FLAGS["has_model_card"]
+# What every shard says of the model; the rest stands in shard 0.
+_IDENTITY = (
+    *("model_type", "name", "license", "data_source", "data_license", "version", "total_size", "param_count"),
+    *("architecture", "hf_architecture", "hf_model_type"),
+)
+
+
+def shard_layouts(
+    metadata: Mapping[str, Any],
+    tensors: Sequence[OutTensor],
+    *,
+    flags: int,
+    max_bytes: int,
+    generation: str = "Current",
+) -> list[tuple[FileLayout, list[OutTensor]]]:
+    """The shards of a model with the tensors of each, its blobs in the order of `tensors`.
+
+    No file exceeds `max_bytes` but for a single larger tensor, or the metadata and one tensor. Raises RefusedError
+    for tensors that a manifest cannot name, UsageError and LimitError as apr2_write.layout.
+    """
+    _check_names(tensors)
+    whole = {key: value for key, value in metadata.items() if key != TRUE_DTYPES_KEY}
+    identity = {key: whole[key] for key in _IDENTITY if key in whole}
+    total = sum(tensor.n_bytes for tensor in tensors)
+    room = 3 * ALIGNMENT + HEADER_BYTES + len(json.dumps(_sharding(MAX_SPLITS, MAX_SPLITS, total)))
+    first, other = (len(apr_metadata.dump(values, generation)) + room for values in (whole, identity))
+    groups = grouped(tensors, max_bytes, _cost, first, other)
+    if len(groups) > MAX_SPLITS:
+        raise RefusedError(
+            f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
+        )
+    return list(_lay_out(groups, whole, identity, total, flags, generation))
+
+
+def _lay_out(
+    groups: Sequence[list[OutTensor]],
+    whole: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    total: int,
+    flags: int,
+    generation: str,
+) -> Iterator[tuple[FileLayout, list[OutTensor]]]:
+    for i, group in enumerate(groups):
+        values = {**(identity if i else whole), "sharding": _sharding(len(groups), i, total)}
+        if found := apr2_write.true_dtypes(group):
+            values[TRUE_DTYPES_KEY] = found
+        bits = (flags & ~_ONLY_FIRST if i else flags) | _SHARDED
+        text = apr_metadata.dump(values, generation)
+        segments = apr2_write.layout(text, group, flags=bits, streaming=True)
+        yield FileLayout(SHARD_PATTERN.format(i, len(groups)), segments, crc_footer=True), group
+
+
+def _sharding(count: int, index: int, total_size: int) -> dict[str, Any]:
+    return {"shard_count": count, "shard_index": index, "total_size": total_size, "pattern": SHARD_PATTERN}
+
+
+def _cost(tensor: OutTensor) -> int:
+    """Most bytes that a tensor adds to a shard: index entry, padded blob, its true dtype in the metadata."""
+    entry = 20 + len(sort_key(tensor.name)) + 8 * max(2, len(tensor.shape))
+    if DTYPES[tensor.dtype].apr_id is None:
+        entry += len(json.dumps([tensor.name, tensor.dtype, tensor.shape])) + 32
+    return entry + tensor.n_bytes + padding(tensor.n_bytes, ALIGNMENT)
+
+
+def _check_names(tensors: Sequence[OutTensor]) -> None:
+    seen: set[str] = set()
+    for tensor in tensors:
+        name = tensor.name
+        if name in seen:
+            raise RefusedError("two tensors have one name, which a manifest cannot tell apart", tensor=name)
+        seen.add(name)
+        if len(sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not _is_text(name):
+            raise RefusedError(
+                "a manifest cannot name this tensor: too long, or no UTF-8", tensor=ascii(name)
+            )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from aprfmt.arch import hparams as hp
@@ -20,9 +20,12 @@ from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.lossless.overlay import overlay
 from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.convert.lossless.source import restorable
+from aprfmt.convert.options import Options
 from aprfmt.convert.quantize.mix_rules import fitting
 from aprfmt.convert.quantize.mixes import file_type_of
 from aprfmt.convert.quantize.quantization import Quantization, mix_of
+from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import apr2, gguf, gguf_write
@@ -33,52 +36,41 @@ from aprfmt.io.segments import FileLayout
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
 from aprfmt.tokenizer import ggml
+from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.tokenizer.pre_names import check_name
 
 Kv: TypeAlias = tuple[str, Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class GgufOptions:
-    """What the user asked of a GGUF export."""
+def layouts(c: Canonical, work: Work) -> Output:
+    """The GGUF for `c`, in one file or in parts: the imported one itself where nothing changed.
 
-    dtype: str = "keep"
-    pre: str | None = None
-    pad_style: str = "llama.cpp"
-    allow_unmapped: bool = False
-    shard_bytes: int | None = None  # None: as imported, else one file; 0: one file
-    quantization: Quantization | None = None
-    overlaid: bool = False  # on a GGUF's own keys, where a pre-tokenizer or a dimension may be missing
-
-
-def gguf_layouts(
-    c: Canonical, name: str, options: GgufOptions, recipe: Recipe | None, losses: Losses
-) -> tuple[list[FileLayout], list[OutTensor], bool]:
-    """The GGUF for `c`, in one file or in parts, its tensors, and whether it is what was imported, byte for byte.
-
-    Raises RefusedError or UnmappedError before anything is written when llama.cpp could not load the result.
+    Raises RefusedError or UnmappedError where llama.cpp could not load the result.
     """
+    options = work.options
+    # The keys of a GGUF are at hand without a recipe.
+    recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
     if (
         base is not None
         and recipe is not None
-        and not (options.shard_bytes or (options.shard_bytes == 0 and len(recipe.files) > 1))
+        and not (options.shard_size or (options.shard_size == 0 and len(recipe.files) > 1))
         and options.dtype == "keep"
-        and _keys(c, options, base, []) == list(_whole(base).values())
+        and _keys(c, work, base, []) == list(_whole(base).values())
         and _envelope_stands(c, base)
     ):
         kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
-        return renamed_parts(recipe.layouts(), name), kept, True
-    tensors = list(_tensors(c, options, losses))
-    keys = _keys(c, options, base, tensors)
+        return Output(renamed_parts(recipe.layouts(), work.name), kept, lossless=True)
+    tensors = list(_tensors(c, work))
+    keys = _keys(c, work, base, tensors)
     if apr2.native_of(c.model) is not None:
         keys = list(_sealed(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
         raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
-    if options.shard_bytes:
-        return split_gguf(name, keys, tensors, alignment, options.shard_bytes), tensors, False
-    return [FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors, False
+    if options.shard_size:
+        return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_size), tensors)
+    return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
 
 
 def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
@@ -132,15 +124,15 @@ def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     return wide
 
 
-def _tensors(c: Canonical, options: GgufOptions, losses: Losses) -> Iterator[OutTensor]:
-    quantization = options.quantization
-    wanted = requested(options.dtype) if quantization is None else None
+def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
+    quantization, losses = work.quantization, work.losses
+    wanted = requested(work.options.dtype) if quantization is None else None
     if wanted is not None and DTYPES[wanted].ggml_id is None:
         raise RefusedError(
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
         )
     row = c.arch
-    if row is None and not options.allow_unmapped:
+    if row is None and not work.options.allow_unmapped:
         raise UnmappedError(
             f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
             path=c.model.path,
@@ -204,21 +196,20 @@ def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
     """The key-value pairs of the GGUF that `c` came from."""
     if (source := c.model.native_as(GgufNative)) is not None:
         return source.parts[0].kv
-    if recipe is not None and recipe.format == "gguf":
+    if recipe is not None:
         return gguf.read_pairs(recipe.head(next(iter(recipe.files))), str(c.model.path))
     return None
 
 
-def _keys(
-    c: Canonical, options: GgufOptions, base: KvMapping | None, tensors: list[OutTensor]
-) -> list[Kv | bytes]:
+def _keys(c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor]) -> list[Kv | bytes]:
     """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
     if base is None:
-        return list(derived_keys(c, options, tensors))
-    now = {kv[0]: kv for kv in derived_keys(c, replace(options, overlaid=True), tensors)}
+        return list(derived_keys(c, work, tensors))
+    now = {kv[0]: kv for kv in derived_keys(c, work, tensors, overlaid=True)}
     # What derived_keys gives for the source itself, before any edit.
-    then = {kv[0]: kv for kv in derived_keys(_imported(c, base), GgufOptions(overlaid=True), [])}
-    if options.dtype == "keep":  # the source's own word for its mix of types stands
+    plain = replace(work, options=Options(), quantization=None)
+    then = {kv[0]: kv for kv in derived_keys(_imported(c, base), plain, [], overlaid=True)}
+    if work.options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
     del then["general.file_type"]
     whole = _whole(base)
@@ -242,8 +233,11 @@ def _imported(c: Canonical, base: KvMapping) -> Canonical:
     return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
 
 
-def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> list[Kv]:
-    """Every key of a GGUF for `c`, in the order of llama.cpp's own converter."""
+def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[Kv]:
+    """Every key of a GGUF for `c`, in the order of llama.cpp's own converter.
+
+    `overlaid`: they go over a GGUF's own keys, where a pre-tokenizer or a dimension may be missing.
+    """
     architecture = c.arch.gguf if c.arch else c.hparams.architecture or "unknown"
     keys: list[Kv] = [
         ("general.architecture", GgufType.STRING, architecture),
@@ -252,21 +246,25 @@ def derived_keys(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -
     keys += provenance.to_gguf(c.info, c.general)
     n_rows = embedding_rows(c)
     if c.arch is not None:
-        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not options.overlaid)
+        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid)
         keys += [_typed(kv) for kv in found]
-    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, options, tensors)))
+    keys.append(("general.file_type", GgufType.UINT32, _file_type(c, work.quantization, tensors)))
     if c.tokenizer is not None:
         own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
-        found = ggml.to_gguf(_with_pre(c, options), vocab_size=n_rows, pad_style=options.pad_style)
+        found = ggml.to_gguf(
+            _with_pre(c, c.tokenizer, work.options.pre, overlaid=overlaid),
+            vocab_size=n_rows,
+            pad_style=work.options.pad_style,
+        )
         keys += [_typed(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
-    return keys + _imatrix_keys(options.quantization)
+    return keys + _imatrix_keys(work.quantization)
 
 
-def _file_type(c: Canonical, options: GgufOptions, tensors: list[OutTensor]) -> int:
+def _file_type(c: Canonical, quantization: Quantization | None, tensors: list[OutTensor]) -> int:
     """llama.cpp's number of the mix, asked for or found; else of the dtype with most bytes."""
-    if options.quantization is not None:
-        return options.quantization.mix.file_type
+    if quantization is not None:
+        return quantization.mix.file_type
     mix = mix_of(c, tensors)
     return mix.file_type if mix is not None else file_type_of(dominant_dtype(tensors))
 
@@ -305,15 +303,13 @@ def _typed(kv: Kv) -> Kv:
     return key, GgufType[kind], value
 
 
-def _with_pre(c: Canonical, options: GgufOptions) -> Any:
-    tokenizer = c.tokenizer
-    assert tokenizer is not None
-    if options.overlaid:  # the JSON of an .apr sorts by name, which is no edit
+def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: bool) -> Tokenizer:
+    if overlaid:  # the JSON of an .apr sorts by name, which is no edit
         tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
-    if options.pre is not None:
-        check_name(options.pre)
-        return replace(tokenizer, pre=options.pre)
-    if tokenizer.pre is None and tokenizer.model == "gpt2" and not options.overlaid:
+    if pre is not None:
+        check_name(pre)
+        return replace(tokenizer, pre=pre)
+    if tokenizer.pre is None and tokenizer.model == "gpt2" and not overlaid:
         raise RefusedError(
             "the pre-tokenizer of this tokenizer is not known to llama.cpp",
             path=c.model.path,

@@ -1,4 +1,4 @@
-"""Canonical form -> safetensors: one file, or a Hugging Face folder with config, tokenizer and shards."""
+"""Canonical form -> a Hugging Face folder: config, tokenizer, the source's other files, safetensors shards."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical import envelope
-from aprfmt.canonical.dtype_choice import Losses, requested
+from aprfmt.canonical import envelope, packed
+from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.named import hf_side
-from aprfmt.canonical.packed import HF_QUANT
-from aprfmt.canonical.packed_config import without_packing
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.unpack import HF_QUANT
 from aprfmt.codecs.casts import EIGHT_BITS
-from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.lossless.overlay import overlay
 from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.convert.lossless.source import CONFIG, restorable
+from aprfmt.convert.targets.base import Output, Work
+from aprfmt.convert.targets.safetensors import TORCH_NAMES, hf_tensors, keeps_all
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_pooling, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor
-from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.formats.out import OutTensor, grouped
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
@@ -33,89 +31,29 @@ from aprfmt.tokenizer.hf import is_tokenizer_file
 from aprfmt.tokenizer.hf_special import chat_templates
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 
-# Stored dtype -> config.json's word for it.
-_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+
+def layouts(c: Canonical, work: Work) -> Output:
+    """Every file of a Hugging Face folder for `c`: the imported files themselves where nothing changed."""
+    return folder_output(c, work, restorable(c, "hf"), "pt")
 
 
-def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
-    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantised blocks become F16.
-
-    8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
-    dtypes that safetensors has not.
-    """
-    wanted = requested(dtype, EIGHT_BITS)
-    if wanted is not None and DTYPES[wanted].safetensors is None:
-        raise RefusedError(
-            f"safetensors has no dtype {wanted}",
-            path=c.model.path,
-            hint="use --dtype f32, f16 or bf16, or export to GGUF",
-        )
-    out = []
-    for tensor in hf_side(c.arch, c.tensors):
-        target = _dtype(tensor, wanted)
-        losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
-        out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
-    return out
-
-
-def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
-    row = DTYPES[tensor.dtype]
-    is_float = row.name in _TORCH_NAMES or row.kind != "plain"
-    if wanted is not None and is_float and (wanted not in EIGHT_BITS or len(tensor.shape) > 1):
-        return wanted
-    return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
-
-
-def safetensors_layout(
-    c: Canonical, name: str, dtype: str, recipe: Recipe | None, losses: Losses
-) -> tuple[FileLayout, list[OutTensor], bool]:
-    """One safetensors file for `c`, its tensors, and whether it is the imported file itself."""
-    tensors = hf_tensors(c, dtype, losses)
-    kept = _kept(c, tensors)
-    if recipe is not None and recipe.format == "safetensors" and kept and len(recipe.files) == 1:
-        return FileLayout(name, recipe.layouts()[0].segments), tensors, True
-    metadata = dict(c.model.metadata) if c.model.native_as(SafetensorsNative) else {"format": "pt"}
-    return FileLayout(name, safetensors.layout(tensors, _strings(metadata))), tensors, False
-
-
-def _kept(c: Canonical, tensors: list[OutTensor]) -> bool:
-    """Whether every tensor is there under its name and in its dtype."""
-    same = all(t.name in c.tensors and t.dtype == c.tensors[t.name].dtype for t in tensors)
-    return same and not c.packs.decoded
-
-
-def _strings(metadata: Mapping[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in metadata.items() if isinstance(value, str)}
-
-
-def folder_layouts(
-    c: Canonical,
-    dtype: str,
-    shard_bytes: int | None,
-    recipe: Recipe | None,
-    losses: Losses,
-    framework: str = "pt",
-) -> tuple[list[FileLayout], list[OutTensor], bool]:
-    """Every file of a Hugging Face folder for `c`, its tensors, and whether they are the imported files themselves.
-
-    `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX).
-    """
-    tensors = hf_tensors(c, dtype, losses)
+def folder_output(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
+    """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
+    losses, shard_bytes = work.losses, work.options.shard_size
+    tensors = hf_tensors(c, work.options.dtype, losses)
     source = _source_texts(c, recipe)
     texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
-    kept = _kept(c, tensors)
+    kept = keeps_all(c, tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
         recipe is not None
-        and recipe.format == "hf"
         and kept
         and config_kept
         and shard_bytes is None
@@ -124,17 +62,16 @@ def folder_layouts(
     ):
         own = recipe.layouts()
         if texts == source:
-            return own, tensors, True
+            return Output(own, tensors, lossless=True)
         weights = [layout for layout in own if _is_weight_file(layout.name)]
         made = texts | _tokenizer_files(c, texts)
-        return [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors, False
+        return Output([*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors)
     files = {CONFIG: config, **_tokenizer_files(c, texts)}
     files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
-    layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
     if shard_bytes is None:
         shard_bytes = DEFAULT_SHARD_BYTES
     shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
-    return layouts + shards, tensors, False
+    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *shards], tensors)
 
 
 def _pooling_files(c: Canonical) -> dict[str, bytes]:
@@ -157,7 +94,7 @@ def _is_weight_file(name: str) -> bool:
 
 
 def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
-    if recipe is not None and recipe.format == "hf":
+    if recipe is not None:
         return recipe.text_files()
     if (folder := c.model.native_as(HfNative)) is not None:
         return {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
@@ -182,7 +119,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
-        config = without_packing(config)
+        config = packed.without(config)
         config["dtype"] = _torch_dtype(tensors)
     return (source, True) if config == base else (_json(config), False)
 
@@ -228,7 +165,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     most = max(totals, key=lambda d: totals[d], default="F32")
     # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
-    return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
+    return TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
 
 
 def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -242,14 +179,7 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
-    groups: list[list[OutTensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if groups[-1] and size + tensor.n_bytes > shard_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(tensor)
-        size += tensor.n_bytes
+    groups = grouped(tensors, shard_bytes, lambda tensor: tensor.n_bytes)
     metadata = {"format": framework}
     if len(groups) == 1:
         return [FileLayout("model.safetensors", safetensors.layout(groups[0], metadata))]
