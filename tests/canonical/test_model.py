@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import aprfmt
 from aprfmt import formats
 from aprfmt.canonical.model import canonical
-from aprfmt.canonical.unpack import AS_VALUES
+from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.model import Model
 
 

@@ -19,7 +19,7 @@ from aprfmt.model import Tensor
 
 def refusal(tensors: Mapping[str, Tensor], quantization: Any) -> RefusedError:
     with pytest.raises(RefusedError) as caught:
-        packed.groups(tensors, {"quantization_config": quantization})
+        packed.packed_weights(tensors, {"quantization_config": quantization})
     error = caught.value
     assert error.hint
     assert len(error.message) < 400
@@ -166,9 +166,9 @@ GOOD_STATE = {"quant_type": "nf4", "blocksize": 8, "dtype": "bfloat16", "shape":
 )  # fmt: skip
 def test_a_state_of_bitsandbytes_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
     quantization = pm.bnb4().quantization
-    packed.groups(with_state(GOOD_STATE), {"quantization_config": quantization})
+    packed.packed_weights(with_state(GOOD_STATE), {"quantization_config": quantization})
     with pytest.raises((RefusedError, LimitError)):
-        packed.groups(with_state(GOOD_STATE | change), {"quantization_config": quantization})
+        packed.packed_weights(with_state(GOOD_STATE | change), {"quantization_config": quantization})
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{", b"\xff", b"null", b'{"a":' * 500, b"[" * 60000, b" " * 70000])
@@ -219,7 +219,7 @@ def test_ways_to_pack_that_are_not_decoded_are_named(method: Any, word: str) -> 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "ct-pack-4", "fp8-block", "mxfp4", "bnb-nf4", "bnb-int8"])
 def test_packed_weights_without_a_config_are_refused(name: str) -> None:
     with pytest.raises(RefusedError, match="no quantization_config describes them"):
-        packed.groups(pm.CASES[name]().tensors, {"dtype": "bfloat16"})
+        packed.packed_weights(pm.CASES[name]().tensors, {"dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize(("name", "method"), [("gptq-4", "awq"), ("awq", "gptq"), ("bnb-int8", "compressed-tensors"),
@@ -256,7 +256,7 @@ def test_more_bytes_than_the_shape_takes_are_refused() -> None:
     weight = case.tensors[f"{pm.BASE}.weight"]
     long = Tensor(weight.name, "F8_E4M3", (500, 7), weight.offset, weight.n_bytes, weight.source)
     with pytest.raises(CorruptError):
-        packed.groups(case.tensors | {weight.name: long}, case.config)
+        packed.packed_weights(case.tensors | {weight.name: long}, case.config)
 
 
 def test_a_file_that_ends_early_is_an_error_of_ours() -> None:
@@ -264,9 +264,9 @@ def test_a_file_that_ends_early_is_an_error_of_ours() -> None:
     name = f"{pm.BASE}.qweight"
     old = case.tensors[name]
     short = Tensor(name, "I32", old.shape, 0, old.n_bytes, Source.from_bytes(b"\0" * 100, "short"))
-    (found,) = packed.groups(case.tensors | {name: short}, case.config)
+    (found,) = packed.packed_weights(case.tensors | {name: short}, case.config)
     with pytest.raises(AprError):
-        list(found.chunks("F32"))
+        found.raw()
 
 
 class Zeros(Source):
@@ -301,11 +301,10 @@ HUGE: list[tuple[list[Tensor], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("tensors", "settings"), HUGE)
 def test_memory_does_not_grow_with_the_weight(tensors: list[Tensor], settings: dict[str, Any]) -> None:
-    (found,) = packed.groups(pm.named(tensors), {"quantization_config": settings})
+    (found,) = packed.packed_weights(pm.named(tensors), {"quantization_config": settings})
     tracemalloc.start()
-    chunks = found.chunks("F32")
-    for _ in range(2):
-        next(chunks)
+    for i in range(2):
+        found.read_into(i << 20, memoryview(bytearray(1 << 20)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 << 20, f"{peak >> 20} MiB"

@@ -70,8 +70,8 @@ def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     shapes = {t.name: t.shape for t in c.tensors.values()}
     if c.packs.decoded or c.arch is None:
         return shapes
-    kept = {name: shape for name, shape in shapes.items() if name not in c.packs.pieces}
-    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.found}
+    kept = {name: shape for name, shape in shapes.items() if name not in c.packs.parts}
+    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.weights}
 
 
 def check_vocabulary(c: Canonical) -> list[str]:

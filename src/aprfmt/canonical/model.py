@@ -15,8 +15,8 @@ from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
 from aprfmt.canonical import envelope, exact
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.named import Named, named
+from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.canonical.unpack import AS_STORED, Decoding, Packing, packing
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import UnmappedError, UsageError
 from aprfmt.formats.gguf import GgufNative

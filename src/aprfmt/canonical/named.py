@@ -11,9 +11,9 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.row import Architecture
+from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor, of_pieces, stored
-from aprfmt.canonical.unpack import Packing
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.pieces import Piece
 from aprfmt.errors import RefusedError, UnmappedError
@@ -45,7 +45,7 @@ def named(
     for tensor in model.tensors.entries:
         if names.is_left_out(row, h, tensor.name):
             out.left_out.append(tensor.name)
-        elif source.hf_name(tensor) is not None or tensor.name in packs.pieces:
+        elif source.hf_name(tensor) is not None or tensor.name in packs.parts:
             _add_one(out, tensor, row, packs, model)
         elif tensor.name in source.from_gguf:
             for item in source.linked(tensor):
@@ -84,16 +84,16 @@ class _Source:
 
 def _add_one(out: Named, tensor: Tensor, row: Architecture | None, packs: Packing, model: Model) -> None:
     """A tensor under its Hugging Face name; a piece of a packed weight as it is, or decoded for the first of them."""
-    if tensor.name not in packs.pieces:
+    if tensor.name not in packs.parts:
         name = names.canonical_name(row, tensor.name) if row is not None else None
         _add(out, stored(name or tensor.name, tensor), model)
         return
-    weight = packs.base_of(tensor.name)
+    weight = packs.by_first_part.get(tensor.name)
     if not packs.decoded:
         _add(out, stored(tensor.name, tensor), model)
     elif weight is not None:
         name = (names.canonical_name(row, weight.name) if row is not None else None) or weight.name
-        _add(out, CanonicalTensor(name, (weight.piece(packs.dtype),)), model)
+        _add(out, CanonicalTensor(name, (weight,)), model)
 
 
 def _add(out: Named, item: CanonicalTensor, model: Model) -> None:

@@ -1,39 +1,37 @@
-"""Pre-quantised Hugging Face checkpoints: finds the tensors that make one packed weight, and streams it decoded."""
+"""Packed weights of Hugging Face checkpoints (FP8, GPTQ, AWQ, ...): kept as they are stored, or decoded on the way.
+
+A packed weight is several stored tensors: codes, scales, zero points. Here they are found by their names, and the
+weight becomes one Piece that decodes what is read of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+from aprfmt.arch import names
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture
 from aprfmt.canonical.packed_config import (
     UNPACK_HINT,
     left_alone,
     natural_dtype,
     settings_of,
     with_hf_quant,
-    without,
 )
 from aprfmt.codecs import plain
-from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCHEMES, Scheme
 from aprfmt.codecs.packed_pieces import Decoded, Piece
-from aprfmt.codecs.recode import OverflowCount, recode
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
-from aprfmt.io.source import Buffer
-from aprfmt.model import Tensor
+from aprfmt.formats.hf_files import parse_object, read_text_file
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.model import Model, Tensor
 
-__all__ = [
-    "PackedPiece",
-    "PackedTensor",
-    "aside",
-    "groups",
-    "keep_warning",
-    "losses",
-    "with_hf_quant",
-    "without",
-]
+HF_QUANT = "hf_quant_config.json"
 
 # Endings that no tensor has but a piece of a packed weight; none may be left when all weights are found.
 _MARKS = (
@@ -54,15 +52,14 @@ _STORED_PACKED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32", "U32")
 
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
-    """A weight of a packed checkpoint, as it will be when it is decoded.
+    """A weight of a packed checkpoint as a Piece: whatever is read of it is decoded, in small memory.
 
     Attributes:
         name: its Hugging Face name, "model.layers.0.mlp.up_proj.weight".
         shape: row-major, of the decoded weight.
-        dtype: F32, F16 or BF16: what it was packed from.
+        dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to.
         scheme: for sentences, "FP8".
-        pieces: names of the stored tensors it is made of.
-        stored_bytes: bytes of those.
+        parts: names of the stored tensors it is made of.
         decoded: gives the values.
     """
 
@@ -70,50 +67,13 @@ class PackedTensor:
     shape: tuple[int, ...]
     dtype: str
     scheme: str
-    pieces: tuple[str, ...]
-    stored_bytes: int
+    parts: tuple[str, ...]
     decoded: Decoded
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in `dtype`."""
-        return DTYPES[self.dtype].n_bytes(self.shape)
-
-    def chunks(self, dtype: str | None = None, overflow: OverflowCount | None = None) -> Iterator[Buffer]:
-        """The bytes as `dtype` (the natural one by default), in pieces; memory does not grow with the weight."""
-        target = find_dtype(dtype or self.dtype).name
-        return recode("F32", target, self.shape, self._floats, overflow)
-
-    def piece(self, dtype: str | None = None) -> PackedPiece:
-        """The weight as something that can be read at any place, as F32, F16 or BF16 (the natural one by default)."""
-        return PackedPiece(self, find_dtype(dtype or self.dtype).name)
-
-    def _floats(self) -> Iterator[Buffer]:
-        for values in self.decoded.values():
-            yield values.view("u1").data
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPiece:
-    """A packed weight that decodes what is read of it, in small memory: a Piece of convert.row_map."""
-
-    tensor: PackedTensor
-    dtype: str
-
-    @property
-    def name(self) -> str:
-        """Hugging Face name of the weight."""
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major shape of the weight."""
-        return self.tensor.shape
-
-    @property
-    def n_bytes(self) -> int:
         """Bytes once decoded."""
-        return DTYPES[self.dtype].n_bytes(self.tensor.shape)
+        return DTYPES[self.dtype].n_bytes(self.shape)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded weight."""
@@ -121,22 +81,126 @@ class PackedPiece:
         done = 0
         for start in range(offset // size, -(-end // size), STEP):
             stop = min(start + STEP, -(-end // size))
-            data = plain.encode(self.dtype, self.tensor.decoded.between(start, stop)).view("u1").data
+            data = plain.encode(self.dtype, self.decoded.between(start, stop)).view("u1").data
             part = data[max(0, offset - start * size) : end - start * size]
             buffer[done : done + len(part)] = part
             done += len(part)
 
     def raw(self) -> memoryview:
         """All bytes, decoded anew."""
-        return memoryview(b"".join(bytes(chunk) for chunk in self.tensor.chunks(self.dtype)))
+        data = bytearray(self.n_bytes)
+        self.read_into(0, memoryview(data))
+        return memoryview(data)
 
 
-def groups(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[PackedTensor]:
-    """The packed weights among `tensors`, in their order; whatever is in no `pieces` is an ordinary tensor.
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What becomes of packed weights.
+
+    Attributes:
+        decode: whether they are decoded at all.
+        dtype: to what, before any conversion; None: to what they were packed from.
+        keep_blocks: whether those stay packed that a GGUF of this architecture holds as they are.
+    """
+
+    decode: bool = False
+    dtype: str | None = None
+    keep_blocks: bool = False
+
+
+AS_STORED = Decoding()
+AS_VALUES = Decoding(decode=True, dtype="F32")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The packed weights of a model.
+
+    Attributes:
+        weights: each of them, decodable.
+        parts: names of the stored tensors they are made of, and of those that only a packed model needs.
+        decoded: whether the output gets the decoded weights.
+        warning: what the user should know, None if nothing.
+    """
+
+    weights: Sequence[PackedTensor] = ()
+    parts: frozenset[str] = frozenset()
+    decoded: bool = False
+    warning: str | None = None
+
+    @cached_property
+    def by_first_part(self) -> dict[str, PackedTensor]:
+        """The packed weights by the name of their first part, in whose place they come."""
+        return {weight.parts[0]: weight for weight in self.weights}
+
+    def losses(self) -> list[str]:
+        """A sentence a scheme for the report of an output that holds the weights decoded."""
+        counts = Counter(weight.scheme for weight in self.weights) if self.decoded else {}
+        return [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
+
+
+def packing(
+    model: Model, row: Architecture | None, h: Hyperparams, decoding: Decoding, *, allow_unmapped: bool
+) -> Packing:
+    """How the packed weights of `model` travel.
+
+    Sets `h`'s quantization_config to what the folder says, and takes it away where the weights are decoded.
+    Raises RefusedError for weights that look packed and cannot be decoded, unless they are kept unmapped.
+    """
+    if model.convention == "gguf":
+        return Packing()
+    config = _config(model, h)
+    try:
+        weights = packed_weights(model.tensors, config)
+    except RefusedError as error:
+        if decoding.decode or not (allow_unmapped or model.convention == "apr"):
+            raise
+        return Packing(warning=f"packed weights are kept as stored, and cannot be decoded here: {error}")
+    if row is not None and decoding.keep_blocks:
+        weights = [weight for weight in weights if not _has_row(row, weight)]
+    if not weights:
+        return Packing()
+    parts = frozenset(part for weight in weights for part in weight.parts)
+    parts |= frozenset(activation_scales(model.tensors, config))
+    if not decoding.decode:
+        schemes = ", ".join(sorted({weight.scheme for weight in weights}))
+        warning = (
+            f"{len(weights)} weights are kept packed ({schemes}), as stored; "
+            "--dtype bf16, f16 or f32 decodes them, and so does an export to GGUF, MXFP4 excepted"
+        )
+        return Packing(weights, parts, warning=warning)
+    h.extra.pop("quantization_config", None)
+    if decoding.dtype is not None:
+        weights = [replace(weight, dtype=decoding.dtype) for weight in weights]
+    return Packing(weights, parts, decoded=True)
+
+
+def _has_row(row: Architecture, weight: PackedTensor) -> bool:
+    """Whether the family's table moves the parts to a GGUF as they are."""
+    return all(any(match.row.pack for match in names.matches(row, part)) for part in weight.parts)
+
+
+def _config(model: Model, h: Hyperparams) -> dict[str, object]:
+    stored = {"quantization_config": h.extra.get("quantization_config"), "dtype": h.extra.get("dtype")}
+    config = {key: value for key, value in stored.items() if value is not None}
+    native = model.native_as(HfNative)
+    if native is not None:
+        path = native.folder / HF_QUANT
+        hf_quant = (
+            parse_object(read_text_file(path), str(native.folder), HF_QUANT) if path.is_file() else None
+        )
+        config = with_hf_quant({**model.metadata, **config}, hf_quant)
+        if config.get("quantization_config") is not None:
+            h.extra["quantization_config"] = config["quantization_config"]
+    return config
+
+
+def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[PackedTensor]:
+    """The packed weights among `tensors`, in their order; whatever is in no `parts` is an ordinary tensor.
 
     `config` is config.json, see `with_hf_quant` for the file beside it. Shapes, groups and orders are checked here,
     values are read later. Raises RefusedError with scheme, tensor and a way on for a scheme without a decoder, a
-    missing piece, or pieces that do not fit each other or the config.
+    missing part, or parts that do not fit each other or the config.
     """
     settings = settings_of(config)
     if settings is None:
@@ -148,42 +212,19 @@ def groups(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[Pac
         match = _match(name, tensor, tensors, schemes, settings)
         if match is not None:
             packed = _packed(*match, tensors, settings, natural_dtype(config))
-            if packed.name in tensors and packed.name not in packed.pieces:
+            if packed.name in tensors and packed.name not in packed.parts:
                 raise _refused(match[0], name, f"{packed.name} is stored beside its packed form")
             found.append(packed)
-            used.update(packed.pieces)
+            used.update(packed.parts)
     _refuse_strays(tensors, used, settings)
     return found
 
 
-def aside(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> list[str]:
+def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[str]:
     """Tensors that only serve quantised activations or caches: a decoded model has no place for them."""
     if settings_of(config) is None:
         return []
     return [name for name, t in tensors.items() if name.endswith(_ASIDE) and t.n_bytes <= 1 << 20]
-
-
-def losses(packed: Sequence[PackedTensor]) -> list[str]:
-    """One sentence a scheme and dtype for the report of an output that holds these decoded."""
-    counts: dict[str, int] = {}
-    for tensor in packed:
-        counts[tensor.scheme] = counts.get(tensor.scheme, 0) + 1
-    return [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
-
-
-def keep_warning(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str | None:
-    """The sentence for an output that keeps packed weights as stored; None where there are none. Never refuses."""
-    try:
-        found = groups(tensors, config)
-    except RefusedError as error:
-        return f"packed weights are kept as stored, and cannot be decoded here: {error}"
-    if not found:
-        return None
-    schemes = ", ".join(sorted({tensor.scheme for tensor in found}))
-    return (
-        f"{len(found)} weights are kept packed ({schemes}), as stored; "
-        "--dtype bf16, f16 or f32 decodes them, and so does an export to GGUF, MXFP4 excepted"
-    )
 
 
 def _match(
@@ -191,7 +232,7 @@ def _match(
     tensor: Tensor,
     tensors: Mapping[str, Tensor],
     schemes: Sequence[Scheme],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> tuple[Scheme, str] | None:
     """The scheme that tensor `name` is the main piece of, and the base name."""
     candidates = [s for s in schemes if name.endswith(s.main) and tensor.dtype in s.dtypes]
@@ -214,7 +255,7 @@ def _packed(
     scheme: Scheme,
     base: str,
     tensors: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
     natural: str | None,
 ) -> PackedTensor:
     endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
@@ -225,8 +266,7 @@ def _packed(
         shape=decoded.shape,
         dtype=decoded.dtype or natural or _scale_dtype(stored),
         scheme=scheme.label,
-        pieces=tuple(t.name for t in stored.values()),
-        stored_bytes=sum(t.n_bytes for t in stored.values()),
+        parts=tuple(t.name for t in stored.values()),
         decoded=decoded,
     )
 
@@ -248,7 +288,7 @@ def _piece(tensor: Tensor) -> Piece:
     return Piece(tensor.name, tensor.dtype, tensor.shape, read_into)
 
 
-def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapping[str, Any]) -> None:
+def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapping[str, object]) -> None:
     """Refuses what looks packed and was not recognised: taken as it is, its values would be wrong."""
     method = settings["quant_method"]
     for name, tensor in tensors.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aprfmt.codecs.packed import METHODS
 from aprfmt.codecs.packed_pieces import weight_arguments
@@ -20,7 +19,7 @@ _MODELOPT_ALGORITHMS = ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "FP8_P
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def with_hf_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> dict[str, Any]:
+def with_hf_quant(config: Mapping[str, object], hf_quant: Mapping[str, object] | None) -> dict[str, object]:
     """`config` with what hf_quant_config.json, ModelOpt's own file, says where config.json says nothing."""
     merged = dict(config)
     quantization = (hf_quant or {}).get("quantization")
@@ -31,7 +30,7 @@ def with_hf_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None)
     return merged
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
     """The quantization settings of a config, None where it has none. Raises RefusedError for what is not decoded."""
     found = _stored(config)
     if found is None:
@@ -50,7 +49,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**found, "quant_method": method}
 
 
-def without(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_packing(config: Mapping[str, object]) -> dict[str, object]:
     """`config` for weights that were decoded: nothing in it says that they are packed."""
     kept = {key: value for key, value in config.items() if key not in _KEYS}
     for key, value in kept.items():
@@ -63,7 +62,7 @@ _PARTS = ("text_config", "llm_config", "language_config")
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
 
-def _stored(config: Mapping[str, Any]) -> Any:
+def _stored(config: Mapping[str, object]) -> object:
     """The settings, also those of a language model inside a larger one."""
     for holder in (config, *(config.get(part) for part in _PARTS)):
         if isinstance(holder, Mapping):
@@ -73,7 +72,7 @@ def _stored(config: Mapping[str, Any]) -> Any:
     return None
 
 
-def _method(settings: Mapping[str, Any]) -> str:
+def _method(settings: Mapping[str, object]) -> str:
     method = settings.get("quant_method")
     if isinstance(method, str) and method:
         return method.lower().replace("_", "-") if method.lower() != "fbgemm_fp8" else "fbgemm_fp8"
@@ -86,13 +85,13 @@ def _method(settings: Mapping[str, Any]) -> str:
     return "a method that config.json does not name"
 
 
-def _problem(method: str, settings: Mapping[str, Any]) -> str | None:
+def _problem(method: str, settings: Mapping[str, object]) -> str | None:
     checks = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "modelopt": _modelopt}
     check = checks.get(method)
     return check(settings) if check is not None else None
 
 
-def _gptq(settings: Mapping[str, Any]) -> str | None:
+def _gptq(settings: Mapping[str, object]) -> str | None:
     stored = settings.get("checkpoint_format", "gptq")
     if stored not in ("gptq", "gptq_v2"):
         return f"checkpoint_format {stored!r}"
@@ -103,14 +102,14 @@ def _gptq(settings: Mapping[str, Any]) -> str | None:
     )
 
 
-def _awq(settings: Mapping[str, Any]) -> str | None:
+def _awq(settings: Mapping[str, object]) -> str | None:
     version = str(settings.get("version", settings.get("checkpoint_format", "gemm"))).lower()
     if version != "gemm":
         return f"version {version!r}"
     return "zero_point false" if settings.get("zero_point") is False else None
 
 
-def _compressed(settings: Mapping[str, Any]) -> str | None:
+def _compressed(settings: Mapping[str, object]) -> str | None:
     groups = settings.get("config_groups")
     entries = (
         [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
@@ -129,14 +128,14 @@ def _compressed(settings: Mapping[str, Any]) -> str | None:
     return f"strategy {sorted(map(str, odd))[0]!r}" if odd else None
 
 
-def _modelopt(settings: Mapping[str, Any]) -> str | None:
+def _modelopt(settings: Mapping[str, object]) -> str | None:
     algorithm = settings.get("quant_algo")
     if algorithm is not None and algorithm not in _MODELOPT_ALGORITHMS:
         return f"quant_algo {algorithm!r}"
     return None
 
 
-def natural_dtype(config: Mapping[str, Any]) -> str | None:
+def natural_dtype(config: Mapping[str, object]) -> str | None:
     """The dtype that the config names for the model's weights."""
     for holder in (config, *(config.get(part) for part in _PARTS)):
         if isinstance(holder, Mapping):
@@ -146,7 +145,7 @@ def natural_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def left_alone(settings: Mapping[str, Any], module: str) -> bool:
+def left_alone(settings: Mapping[str, object], module: str) -> bool:
     """Whether the settings name `module`, or one that it lies in, as not packed; patterns are taken literally."""
     for key in (
         "modules_to_not_convert",

@@ -6,7 +6,7 @@ columns) in others. Decoders give its values tile by tile, so that memory stays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ class Decoded:
         shape: row-major.
         tile: gives any rectangle of it.
         dtype: what it was packed from, where the pieces tell.
-        step: values a tile.
+        step: most values a tile.
         period: rows after which a tile must end, 0 for none.
     """
 
@@ -105,18 +105,6 @@ class Decoded:
     dtype: str | None = None
     step: int = STEP
     period: int = 0
-
-    def values(self) -> Iterator[Array]:
-        """The values in flat order, 1-d float32 arrays of about `step`; may be called more than once."""
-        import numpy as np
-
-        rows = n_elements(self.shape[:-1])
-        period = self.period or rows
-        for start in range(0, rows, period):
-            for part in tiles(period, self.shape[-1], self.step, start):
-                with np.errstate(all="ignore"):
-                    values = np.ascontiguousarray(self.tile(*part), dtype="<f4").reshape(-1)
-                yield values
 
     def between(self, start: int, stop: int) -> Array:
         """The values of flat places start .. stop, 1-d float32."""
@@ -162,23 +150,6 @@ def positive(scheme: str, name: str, value: Any, tensor: str) -> int:
     if type(value) is not int or value <= 0 or value >= 1 << 62:
         raise refused(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
     return value
-
-
-def tiles(rows: int, columns: int, step: int = STEP, start: int = 0) -> Iterator[tuple[range, range]]:
-    """Rectangles of at most `step` elements that cover rows start .. start + rows in flat order.
-
-    A rectangle is whole rows, or a part of one row where a single row is longer than `step`.
-    """
-    end = start + rows
-    if columns <= step:
-        height = max(1, step // max(1, columns))
-        height = height // 32 * 32 or height  # words and blocks are then read once
-        for row in range(start, end, height):
-            yield range(row, min(row + height, end)), range(columns)
-        return
-    for row in range(start, end):
-        for column in range(0, columns, step):
-            yield range(row, row + 1), range(column, min(column + step, columns))
 
 
 def unpack(words: Array, bits: int) -> Array:

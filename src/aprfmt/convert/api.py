@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from aprfmt import formats
-from aprfmt.canonical import packed
 from aprfmt.canonical.checks import check_before_writing, read_tokenizer, require_config, with_dims_of_tensors
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical, canonical, embedding_rows
-from aprfmt.canonical.unpack import Decoding
+from aprfmt.canonical.packed import Decoding
 from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.memory import flow_for, planned
 from aprfmt.convert.options import Options, parse_options, parse_path
@@ -270,8 +269,7 @@ def _plan(
         allow_unmapped=options.allow_unmapped,
         decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
     )
-    if c.packs.decoded:
-        losses.others += packed.losses(c.packs.found)
+    losses.others += c.packs.losses()
     c = _override(with_dims_of_tensors(c), options)
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses

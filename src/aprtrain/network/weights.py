@@ -20,8 +20,8 @@ from aprfmt.arch.rope_math import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import checks
 from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.canonical.unpack import AS_VALUES
 from aprfmt.codecs.recode import recoded
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.io.segments import resolved

@@ -94,7 +94,7 @@ class Quantization:
     ) -> None:
         if self.allow_requantize:
             return
-        packed = {tensor.name: tensor.scheme for tensor in c.packs.found} if c.packs.decoded else {}
+        packed = {tensor.name: tensor.scheme for tensor in c.packs.weights} if c.packs.decoded else {}
         for tensor in changing:
             scheme = next((packed[piece.name] for piece in tensor.pieces if piece.name in packed), None)
             was = scheme or next(

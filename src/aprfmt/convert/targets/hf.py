@@ -8,10 +8,11 @@ from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.canonical import envelope, packed
+from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.unpack import HF_QUANT
+from aprfmt.canonical.packed import HF_QUANT
+from aprfmt.canonical.packed_config import without_packing
 from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.convert.lossless.overlay import overlay
 from aprfmt.convert.lossless.recipe import Recipe
@@ -119,7 +120,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
-        config = packed.without(config)
+        config = without_packing(config)
         config["dtype"] = _torch_dtype(tensors)
     return (source, True) if config == base else (_json(config), False)
 
