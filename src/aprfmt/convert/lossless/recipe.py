@@ -11,7 +11,6 @@ A file is its segments end to end:
     ["b", n]                      the next n bytes of the literals (one run for all files)
     ["z", n]                      n zero bytes
     ["t", name, stored, dtype]    a tensor, which must still be of dtype `stored`, as `dtype` (wider or the same)
-    ["t", ..., move, n]           the same with the rows of its n heads moved, as older files have it
     ["l", names, stored, dtype, row_map, i]   tensor i of arch.links.RowMap of the tensors `names`; [name with {e}, n]
                                   among them stands for n names
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
@@ -25,9 +24,9 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import takewhile
 
 from aprfmt.arch.links import MAX_TENSORS, Link, RowMap
 from aprfmt.canonical.dtype_choice import is_exact
@@ -61,8 +60,9 @@ class FileRecipe:
     """The segments of one source file while they are collected."""
 
     name: str
-    segments: list[list[Any]] = field(default_factory=list)
+    segments: list[list[object]] = field(default_factory=list)
     size: int = 0
+    n_literal: int = 0  # bytes of the run of literals at its end
 
 
 @dataclass(slots=True)
@@ -82,26 +82,31 @@ class RecipeWriter:
         """Adds bytes as they are; runs of zeros cost nothing."""
         if not len(data):
             return
-        file = self.files[-1]
-        file.size += len(data)
         if _is_zero(data):
-            file.segments.append(["z", len(data)])
+            self._add(["z", len(data)], len(data))
             return
+        file = self.files[-1]
         if len(self.literals) + len(data) > MAX_LITERAL_BYTES:
             raise LimitError(
                 f"{file.name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor vocabulary",
                 hint="take what does not belong to the model away first",
             )
         self.literals += data
-        if file.segments and file.segments[-1][0] == "b":
-            file.segments[-1][1] += len(data)
-        else:
-            file.segments.append(["b", len(data)])
+        n_literal = file.n_literal + len(data)
+        if file.n_literal:
+            file.segments.pop()
+        self._add(["b", n_literal], len(data))
+        file.n_literal = n_literal
+
+    def _add(self, segment: list[object], n_bytes: int) -> None:
+        file = self.files[-1]
+        file.segments.append(segment)
+        file.size += n_bytes
+        file.n_literal = 0
 
     def tensor(self, tensor: CanonicalTensor, stored: str | None = None) -> None:
         """Adds the bytes of a tensor that is stored as `stored`."""
-        self.files[-1].size += tensor.n_bytes
-        self.files[-1].segments.append(["t", tensor.name, stored or tensor.dtype, tensor.dtype])
+        self._add(["t", tensor.name, stored or tensor.dtype, tensor.dtype], tensor.n_bytes)
 
     def link(
         self, link: Link, original: Tensor, tensors: Mapping[str, CanonicalTensor], stored: Mapping[str, str]
@@ -109,17 +114,14 @@ class RecipeWriter:
         """Adds the GGUF tensor `original` of a link, made of the tensors that the `.apr` holds (as `stored`)."""
         parts = [tensors[name] for name in link.hf]
         kept = [stored.get(name, part.dtype) for name, part in zip(link.hf, parts, strict=True)]
-        self.files[-1].size += original.n_bytes
-        self.files[-1].segments.append(
-            ["l", _folded(link), kept[0] if len(set(kept)) == 1 else kept, original.dtype,
-             link.row_map.to_json(), link.gguf.index(original.name)]
-        )  # fmt: skip
+        dtypes = kept[0] if len(set(kept)) == 1 else kept
+        body, position = link.row_map.to_json(), link.gguf.index(original.name)
+        self._add(["l", _fold_experts(link), dtypes, original.dtype, body, position], original.n_bytes)
 
     def gguf_list(self, which: str, source: memoryview) -> None:
         """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
         if self.tokenizer is not None and _gguf_list(self.tokenizer, which) == source:
-            self.files[-1].size += len(source)
-            self.files[-1].segments.append(["g", which])
+            self._add(["g", which], len(source))
         else:
             self.literal(source)
 
@@ -130,25 +132,23 @@ class RecipeWriter:
         if pieces is None:
             self.literal(text)
             return
-        file = self.files[-1]
         for piece, n_bytes in pieces:
             if isinstance(piece, str):
                 self.literal(piece.encode())
             else:
-                file.segments.append(["j", piece])
-                file.size += n_bytes
+                self._add(["j", piece], n_bytes)
 
-    def value(self) -> dict[str, Any]:
+    def value(self) -> dict[str, object]:
         """The value of the metadata key."""
         files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self.files]
         literals = base64.b64encode(zlib.compress(bytes(self.literals), 9)).decode()
         return {"format": self.format, "files": files, "literals": literals}
 
 
-def _folded(link: Link) -> list[Any]:
-    """The Hugging Face names of a link, those of its experts as one with their number."""
+def _fold_experts(link: Link) -> list[object]:
+    """The Hugging Face names of a link; those of its experts as one, with their number."""
     per_name = len(link.hf) // len(link.row.hf)
-    out: list[Any] = []
+    out: list[object] = []
     for i, template in enumerate(link.row.hf):
         first = link.hf[i * per_name]
         if "{e}" in template:
@@ -159,13 +159,14 @@ def _folded(link: Link) -> list[Any]:
     return out
 
 
-def _unfolded(found: Any) -> list[str]:
+def _expand_experts(value: object) -> list[str]:
+    """The names that `_fold_experts` gave. Raises ValueError, TypeError for anything else."""
     out: list[str] = []
-    for item in found:
+    for item in _list(value):
         if isinstance(item, str):
             out.append(item)
             continue
-        template, n = item
+        template, n = _list(item)
         if type(n) is not int or not 0 < n <= _MAX_EXPERTS or len(out) + n > MAX_TENSORS:
             raise ValueError(f"{n!r} experts")
         out += [str(template).replace("{e}", str(e)) for e in range(n)]
@@ -183,23 +184,24 @@ def _gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A recipe that was read from an `.apr`, checked against what the file holds."""
+    """A recipe that was read from an `.apr`, and fits what the file holds.
+
+    Attributes:
+        format: of the source: "gguf", "hf" or "safetensors".
+        files: every source file, ready to be written.
+    """
 
     format: str
-    files: dict[str, list[list[Any]]]
-    literals: bytes
-    tokenizer: Tokenizer | None
-    tensors: Mapping[str, CanonicalTensor]
-    starts: dict[str, int]
+    files: Mapping[str, Sequence[Segment]]
 
     def layouts(self) -> list[FileLayout]:
         """Every source file, ready to be written."""
-        return [FileLayout(name, self._segments(name)) for name in self.files]
+        return [FileLayout(name, segments) for name, segments in self.files.items()]
 
     def head(self, name: str) -> bytes:
         """The bytes of file `name` before its first tensor: all of a small file, the header of a weight file."""
         parts = []
-        for segment in self._segments(name):
+        for segment in self.files[name]:
             if isinstance(segment, Stream):
                 break
             parts.append(bytes(segment.n_bytes) if isinstance(segment, Zeros) else bytes(segment.data))
@@ -210,98 +212,34 @@ class Recipe:
         return {
             name: self.head(name)
             for name, segments in self.files.items()
-            if all(s[0] not in _TENSORS for s in segments)
+            if not any(isinstance(segment, Stream) for segment in segments)
         }
-
-    def _segments(self, name: str) -> list[Segment]:
-        position = self.starts[name]
-        out: list[Segment] = []
-        for segment in self.files[name]:
-            if segment[0] == "b":
-                out.append(Literal(memoryview(self.literals)[position : position + segment[1]]))
-                position += segment[1]
-            else:
-                out.append(_READERS[segment[0]](self, segment))
-        return out
-
-    def _zeros(self, segment: list[Any]) -> Segment:
-        return Zeros(segment[1])
-
-    def _tensor(self, segment: list[Any]) -> Segment:
-        tensor = self.tensors[segment[1]]
-        _check_exact(tensor.dtype, segment[3])
-        if len(segment) == 6:
-            tensor = _moved(tensor, segment[4], segment[5])
-        return tensor.out(tensor.name, segment[3]).stream()
-
-    def _link(self, segment: list[Any]) -> Segment:
-        hf = _unfolded(segment[1])
-        row_map = RowMap.from_json(segment[4], hf[0])
-        parts = [self.tensors[name] for name in hf]
-        if type(segment[5]) is not int or not 0 <= segment[5] < len(row_map.after):
-            raise CorruptError("the record of the source files names no tensor of a row_map")
-        if tuple(part.shape for part in parts) != row_map.before:
-            raise CorruptError("the record of the source files gives a tensor another shape", tensor=hf[0])
-        made = of_pieces(hf[0], [part.piece() for part in parts], row_map, segment[5])
-        if made.dtype != segment[3]:
-            _check_exact(made.dtype, segment[3])
-        return made.out(made.name, segment[3]).stream()
-
-    def _list(self, segment: list[Any]) -> Segment:
-        assert self.tokenizer is not None
-        return Literal(_gguf_list(self.tokenizer, segment[1]))
-
-    def _piece(self, segment: list[Any]) -> Segment:
-        assert self.tokenizer is not None
-        return Literal(splice.join([segment[1]], self.tokenizer))
-
-
-def _check_exact(stored: str, dtype: str) -> None:
-    if not is_exact(stored, dtype):
-        raise CorruptError(f"the record of the source files turns {stored} into {dtype}")
-
-
-def _moved(tensor: CanonicalTensor, move: str, n_heads: int) -> CanonicalTensor:
-    """The rows of each head in GGUF's rotary order."""
-    if move != "rope_permute" or type(n_heads) is not int:
-        raise CorruptError(f"the record of the source files names the unknown row move {move!r}")
-    row_map = RowMap((tensor.shape,), (tensor.shape,), (("swap", (n_heads, 2, _half_head(tensor, n_heads))),))
-    row_map.check(tensor.name)
-    return of_pieces(tensor.name, [tensor.piece()], row_map, 0)
-
-
-def _half_head(tensor: CanonicalTensor, n_heads: int) -> int:
-    return tensor.shape[0] // max(1, n_heads) // 2 if tensor.shape else 0
-
-
-_TENSORS = ("t", "l")
-
-_READERS: dict[str, Callable[[Recipe, list[Any]], Segment]] = {
-    "z": Recipe._zeros,
-    "t": Recipe._tensor,
-    "l": Recipe._link,
-    "g": Recipe._list,
-    "j": Recipe._piece,
-}
 
 
 def read_recipe(
-    value: Any, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
+    value: object, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
 ) -> Recipe | None:
-    """The recipe of an `.apr`, or None when it no longer fits (tensors renamed, converted or gone).
+    """The recipe of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
 
-    Raises CorruptError when the value is no recipe at all.
+    Anybody may have written the value: sizes and names are checked before anything is made of it.
+    Raises CorruptError when it is no recipe at all, LimitError when it asks for too much.
     """
     try:
-        files = {_safe_name(f["name"]): [list(s) for s in f["segments"]] for f in value["files"]}
+        body = _mapping(value)
+        listed = [_mapping(file) for file in _list(body["files"])]
+        files = {_safe_name(f["name"]): [_list(s) for s in _list(f["segments"])] for f in listed}
+        sizes = {str(f["name"]): _count(f["size"]) for f in listed}
         _check_names(files)
-        _check_lengths(files)
-        sizes = {str(f["name"]): int(f["size"]) for f in value["files"]}
-        _check_references(files)
-        n_literals = sum(int(s[1]) for segments in files.values() for s in segments if s[0] == "b")
-        literals = _inflate(str(value["literals"]), n_literals)
-        recipe = Recipe(str(value["format"]), files, literals, tokenizer, tensors, _starts(files))
-        return recipe if _fits(recipe, sizes) else None
+        every = [segment for segments in files.values() for segment in segments]
+        _check_sizes(files.values(), every)
+        n_literals = sum(_count(s[1]) for s in every if s[0] == "b")
+        source = _Source(_inflate(str(body["literals"]), n_literals), tensors, tokenizer)
+        if not all(map(source.has, every)):
+            return None
+        made = {name: [source.segment(s) for s in segments] for name, segments in files.items()}
+        if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
+            return None
+        return Recipe(str(body["format"]), made)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
@@ -312,17 +250,93 @@ def read_recipe(
         ) from error
 
 
-def _safe_name(name: Any) -> str:
+class _Source:
+    """Makes the segments of a recipe from what the `.apr` holds; one after the other, as literals follow on."""
+
+    def __init__(
+        self, literals: bytes, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None
+    ) -> None:
+        self._literals = memoryview(literals)
+        self._tensors = tensors
+        self._tokenizer = tokenizer
+
+    def has(self, segment: list[object]) -> bool:
+        """Whether all that the segment refers to is there: tensors in the dtype they had, the tokenizer."""
+        if segment[0] == "t":
+            wanted = [(str(segment[1]), segment[2])]
+        elif segment[0] == "l":
+            names = _expand_experts(segment[1])
+            dtypes = segment[2] if isinstance(segment[2], list) else [segment[2]] * len(names)
+            wanted = list(zip(names, dtypes, strict=True))
+        else:
+            return segment[0] not in ("g", "j") or self._tokenizer is not None
+        return all(name in self._tensors and self._tensors[name].dtype == dtype for name, dtype in wanted)
+
+    def segment(self, segment: list[object]) -> Segment:
+        """What the segment stands for in the source file."""
+        kind = segment[0]
+        if kind == "b":
+            n_bytes = _count(segment[1])
+            data, self._literals = self._literals[:n_bytes], self._literals[n_bytes:]
+            return Literal(data)
+        if kind == "z":
+            return Zeros(_count(segment[1]))
+        if kind == "t":
+            _, name, _, dtype = segment
+            return _as_stored(self._tensors[str(name)], str(dtype))
+        if kind == "l":
+            _, names, _, dtype, row_map, position = segment
+            return self._linked(_expand_experts(names), str(dtype), row_map, position)
+        assert self._tokenizer is not None  # see `has`
+        if kind == "g":
+            return Literal(_gguf_list(self._tokenizer, str(segment[1])))
+        if kind == "j":
+            return Literal(splice.join([dict(_mapping(segment[1]))], self._tokenizer))
+        raise ValueError(f"a segment of the unknown kind {kind!r}")
+
+    def _linked(self, names: list[str], dtype: str, body: object, position: object) -> Segment:
+        row_map = RowMap.from_json(_mapping(body), names[0])
+        parts = [self._tensors[name] for name in names]
+        if type(position) is not int or not 0 <= position < len(row_map.after):
+            raise CorruptError("the record of the source files names no tensor of a row map")
+        if tuple(part.shape for part in parts) != row_map.before:
+            raise CorruptError("the record of the source files gives a tensor another shape", tensor=names[0])
+        return _as_stored(of_pieces(names[0], [part.piece() for part in parts], row_map, position), dtype)
+
+
+def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
+    """The bytes of `tensor` as the source has them: in the same dtype, or in a wider one."""
+    if not is_exact(tensor.dtype, dtype):
+        raise CorruptError(f"the record of the source files turns {tensor.dtype} into {dtype}")
+    return tensor.out(tensor.name, dtype).stream()
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise TypeError("an object was expected")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError("a list was expected")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise CorruptError(f"the record of the source files gives {value!r} as a length")
+    return value
+
+
+def _safe_name(name: object) -> str:
     """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
-    parts = str(name).split("/")
-    if (
-        not str(name)
-        or any(part in ("", ".", "..") for part in parts)
-        or "\\" in str(name)
-        or "\0" in str(name)
-    ):
-        raise CorruptError(f"the record of the source files names {name!r}, which is no plain relative path")
-    return str(name)
+    text = str(name)
+    if any(part in ("", ".", "..") for part in text.split("/")) or "\\" in text or "\0" in text:
+        raise CorruptError(
+            f"the record of the source files names {name!r}, which is not a plain relative path"
+        )
+    return text
 
 
 def _check_names(files: Mapping[str, object]) -> None:
@@ -337,18 +351,17 @@ def _check_names(files: Mapping[str, object]) -> None:
             raise CorruptError("the record of the source files holds a name that no file can have")
 
 
-def _check_lengths(files: Mapping[str, Iterable[list[Any]]]) -> None:
-    """Lengths must be counts; zeros before the first tensor are held in memory, so they are capped."""
+def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[object]]) -> None:
+    """What a recipe makes us hold in memory is capped: zeros before the first tensor, lists that are rendered."""
     n_zeros = 0
-    for segments in files.values():
-        in_head = True
-        for segment in segments:
-            if segment[0] in ("b", "z") and (type(segment[1]) is not int or segment[1] < 0):
-                raise CorruptError(f"the record of the source files gives {segment[1]!r} as a length")
-            in_head = in_head and segment[0] not in _TENSORS
-            n_zeros += segment[1] if in_head and segment[0] == "z" else 0
+    for segments in files:
+        head = takewhile(lambda segment: segment[0] not in ("t", "l"), segments)
+        n_zeros += sum(_count(segment[1]) for segment in head if segment[0] == "z")
     if n_zeros > MAX_TEXT_FILE_BYTES:
         raise LimitError(f"the record of the source files asks for {n_zeros} zero bytes in memory")
+    n_lists = sum(segment[0] in ("g", "j") for segment in every)
+    if n_lists > MAX_RENDERED_LISTS:
+        raise LimitError(f"the record of the source files refers to the tokenizer's lists {n_lists} times")
 
 
 def _inflate(text: str, n_bytes: int) -> bytes:
@@ -360,39 +373,3 @@ def _inflate(text: str, n_bytes: int) -> bytes:
             f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}"
         )
     return data
-
-
-def _starts(files: Mapping[str, Iterable[list[Any]]]) -> dict[str, int]:
-    starts, position = {}, 0
-    for name, segments in files.items():
-        starts[name] = position
-        position += sum(s[1] for s in segments if s[0] == "b")
-    return starts
-
-
-def _fits(recipe: Recipe, sizes: Mapping[str, int]) -> bool:
-    for name, segments in recipe.files.items():
-        wanted = [(name, dtype) for s in segments if s[0] in _TENSORS for name, dtype in _wanted(s)]
-        if any(name not in recipe.tensors or recipe.tensors[name].dtype != dtype for name, dtype in wanted):
-            return False
-        if recipe.tokenizer is None and any(s[0] in "gj" for s in segments):
-            return False
-        if sum(s.n_bytes for s in recipe._segments(name)) != sizes[name]:
-            return False
-    return True
-
-
-def _wanted(segment: list[Any]) -> list[tuple[str, str]]:
-    """(tensor, dtype that it must have) of a segment."""
-    if segment[0] == "t":
-        return [(segment[1], segment[2])]
-    hf = _unfolded(segment[1])
-    kept = segment[2] if isinstance(segment[2], list) else [segment[2]] * len(hf)
-    return list(zip(hf, kept, strict=True))
-
-
-def _check_references(files: Mapping[str, Iterable[list[Any]]]) -> None:
-    """Rendering a list costs memory, so a crafted recipe may not ask for the same one again and again."""
-    rendered = sum(1 for segments in files.values() for s in segments if s[0] in ("g", "j"))
-    if rendered > MAX_RENDERED_LISTS:
-        raise LimitError(f"the record of the source files refers to the tokenizer's lists {rendered} times")
