@@ -57,7 +57,7 @@ def test_qwen2_refuses_heads_that_its_runtime_does_not_load() -> None:
 def test_a_mistral3_file_without_a_temperature_is_a_ministral3_with_none() -> None:
     kv = gguf("mistral", sliding_window=None)
     kv = {key.replace("llama.", "mistral3."): value for key, value in kv.items()}
-    rope = to_hf_config(from_gguf({**kv, "general.architecture": "mistral3"}))["rope_parameters"]
+    rope: Any = to_hf_config(from_gguf({**kv, "general.architecture": "mistral3"}))["rope_parameters"]
     assert (rope["rope_type"], rope["llama_4_scaling_beta"]) == ("default", 0.0)
     assert rope["original_max_position_embeddings"] == 512
 
@@ -68,7 +68,7 @@ def test_ministral3_keeps_its_temperature() -> None:
     kv = gguf("ministral3", rope_parameters=scaling)
     assert kv["mistral3.attention.temperature_scale"] == 0.25
     assert kv["mistral3.rope.scaling.yarn_log_multiplier"] == 1.0
-    back = to_hf_config(from_gguf(kv))["rope_parameters"]
+    back: Any = to_hf_config(from_gguf(kv))["rope_parameters"]
     assert {key: back[key] for key in scaling} == scaling
 
 

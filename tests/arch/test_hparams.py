@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 import struct
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from arch_cases import CASES, DIMS, LLAMA3, LLAMA3_FACTORS, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
+import aprfmt
 from aprfmt.arch import fields, rope_math
 from aprfmt.arch.hparams import (
+    KEPT,
     active_window,
     from_apr,
     from_gguf,
@@ -22,7 +27,7 @@ from aprfmt.arch.hparams import (
     to_gguf,
     to_hf_config,
 )
-from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.hyperparams import FIELDS, Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, RefusedError, UnmappedError
 
@@ -166,6 +171,45 @@ def test_unknown_architectures_keep_their_own_words() -> None:
     assert from_hf_config({}) == Hyperparams()
 
 
+SPELLINGS: dict[str, tuple[dict[str, Any], ...]] = {
+    "num_layers": ({"num_hidden_layers": 3}, {"n_layer": 3}, {"num_layers": 3}, {"n_layers": 3}),
+    "hidden_size": ({"n_embd": 8}, {"n_embed": 8}, {"d_model": 8}),
+    "num_heads": ({"n_head": 2}, {"num_heads": 2}, {"n_heads": 2}),
+    "num_kv_heads": ({"num_kv_heads": 1}, {"n_kv_heads": 1}, {"n_head_kv": 1}),
+    "intermediate_size": ({"n_inner": 9}, {"ffn_dim": 9}, {"ffn_hidden_size": 9}, {"d_ff": 9}),
+    "max_position_embeddings": ({"n_positions": 7}, {"n_ctx": 7}, {"max_seq_len": 7}, {"seq_length": 7}),
+    "rms_norm_eps": ({"layer_norm_epsilon": 0.5}, {"norm_eps": 0.5}, {"norm_epsilon": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_an_unknown_class_is_read_by_every_spelling(name: str) -> None:
+    for config in SPELLINGS[name]:
+        h = from_hf_config({"architectures": ["FooForCausalLM"], **config})
+        assert getattr(h, name) == next(iter(config.values())), config
+
+
+def test_a_folder_of_an_unknown_class_tells_its_sizes(tmp_path: Path) -> None:
+    folder, apr = tmp_path / "foo", tmp_path / "foo.apr"
+    folder.mkdir()
+    config = {"architectures": ["FooForCausalLM"], "n_layers": 3, "n_heads": 2, "d_model": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"w": np.zeros((2, 8), np.float32)}, folder / "model.safetensors")
+    aprfmt.import_model(folder, apr, allow_unmapped=True)
+    for path in (folder, apr):
+        with aprfmt.open(path) as model:
+            h = model.hparams
+            assert (h.hf_architecture, h.num_layers, h.num_heads, h.hidden_size) == (
+                "FooForCausalLM",
+                3,
+                2,
+                8,
+            )
+            assert (h.head_dim, h.num_kv_heads) == (4, 2)
+    with aprfmt.open(apr) as model:
+        assert (model.metadata["num_layers"], model.metadata["hidden_size"]) == (3, 8)
+
+
 def test_apr_aliases_in_the_order_of_the_reference() -> None:
     h = from_apr({"architecture": "llama", "hidden_dim": 64, "d_model": 32, "n_layers": "x", "n_layer": 2,
                   "n_heads": 4, "n_vocab": 10, "num_kv_heads": None, "n_kv_heads": 2, "norm_eps": 1e-5,
@@ -268,15 +312,15 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 )
-HF_KEYS = [key for f in fields.FIELDS for key in f.hf] + [
-    *fields.KEPT, "architectures", "rope_scaling", "rope_parameters", "eos_token_id", "bos_token_id",
+HF_KEYS = [key for f in FIELDS for key in f.hf] + [
+    *KEPT, "architectures", "rope_scaling", "rope_parameters", "eos_token_id", "bos_token_id",
     "tie_word_embeddings", "dtype",
 ]  # fmt: skip
-GGUF_KEYS = [f"llama.{f.gguf}" for f in fields.FIELDS] + [
+GGUF_KEYS = [f"llama.{f.gguf}" for f in FIELDS] + [
     "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scaling.original_context_length",
     "llama.attention.sliding_window", "tokenizer.ggml.tokens", "tokenizer.ggml.eos_token_id",
 ]  # fmt: skip
-APR_KEYS = [key for f in fields.FIELDS for key in (f.name, *f.aliases)] + [
+APR_KEYS = [key for f in FIELDS for key in (f.name, *f.aliases)] + [
     "hf_config", "aprfmt.hparams", "aprfmt.hparams", "tied_embeddings", "rope_type", "hf_architecture",
 ]  # fmt: skip
 
@@ -298,6 +342,6 @@ def test_hostile_values_give_an_error_of_ours(model_type: str, data: st.DataObje
             to_apr(h)
             to_gguf(h, ARCHITECTURES["llama"])
             to_hf_config(h)
-            rope_math.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, h.extra.get("rope_scaling") or {})
+            rope_math.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, rope_math.scaling_of(h))
         except AprError:
             pass

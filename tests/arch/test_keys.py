@@ -12,11 +12,22 @@ from arch_models import ArchCase, all_cases, make_config, quiet_transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch import keys, rope
-from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
+from aprfmt.arch import rope, rope_math
+from aprfmt.arch.hparams import (
+    defaults_of,
+    from_apr,
+    from_gguf,
+    from_hf_config,
+    keys_of,
+    to_apr,
+    to_gguf,
+    to_hf_config,
+)
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.arch.values import CONVERTERS
+from aprfmt.arch.values.base import Scope
 from aprfmt.errors import AprError
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
@@ -73,7 +84,7 @@ def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
         if model_type in NO_CLASS:
             continue
         config = class_config(model_type)
-        for name, value in keys.defaults_of(row, model_type).items():
+        for name, value in defaults_of(row, model_type).items():
             if name in PATTERNS or name in COMPUTED or (row.id, name) in OF_THE_MODEL:
                 continue
             assert attribute(config, name) == value, (model_type, name)
@@ -111,7 +122,7 @@ def test_a_rebuilt_config_means_the_same(case: ArchCase) -> None:
     settled = {"block_auto_adjust_ff_dim"} | {
         name
         for key in row.keys
-        if key.via and (keys.CONVERTERS[key.via].settle or keys.CONVERTERS[key.via].fill)
+        if key.via and (CONVERTERS[key.via].settle or CONVERTERS[key.via].fill)
         for name in key.hf
     }
     for name, value in json.loads(json.dumps(text.to_dict())).items():
@@ -121,7 +132,7 @@ def test_a_rebuilt_config_means_the_same(case: ArchCase) -> None:
 
 def keys_of_network(row: Architecture, h: Hyperparams) -> set[str]:
     """config.json keys that the row knows."""
-    known = {name for key in keys.keys_of(row, keys.defaults_of(row, h.hf_model_type)) for name in key.hf}
+    known = {name for key in keys_of(row, defaults_of(row, h.hf_model_type)) for name in key.hf}
     return known | {"rope_parameters", "tie_word_embeddings", "bos_token_id", "eos_token_id"}
 
 
@@ -152,7 +163,7 @@ def test_gguf_keys_come_back(case: ArchCase) -> None:
     again.hf_model_type, again.vocab_size = h.hf_model_type, h.vocab_size
     for key in row.keys:
         if key.gguf and key.hf and not key.via:
-            assert keys._value(again, key) == keys._value(h, key), key
+            assert Scope(again, row, key).value == Scope(h, row, key).value, key
     assert again.extra.get("rope_layers") == h.extra.get("rope_layers")
     first, second = (
         {pair[0]: pair[1:] for pair in found} for found in (pairs, to_gguf(again, row, complete=False))
@@ -243,7 +254,7 @@ def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) ->
             h = source(given_values)
             to_apr(h)
             to_hf_config(h)
-            rope.factor_tensors(h, row)
+            rope_math.factor_tensors(h, row)
             to_gguf(h, row)
         except AprError:
             pass

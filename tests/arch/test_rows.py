@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.arch import keys
 from aprfmt.arch.facts import LAYER_KINDS, LAYER_RULES
 from aprfmt.arch.grammar import Fact, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.orders import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
+from aprfmt.arch.values import CONVERTERS, FILES
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
 
@@ -98,7 +98,7 @@ def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
 @by_row
 def test_keys_name_known_converters_and_fields(row: Architecture) -> None:
     for key in row.keys:
-        assert not key.via or key.via in keys.CONVERTERS, key
+        assert not key.via or key.via in CONVERTERS, key
         assert key.gguf or key.hf or key.via, key
         assert key.kind.removesuffix("[]") in ("u32", "i32", "f32", "bool", "str"), key
         assert not key.field or key.field in Hyperparams.__slots__, key
@@ -107,8 +107,8 @@ def test_keys_name_known_converters_and_fields(row: Architecture) -> None:
 
 
 def test_every_converter_has_one_home() -> None:
-    names = [name for file in keys._FILES for name in file.CONVERTERS]
-    assert len(names) == len(set(names)) == len(keys.CONVERTERS)
+    names = [name for file in FILES for name in file.CONVERTERS]
+    assert len(names) == len(set(names)) == len(CONVERTERS)
 
 
 @by_row

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from aprfmt import limits
-from aprfmt.arch import fields, keys
-from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config
-from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch import fields
+from aprfmt.arch.hparams import from_apr, from_gguf, from_hf_config, to_gguf, to_hf_config
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
@@ -22,39 +21,33 @@ def toy(*more: Key, **fields: Any) -> Architecture:
     return replace(ARCHITECTURES["llama"], keys=more, defaults={"": fields.pop("defaults", {})}, **fields)
 
 
-def read(row: Architecture, config: dict[str, Any]) -> Hyperparams:
-    h = Hyperparams(num_layers=config.get("num_hidden_layers"))
-    keys.read(h, row, config, keys.defaults_of(row))
-    return h
-
-
 def test_nested_keys_and_old_spellings() -> None:
     row = toy(Key("clamp", ("attn_config.clip", "clip"), "f32"), defaults={"attn_config.clip": 3.0})
-    assert read(row, {"attn_config": {"clip": 2.0}}).extra["attn_config.clip"] == 2.0
-    assert read(row, {"clip": 4.0}).extra["attn_config.clip"] == 4.0
-    assert read(row, {}).extra["attn_config.clip"] == 3.0
-    h = read(row, {"attn_config": {"clip": None}})
+    assert from_hf_config({"attn_config": {"clip": 2.0}}, row).extra["attn_config.clip"] == 2.0
+    assert from_hf_config({"clip": 4.0}, row).extra["attn_config.clip"] == 4.0
+    assert from_hf_config({}, row).extra["attn_config.clip"] == 3.0
+    h = from_hf_config({"attn_config": {"clip": None}, "vocab_size": 9}, row)
     assert h.extra == {"attn_config.clip": None}
-    assert keys.to_hf(h, row, {})["attn_config"] == {"clip": None}
-    assert keys.to_gguf(h, row, {}, None, True) == []
+    assert to_hf_config(h, row)["attn_config"] == {"clip": None}
+    assert to_gguf(h, row) == []
 
 
 def test_lists_for_a_number() -> None:
     row = toy(Key("feed_forward_length", ("intermediate_size",), field="intermediate_size"))
-    h = read(row, {"intermediate_size": [8, 8]})
+    h = from_hf_config({"intermediate_size": [8, 8]}, row)
     assert (h.intermediate_size, h.extra["intermediate_size"]) == (8, [8, 8])
-    h = read(row, {"intermediate_size": [8, 9]})
+    h = from_hf_config({"intermediate_size": [8, 9], "vocab_size": 9}, row)
     assert h.intermediate_size is None
-    assert keys.to_hf(h, row, {})["intermediate_size"] == [8, 9]
-    assert keys.to_gguf(h, row, {}, None, True) == [("llama.feed_forward_length", ("ARRAY", "INT32"), [8, 9])]
+    assert to_hf_config(h, row)["intermediate_size"] == [8, 9]
+    assert to_gguf(h, row) == [("llama.feed_forward_length", ("ARRAY", "INT32"), [8, 9])]
     with pytest.raises(CorruptError, match="intermediate_size"):
-        read(row, {"intermediate_size": [8, "x"]})
+        from_hf_config({"intermediate_size": [8, "x"]}, row)
 
 
 def test_constants_and_keys_of_the_tokenizer() -> None:
     row = toy(Key("pooling", constant=2), Key("tokenizer.ggml.types", ("types",)), Key("s", ("s",), "str"))
-    h = read(row, {"types": 2, "s": "x"})
-    assert keys.to_gguf(h, row, {}, 7, True) == [
+    h = from_hf_config({"types": 2, "s": "x"}, row)
+    assert to_gguf(h, row, file_type=7) == [
         ("llama.pooling", "UINT32", 2), ("tokenizer.ggml.types", "UINT32", 2), ("llama.s", "STRING", "x"),
         ("general.file_type", "UINT32", 7),
     ]  # fmt: skip
@@ -69,21 +62,20 @@ def test_constants_and_keys_of_the_tokenizer() -> None:
 def test_values_of_another_kind(kind: str, value: Any, error: type[AprError]) -> None:
     row = toy(Key("a", ("a",), kind))
     with pytest.raises(error, match=r"llama\.a"):
-        keys.to_gguf(read(row, {"a": value}), row, {}, None, True)
+        to_gguf(from_hf_config({"a": value}, row), row)
 
 
 @pytest.mark.parametrize(("via", "word", "number"), [("gating", "sigmoid", 2), ("pooling", "cls", 2)])
 def test_words_and_numbers(via: str, word: str, number: int) -> None:
     row = toy(Key("a", ("a",), via=via))
-    pairs = keys.to_gguf(read(row, {"a": word}), row, {}, None, True)
+    pairs = to_gguf(from_hf_config({"a": word}, row), row)
     assert pairs == [("llama.a", "UINT32", number)]
-    h = Hyperparams()
-    keys.from_gguf(h, row, {key: item for key, _, item in pairs}, (), {})
+    h = from_gguf({key: item for key, _, item in pairs}, row=row)
     assert h.extra["a"] == word
     with pytest.raises(RefusedError, match="a is 'odd'"):
-        keys.to_gguf(read(row, {"a": "odd"}), row, {}, None, True)
+        to_gguf(from_hf_config({"a": "odd"}, row), row)
     with pytest.raises(CorruptError, match="a is 77"):
-        keys.from_gguf(Hyperparams(), row, {"llama.a": 77}, (), {})
+        from_gguf({"llama.a": 77}, row=row)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +83,7 @@ def test_words_and_numbers(via: str, word: str, number: int) -> None:
     [("u32", [4, 4], 4), ("u32", 4.0, 4), ("u32[]", 4, 4), ("bool[]", [True], [True]), ("f32", 1, 1.0)],
 )
 def test_what_converters_of_a_gguf_get(kind: str, raw: Any, value: Any) -> None:
-    assert fields.checked("a", kind, raw) == value
+    assert fields.converter_value("a", kind, raw) == value
 
 
 @pytest.mark.parametrize(
@@ -99,7 +91,7 @@ def test_what_converters_of_a_gguf_get(kind: str, raw: Any, value: Any) -> None:
 )
 def test_what_converters_of_a_gguf_do_not_get(kind: str, raw: Any) -> None:
     with pytest.raises(CorruptError, match="a "):
-        fields.checked("a", kind, raw)
+        fields.converter_value("a", kind, raw)
 
 
 def test_more_layers_than_lists_are_made_for() -> None:
@@ -126,25 +118,21 @@ S, F = "sliding_attention", "full_attention"
 def test_layer_types(config: dict[str, Any], want: list[str]) -> None:
     layers = Key("block_count", ("num_hidden_layers",), field="num_layers")
     row = toy(layers, LAYER_TYPES, defaults={"sliding_window_pattern": 3})
-    h = read(row, {"num_hidden_layers": 4, **config})
+    h = from_hf_config({"num_hidden_layers": 4, **config}, row)
     assert h.extra["layer_types"] == want
-    pairs = keys.to_gguf(h, row, {}, None, True)
+    pairs = to_gguf(h, row)
     assert pairs[1][1:] == (("ARRAY", "BOOL"), [kind == S for kind in want])
-    again = Hyperparams()
-    keys.from_gguf(again, row, {key: value for key, _, value in pairs}, (), {})
+    again = from_gguf({key: value for key, _, value in pairs}, row=row)
     assert again.extra["layer_types"] == want
     for period, kinds in ((2, [S, F, S, F]), (None, [S, S, F, S])):
         kv = {"llama.block_count": 4, f"llama.{LAYER_TYPES.gguf}": period}
-        again = Hyperparams()
-        keys.from_gguf(again, row, kv, (), {"sliding_window_pattern": 3})
-        assert again.extra["layer_types"] == kinds
+        assert from_gguf(kv, row=row).extra["layer_types"] == kinds
 
 
 def test_a_pattern_that_a_runtime_does_not_know_is_refused() -> None:
     layers = Key("block_count", ("num_hidden_layers",), field="num_layers")
     row = toy(layers, replace(LAYER_TYPES, gguf=""), defaults={"sliding_window_pattern": 2})
-    defaults = keys.defaults_of(row)
-    keys.to_gguf(read(row, {"num_hidden_layers": 2}), row, defaults, None, True)
-    odd = read(row, {"num_hidden_layers": 2, "layer_types": [F, F]})
+    to_gguf(from_hf_config({"num_hidden_layers": 2}, row), row)
+    odd = from_hf_config({"num_hidden_layers": 2, "layer_types": [F, F]}, row)
     with pytest.raises(RefusedError, match="layer_types"):
-        keys.to_gguf(odd, row, defaults | {"sliding_window_pattern": 2}, None, True)
+        to_gguf(odd, row)

@@ -53,7 +53,9 @@ def test_layers_are_the_teachers(how: str, tiny: Maker, tmp_path: Path) -> None:
     stored = load_file(model.folder / "model.safetensors")
     with open_network(model.folder) as teacher:
         decoder, student = make_student(teacher, how)
-        kinds = [teacher.hparams.extra["layer_types"][old] for old in LAYERS[how]]
+        layer_types = teacher.hparams.extra["layer_types"]
+        assert isinstance(layer_types, list)
+        kinds = [layer_types[old] for old in LAYERS[how]]
         assert teacher.hparams.num_layers == 6
     assert student.shape.n_layers == student.hparams.num_layers == len(LAYERS[how])
     assert student.hparams.extra["layer_types"] == kinds

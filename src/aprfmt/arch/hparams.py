@@ -1,36 +1,199 @@
-"""Hyper-parameters of every container: out of its keys, and back into them."""
+"""Hyper-parameters: one engine reads them from config.json, GGUF keys or APR metadata, and writes all three.
+
+A row's `keys` say which spellings mean the same number, `arch.values` how the two sides count where they differ.
+Every way in fills one Hyperparams, every way out reads it:
+
+    config.json   each key by its spellings, else the row's default; `settle` (what needs all keys), then `fill`
+    GGUF          sizes first, since what is counted in heads or layers needs them; then the rest; then `fill`
+    APR           typed fields and their aliases, `aprfmt.hparams`; then defaults, then `fill`
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sized
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any
 
-from aprfmt.arch import keys, rope
-from aprfmt.arch.fields import FIELDS, GgufKey, as_float, as_id, as_int
-from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture
+from aprfmt.arch import rope
+from aprfmt.arch.fields import (
+    GgufKey,
+    as_float,
+    as_id,
+    as_int,
+    as_mapping,
+    as_text,
+    config_value,
+    converter_value,
+    plain_value,
+    typed_key,
+)
+from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
+from aprfmt.arch.values import CONVERTERS
+from aprfmt.arch.values.base import (
+    DEFAULT,
+    ConfigKeys,
+    Converter,
+    GgufKeys,
+    Scope,
+    check_layers,
+    head_dim_is_named,
+    look_up,
+    plain_head_dim,
+)
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
+EXTRA_KEY = "aprfmt.hparams"
+"""APR metadata key of what has no typed field."""
 
-def from_hf_config(config: Mapping[str, Any]) -> Hyperparams:
+KEPT = (
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "hidden_act",
+    "attention_bias", "mlp_bias", "pad_token_id", "quantization_config", "num_nextn_predict_layers",
+    "original_max_position_embeddings",
+)  # fmt: skip
+"""config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
+
+UNKNOWN_KEYS: tuple[Key, ...] = (
+    *(
+        Key(f.gguf, (*f.hf, *f.rare), f.kind, f.name, via="head_dim" if f.name == "head_dim" else "")
+        for f in FIELDS
+        if f.name != "rope_theta"
+    ),
+    Key("rope", via="rope"),
+    Key("attention.sliding_window", ("sliding_window",), via="window"),
+)
+"""Keys of an architecture that the table does not have."""
+
+_TOKEN_IDS = ("bos_token_id", "eos_token_id")
+_REQUIRED = (
+    "num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads", "rms_norm_eps",
+)  # fmt: skip
+# Model types that no transformers class registers.
+_MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
+_OF_THE_WHOLE = (
+    "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
+    "quantization_config", "model_type", "vision_config",
+)  # fmt: skip
+# Read and written by other code than the keys of a row.
+_ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
+_STRUCTURAL = frozenset(("rope", "rotary_dim", "head_dim"))
+_PLAIN = Converter()
+_VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
+_LAYER = re.compile(r"\.\d+\.")
+
+
+# --- rows ---
+
+
+def defaults_of(row: Architecture | None, *model_types: str | None) -> dict[str, object]:
+    """What absent config.json keys mean for the first of the model types that the row knows."""
+    if row is None:
+        return {}
+    own = next((row.defaults[name] for name in model_types if name and name in row.defaults), None)
+    if own is None:
+        own = row.defaults.get(row.model_type, {})
+    return {**row.defaults.get("", {}), **own}
+
+
+def keys_of(row: Architecture, defaults: Mapping[str, object]) -> Iterator[Key]:
+    """The row's keys, the vocabulary's size, then plain config.json keys that the row names in its defaults only."""
+    yield from row.keys
+    if not any(key.field == "vocab_size" for key in row.keys):
+        yield _VOCAB
+    named = {name for key in row.keys for name in key.hf} | _ELSEWHERE | {"vocab_size"}
+    for name in (*defaults, *KEPT):
+        if name not in named:
+            named.add(name)
+            yield Key("", (name,))
+
+
+def _row_of(h: Hyperparams) -> Architecture | None:
+    row = find(hf_class=h.hf_architecture, model_type=h.hf_model_type, config=h.extra)
+    return row or ARCHITECTURES.get(h.architecture or "") or find(gguf=h.architecture)
+
+
+def _unknown_row(gguf: str | None) -> Architecture:
+    return Architecture("", gguf or "", "", "", (), (), (), UNKNOWN_KEYS)
+
+
+def _scopes(
+    h: Hyperparams,
+    row: Architecture,
+    defaults: Mapping[str, object],
+    kv: Mapping[str, object] | None = None,
+    names: Collection[str] = (),
+) -> list[Scope]:
+    return [Scope(h, row, key, kv or {}, names, defaults) for key in keys_of(row, defaults)]
+
+
+def _converter(key: Key) -> Converter:
+    return CONVERTERS[key.via] if key.via else _PLAIN
+
+
+def _take(scope: Scope, value: object) -> None:
+    """Sets what a converter gave back."""
+    key = scope.key
+    if isinstance(value, ConfigKeys):
+        by_name = {name: known for known in scope.row.keys for name in known.hf}
+        for name, item in value.items():
+            scope.of(by_name.get(name, Key("", (name,)))).put(item)
+    elif value is not DEFAULT:
+        scope.put(value)
+    # A number of the network that a GGUF does not tell is unknown, whatever transformers would take it for;
+    # what another key has told stays.
+    elif not (key.field and key.gguf) and not (key.hf and key.hf[0] in scope.h.extra):
+        default, _ = look_up(scope.defaults, key.hf)
+        if default is not None:
+            scope.put(default)
+
+
+def _fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
+    """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
+    for scope in scopes:
+        if scope.key.field:
+            _fill_one(scope)
+    _derive_heads(h)
+    for scope in scopes:
+        _fill_one(scope)
+
+
+def _fill_one(scope: Scope) -> None:
+    fill = _converter(scope.key).fill
+    if fill is not None and scope.value is None:
+        scope.put(fill(scope))
+
+
+def _derive_heads(h: Hyperparams) -> None:
+    """As many key-value heads as heads, and heads of equal size, where nothing else is said."""
+    if h.num_kv_heads is None:
+        h.num_kv_heads = h.num_heads
+    if h.head_dim is None:
+        h.head_dim = plain_head_dim(h)
+
+
+# --- config.json ---
+
+
+def from_hf_config(config: Mapping[str, object], row: Architecture | None = None) -> Hyperparams:
     """Hyper-parameters of a config.json; absent keys get their model type's defaults. Raises CorruptError.
 
     Of a multimodal config the language model's part is taken (`extra["text_of"]` then holds its model type).
     A list of numbers, one a layer, for a typed field stays in `extra` under its config name, and the field is what
-    all the layers share, None where they differ.
+    all the layers share, None where they differ. `row` reads it as that family's.
     """
-    h = Hyperparams(hf_architecture=_first_class(config), hf_model_type=_text(config.get("model_type")))
-    whole, config = config, _language_part(config)
-    whole_type = h.hf_model_type
-    text_type = _text(config.get("model_type"))
-    row = find(hf_class=h.hf_architecture, model_type=whole_type, config=config)
+    classes = config.get("architectures")
+    hf_class = as_text(classes[0]) if isinstance(classes, list) and classes else None
+    whole, whole_type = config, as_text(config.get("model_type"))
+    config = _language_part(config)
+    text_type = as_text(config.get("model_type"))
+    row = row or find(hf_class=hf_class, model_type=whole_type, config=config)
     row = row or find(model_type=text_type, config=config)
-    h.hf_model_type = text_type or whole_type
+    h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
     h.architecture = row.id if row else h.hf_model_type
-    defaults = keys.defaults_of(row, text_type, whole_type) if row else {}
-    keys.read(h, row or keys.unknown(None), config, defaults)
+    defaults = defaults_of(row, text_type, whole_type)
+    _read_config(h, row or _unknown_row(None), config, defaults)
     rope.read(h, config, defaults, row)
     h.rope_type = row.rope_type if row else None
     full = {**defaults, **config}
@@ -43,22 +206,14 @@ def from_hf_config(config: Mapping[str, Any]) -> Hyperparams:
     # Where the whole and its part differ, it depends on the class and on its age; the tensors tell.
     agreed = whole.get("tie_word_embeddings", tied) == tied
     h.tied = tied if agreed and isinstance(tied, bool) else None
-    if (
-        "pad_token_id" in config
-    ):  # null is no absent key: some classes have a default that a small vocabulary lacks
+    # null is not an absent key here: some classes have a default that a small vocabulary lacks.
+    if "pad_token_id" in config:
         h.extra["pad_token_id"] = config["pad_token_id"]
-    _token_ids(h, full)
+    _set_token_ids(h, full)
     return h
 
 
-_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
-_OF_THE_WHOLE = (
-    "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-    "quantization_config", "model_type", "vision_config",
-)  # fmt: skip
-
-
-def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _language_part(config: Mapping[str, object]) -> Mapping[str, object]:
     """The config of the language model: a part of a multimodal one, with what only the whole says."""
     part = next((p for key in _LANGUAGE_PARTS if isinstance(p := config.get(key), Mapping) and p), None)
     if part is None:
@@ -66,106 +221,25 @@ def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
 
 
-def from_gguf(kv: Mapping[str, Any], tensor_names: Collection[str] = ()) -> Hyperparams:
-    """Hyper-parameters of GGUF key-value pairs; `tensor_names` tell ties and biases. Raises CorruptError."""
-    word = _text(kv.get("general.architecture"))
-    row = find_gguf(kv, tensor_names)
-    h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
-    defaults = keys.defaults_of(row) if row else {}
-    keys.from_gguf(h, row or keys.unknown(word), kv, tensor_names, defaults)
-    if h.vocab_size is None and isinstance(tokens := kv.get("tokenizer.ggml.tokens"), Sized):
-        h.vocab_size = len(tokens)
-    h.bos_token_id = as_id(kv.get("tokenizer.ggml.bos_token_id"), "tokenizer.ggml.bos_token_id")
-    h.eos_token_id = as_id(kv.get("tokenizer.ggml.eos_token_id"), "tokenizer.ggml.eos_token_id")
-    pad = as_id(kv.get("tokenizer.ggml.padding_token_id"), "tokenizer.ggml.padding_token_id")
-    if row is not None:
-        h.extra["pad_token_id"] = pad
-    if tensor_names:
-        h.tied = "output.weight" not in tensor_names
-    return h
+def _read_config(
+    h: Hyperparams, row: Architecture, config: Mapping[str, object], defaults: Mapping[str, object]
+) -> None:
+    scopes = _scopes(h, row, defaults)
+    for scope in scopes:
+        value, found = look_up(config, scope.key.hf)
+        if not found:
+            value, _ = look_up(defaults, scope.key.hf)
+        scope.put(scope.key.constant if value is None else value)
+    for scope in scopes:
+        settle = _converter(scope.key).settle
+        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
+            _take(scope, value)
+    _fill(h, scopes)
 
 
-def from_apr(metadata: Mapping[str, Any]) -> Hyperparams:
-    """Hyper-parameters of APR metadata: typed fields, aliases, `to_apr`'s own, the reference's `hf_config`.
-
-    Aliases of a wrong type are passed over, as the reference does. Raises CorruptError for bad typed fields.
-    """
-    stored = metadata.get("hf_config")
-    base = from_hf_config(stored) if isinstance(stored, Mapping) else Hyperparams()
-    h = Hyperparams(extra=base.extra, tied=base.tied)
-    for name in ("architecture", "hf_architecture", "hf_model_type"):
-        setattr(h, name, _text(metadata.get(name)) or getattr(base, name))
-    ours = dict(_mapping(metadata.get(EXTRA_KEY)))
-    row = find(
-        hf_class=h.hf_architecture,
-        model_type=h.hf_model_type or h.architecture,
-        gguf=h.architecture,
-        config=ours or base.extra,
-    )
-    row = row or ARCHITECTURES.get(h.architecture or "")
-    h.architecture = row.id if row else h.architecture
-    for f in FIELDS:
-        value = metadata.get(f.name)
-        if value is None:
-            value = next(
-                (v for key in f.aliases if _is_number(v := metadata.get(key))), getattr(base, f.name)
-            )
-        setattr(h, f.name, (as_float if f.is_float else as_int)(value, f.name))
-    h.rope_type = as_int(metadata.get("rope_type"), "rope_type")
-    tied = metadata.get("tied_embeddings")
-    h.tied = tied if isinstance(tied, bool) else base.tied
-    if not isinstance(ours.get("rope_scaling", {}), Mapping):
-        raise CorruptError(f"{EXTRA_KEY}: rope_scaling is no object")
-    _token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in _TOKEN_IDS})
-    h.extra |= ours
-    keys.derive(h)
-    if row is not None:
-        keys.complete(h, row, keys.defaults_of(row, h.hf_model_type))
-    return h
-
-
-def to_apr(h: Hyperparams) -> dict[str, Any]:
-    """APR metadata: typed fields, `tied_embeddings`, the rest under `aprfmt.hparams`; no nulls."""
-    out: dict[str, Any] = {
-        "architecture": h.hf_model_type or h.architecture,
-        "hf_architecture": h.hf_architecture,
-        "hf_model_type": h.hf_model_type,
-        "rope_type": h.rope_type,
-        **{f.name: getattr(h, f.name) for f in FIELDS},
-        "tied_embeddings": h.tied,
-    }
-    extra = {key: getattr(h, key) for key in _TOKEN_IDS if getattr(h, key) is not None} | h.extra
-    out[EXTRA_KEY] = extra or None
-    return {key: value for key, value in out.items() if value is not None}
-
-
-def to_gguf(
-    h: Hyperparams,
-    arch: Architecture,
-    *,
-    vocab_size: int | None = None,
-    file_type: int | None = None,
-    complete: bool = True,
-) -> list[GgufKey]:
-    """The architecture's GGUF keys, in the order of its row.
-
-    `vocab_size` replaces the field; `file_type` (llama.cpp's number) adds `general.file_type` at its place.
-    Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out.
-    """
-    missing = _missing(h, arch)
-    if missing and complete:
-        raise RefusedError(
-            f"a GGUF needs {', '.join(missing)}, which the source does not give",
-            hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
-        )
-    if vocab_size is not None:
-        h = replace(h, vocab_size=vocab_size)
-    return keys.to_gguf(h, arch, keys.defaults_of(arch, h.hf_model_type), file_type, complete)
-
-
-def to_hf_config(h: Hyperparams) -> dict[str, Any]:
-    """A config.json that transformers 4 and 5 load, sorted. Raises UnmappedError, RefusedError (dims)."""
-    row = _row_of(h)
+def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, object]:
+    """A config.json that transformers 4 and 5 load, sorted. Raises UnmappedError, RefusedError (missing sizes)."""
+    row = row or _row_of(h)
     if row is None:
         raise UnmappedError(
             f"architecture {h.architecture!r} has no Hugging Face class in the architecture table"
@@ -174,7 +248,7 @@ def to_hf_config(h: Hyperparams) -> dict[str, Any]:
     if missing:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
     hf_class, model_type = hf_identity(h, row)
-    config = keys.to_hf(h, row, keys.defaults_of(row, model_type))
+    config = _config_of(h, row, defaults_of(row, model_type))
     config |= {
         "architectures": [hf_class],
         "model_type": model_type,
@@ -186,9 +260,41 @@ def to_hf_config(h: Hyperparams) -> dict[str, Any]:
     return dict(sorted({**config, **row.config}.items()))
 
 
-def _row_of(h: Hyperparams) -> Architecture | None:
-    row = find(hf_class=h.hf_architecture, model_type=h.hf_model_type, config=h.extra)
-    return row or ARCHITECTURES.get(h.architecture or "") or find(gguf=h.architecture)
+def _config_of(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:
+    """The row's config.json keys and everything else in `extra`; null where a key's absence would mean something."""
+    config: dict[str, object] = {}
+    done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim"}
+    for scope in _scopes(h, row, defaults):
+        key = scope.key
+        if not key.hf or key.via in ("rope", "rotary_dim"):
+            continue
+        name = key.hf[0]
+        value = h.extra.get(name)
+        value = value if isinstance(value, list) or not key.field else getattr(h, key.field)
+        if key.via == "head_dim" and not head_dim_is_named(scope):
+            continue
+        done.add(name)
+        told = name in h.extra or look_up(defaults, key.hf)[0] is not None
+        if value is not None or (told and not key.field):
+            _set_path(config, name, value)
+    for name, value in h.extra.items():
+        if name not in done:
+            _set_path(config, name, value)
+    if any(key.via == "rope" for key in row.keys):
+        config |= rope.to_hf(h, row, defaults)
+    return config
+
+
+def _set_path(config: dict[str, object], name: str, value: object) -> None:
+    """Sets "a.b" as b of the object a."""
+    parent, dot, rest = name.partition(".")
+    if not dot:
+        config[name] = value
+        return
+    inner = config.setdefault(parent, {})
+    if not isinstance(inner, dict):
+        raise CorruptError(f"{parent} is not an object")
+    _set_path(inner, rest, value)
 
 
 def _missing(h: Hyperparams, row: Architecture) -> list[str]:
@@ -221,45 +327,239 @@ def _class_of(row: Architecture, model_type: str) -> str:
     return next(named, row.hf_class)
 
 
-def active_window(h: Hyperparams) -> int | None:
-    """The sliding attention window in positions; None where the network has none or does not use it."""
-    row = _row_of(h)
-    defaults = keys.defaults_of(row, h.hf_model_type) if row else {}
-    used = h.extra.get("use_sliding_window", defaults.get("use_sliding_window"))
-    return None if used is False else as_int(h.extra.get("sliding_window"), "sliding_window") or None
-
-
-EXTRA_KEY = "aprfmt.hparams"
-"""APR metadata key of what has no typed field."""
-
-_TOKEN_IDS = ("bos_token_id", "eos_token_id")
-_REQUIRED = (
-    "num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads", "rms_norm_eps",
-)  # fmt: skip
-# Model types that no transformers class registers.
-_MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
-
-
-def _first_class(config: Mapping[str, Any]) -> str | None:
-    classes = config.get("architectures")
-    return _text(classes[0]) if isinstance(classes, list) and classes else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _token_ids(h: Hyperparams, source: Mapping[str, Any]) -> None:
+def _set_token_ids(h: Hyperparams, source: Mapping[str, object]) -> None:
     for key in _TOKEN_IDS:
         value = source.get(key)
         setattr(h, key, as_id(value, key))
         if isinstance(value, list) and value:
             h.extra[key] = value
+
+
+# --- GGUF ---
+
+
+def from_gguf(
+    kv: Mapping[str, object], tensor_names: Collection[str] = (), row: Architecture | None = None
+) -> Hyperparams:
+    """Hyper-parameters of GGUF key-value pairs; `tensor_names` tell ties and biases. Raises CorruptError.
+
+    `row` reads them as that family's.
+    """
+    word = as_text(kv.get("general.architecture"))
+    row = row or find_gguf(kv, tensor_names)
+    h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
+    _read_gguf(h, row or _unknown_row(word), kv, tensor_names, defaults_of(row))
+    if h.vocab_size is None and isinstance(tokens := kv.get("tokenizer.ggml.tokens"), Sized):
+        h.vocab_size = len(tokens)
+    bos, eos, pad = (
+        as_id(kv.get(key), key) for key in (f"tokenizer.ggml.{x}_token_id" for x in ("bos", "eos", "padding"))
+    )
+    h.bos_token_id, h.eos_token_id = bos, eos
+    if row is not None:
+        h.extra["pad_token_id"] = pad
+    if tensor_names:
+        h.tied = "output.weight" not in tensor_names
+    return h
+
+
+def _read_gguf(
+    h: Hyperparams,
+    row: Architecture,
+    kv: Mapping[str, object],
+    names: Collection[str],
+    defaults: Mapping[str, object],
+) -> None:
+    flags = _flags_of(row, names)
+    scopes = _scopes(h, row, defaults, kv, names)
+    for scope in scopes:
+        if scope.key.field:
+            _take(scope, _gguf_value(scope, flags))
+    _derive_heads(h)
+    for scope in scopes:
+        if not scope.key.field:
+            _take(scope, _gguf_value(scope, flags))
+    _fill(h, scopes)
+
+
+def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
+    """What a GGUF says of a key, in the terms of config.json, or what the key's converter makes of it."""
+    key = scope.key
+    if key.constant is not None:
+        return key.constant
+    if key.hf and key.hf[0] in flags:
+        return flags[key.hf[0]]
+    name = full_key(scope.row, key.gguf)
+    value = scope.kv.get(name) if key.gguf else None
+    if key.via:
+        value = converter_value(name, key.kind, value)
+    else:
+        value = plain_value(name, value)
+        if isinstance(value, list) and value and not key.kind.endswith("[]"):
+            value = (
+                value[0] if value.count(value[0]) == len(value) else value
+            )  # the same of every layer: a number
+        value = config_value(name, key.kind, value)
+    return _converter(key).from_gguf(value, scope)
+
+
+def full_key(row: Architecture, suffix: str) -> str:
+    """A GGUF key in full: behind the architecture's name, but for those of the tokenizer and of the file."""
+    return suffix if suffix.startswith(("tokenizer.", "general.")) else f"{row.gguf}.{suffix}"
+
+
+def _flags_of(row: Architecture, names: Collection[str]) -> dict[str, bool]:
+    """Config switch -> whether the tensors are there that need it; {} where the tensors are unknown."""
+    if not names:
+        return {}
+    present = {_LAYER.sub(".{n}.", name, count=1) for name in names}
+    flags: dict[str, bool] = {}
+    for tensor in row.tensors:
+        if tensor.need not in (REQUIRED, OPTIONAL, HEAD):
+            flags[tensor.need] = flags.get(tensor.need, False) or any(name in present for name in tensor.gguf)
+    return {
+        key.hf[0]: flags[key.hf[0]]
+        for key in row.keys
+        if key.hf and key.hf[0] in flags and key.kind == "bool" and not key.gguf
+    }
+
+
+def to_gguf(
+    h: Hyperparams,
+    arch: Architecture,
+    *,
+    vocab_size: int | None = None,
+    file_type: int | None = None,
+    complete: bool = True,
+) -> list[GgufKey]:
+    """The architecture's GGUF keys, in the order of its row.
+
+    `vocab_size` replaces the field. `file_type` (llama.cpp's number) adds `general.file_type` behind the sizes of a
+    head, else last, where llama.cpp's converter has it.
+    Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out.
+    """
+    missing = _missing(h, arch)
+    if missing and complete:
+        raise RefusedError(
+            f"a GGUF needs {', '.join(missing)}, which the source does not give",
+            hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
+        )
+    if vocab_size is not None:
+        h = replace(h, vocab_size=vocab_size)
+    defaults = defaults_of(arch, h.hf_model_type)
+    out: dict[str, GgufKey] = {}
+    late: list[GgufKey] = [("general.file_type", "UINT32", file_type)] if file_type is not None else []
+    for key in arch.keys:
+        try:
+            pairs = _gguf_keys(Scope(h, arch, key, defaults=defaults))
+        except RefusedError:
+            if complete:
+                raise
+            continue
+        for suffix, (kind, value) in pairs.items():
+            name = full_key(arch, suffix)
+            out.setdefault(name, typed_key(name, kind, value))
+        if key.via == "head_dim":
+            out |= {pair[0]: pair for pair in late}
+            late = []
+    return [*out.values(), *late]
+
+
+def _gguf_keys(scope: Scope) -> GgufKeys:
+    """{suffix: (kind, value)} of one key."""
+    key = scope.key
+    if key.constant is not None:
+        _check_constant(scope)
+        return GgufKeys({key.gguf: (key.kind, key.constant)} if key.gguf else {})
+    value = _converter(key).to_gguf(scope.value, scope)
+    if isinstance(value, GgufKeys):
+        return value
+    return GgufKeys({key.gguf: (key.kind, value)} if value is not None and key.gguf else {})
+
+
+_SAME = {"swish": "silu"}
+
+
+def _check_constant(scope: Scope) -> None:
+    """Raises RefusedError where the config gives a key another value than the family's GGUFs stand for."""
+    key, value = scope.key, scope.value
+    if value is not None and _SAME.get(str(value), value) != key.constant:
+        raise RefusedError(
+            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {key.constant!r}"
+        )
+
+
+# --- APR metadata ---
+
+
+def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
+    """Hyper-parameters of APR metadata: typed fields, aliases, `to_apr`'s own, the reference's `hf_config`.
+
+    Aliases of a wrong type are passed over, as in the reference. Raises CorruptError for bad typed fields.
+    """
+    stored = metadata.get("hf_config")
+    base = from_hf_config(stored) if isinstance(stored, Mapping) else Hyperparams()
+    h = Hyperparams(extra=base.extra, tied=base.tied)
+    for name in ("architecture", "hf_architecture", "hf_model_type"):
+        setattr(h, name, as_text(metadata.get(name)) or getattr(base, name))
+    ours = dict(as_mapping(metadata.get(EXTRA_KEY)))
+    row = find(
+        hf_class=h.hf_architecture,
+        model_type=h.hf_model_type or h.architecture,
+        gguf=h.architecture,
+        config=ours or base.extra,
+    )
+    row = row or ARCHITECTURES.get(h.architecture or "")
+    h.architecture = row.id if row else h.architecture
+    for f in FIELDS:
+        value = metadata.get(f.name)
+        if value is None:
+            aliases = (metadata.get(key) for key in f.aliases)
+            numbers = (v for v in aliases if isinstance(v, int | float) and not isinstance(v, bool))
+            value = next(numbers, getattr(base, f.name))
+        setattr(h, f.name, (as_float if f.kind == "f32" else as_int)(value, f.name))
+    h.rope_type = as_int(metadata.get("rope_type"), "rope_type")
+    tied = metadata.get("tied_embeddings")
+    h.tied = tied if isinstance(tied, bool) else base.tied
+    if not isinstance(ours.get("rope_scaling", {}), Mapping):
+        raise CorruptError(f"{EXTRA_KEY}: rope_scaling is not an object")
+    _set_token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in _TOKEN_IDS})
+    h.extra |= ours
+    _derive_heads(h)
+    if row is not None:
+        _complete(h, row)
+    return h
+
+
+def _complete(h: Hyperparams, row: Architecture) -> None:
+    """Fills in what an .apr leaves out: what transformers takes absent keys for. No window is none."""
+    check_layers(h)
+    defaults = defaults_of(row, h.hf_model_type)
+    scopes = _scopes(h, row, defaults)
+    for scope in scopes:
+        key = scope.key
+        if not key.field and key.hf and key.via not in _STRUCTURAL and key.hf[0] not in h.extra:
+            value = None if key.via == "window" else look_up(defaults, key.hf)[0]
+            scope.put(key.constant if value is None else value)
+    _fill(h, scopes)
+
+
+def to_apr(h: Hyperparams) -> dict[str, object]:
+    """APR metadata: typed fields, `tied_embeddings`, the rest under `aprfmt.hparams`; no nulls."""
+    extra = {key: getattr(h, key) for key in _TOKEN_IDS if getattr(h, key) is not None} | h.extra
+    out = {
+        "architecture": h.hf_model_type or h.architecture,
+        "hf_architecture": h.hf_architecture,
+        "hf_model_type": h.hf_model_type,
+        "rope_type": h.rope_type,
+        **{f.name: getattr(h, f.name) for f in FIELDS},
+        "tied_embeddings": h.tied,
+        EXTRA_KEY: extra or None,
+    }
+    return {key: value for key, value in out.items() if value is not None}
+
+
+def active_window(h: Hyperparams) -> int | None:
+    """The sliding attention window in positions; None where the network has none or does not use it."""
+    defaults = defaults_of(_row_of(h), h.hf_model_type)
+    used = h.extra.get("use_sliding_window", defaults.get("use_sliding_window"))
+    return None if used is False else as_int(h.extra.get("sliding_window"), "sliding_window") or None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(slots=True)
@@ -20,7 +19,7 @@ class Hyperparams:
         hf_architecture: class name of the Hugging Face model, `LlamaForCausalLM`.
         hf_model_type: config.json's `model_type`.
         head_dim: explicit head size, or hidden_size / num_heads.
-        rope_type: 0 adjacent pairs, 2 split halves (NeoX), as Hugging Face ORDERED rows are rotated.
+        rope_type: 0 adjacent pairs, 2 split halves (NeoX), as the rows of Q and K in Hugging Face order are rotated.
         tied: whether the output head is the embedding; None when unknown.
         bos_token_id, eos_token_id: first id; lists stay in `extra`.
     """
@@ -45,4 +44,53 @@ class Hyperparams:
     tied: bool | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One number of Hyperparams and all its spellings.
+
+    Attributes:
+        name: attribute of Hyperparams, and typed key of APR metadata.
+        gguf: key of a GGUF after the architecture's prefix.
+        hf: config.json keys that any family may have, the current one first.
+        aliases: further keys in APR metadata, in the reference's order.
+        rare: config.json keys of single families, read where the class is unknown.
+        kind: type in a GGUF, as in row.Key.
+    """
+
+    name: str
+    gguf: str
+    hf: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    rare: tuple[str, ...] = ()
+    kind: str = "u32"
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("num_layers", "block_count", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+          ("num_hidden_layers", "n_layers", "n_layer")),
+    Field("max_position_embeddings", "context_length", ("max_position_embeddings", "n_positions", "n_ctx"),
+          ("max_seq_len", "context_length", "n_ctx"), ("max_seq_len", "max_sequence_length", "seq_length")),
+    Field("hidden_size", "embedding_length", ("hidden_size", "n_embd", "n_embed", "d_model"),
+          ("hidden_dim", "d_model", "n_embd")),
+    Field("intermediate_size", "feed_forward_length", ("intermediate_size", "n_inner", "ffn_dim"),
+          ("ffn_dim", "intermediate_dim", "n_inner"), ("ffn_hidden_size", "d_ff")),
+    Field("num_heads", "attention.head_count", ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+          ("num_attention_heads", "n_heads", "n_head")),
+    Field("num_kv_heads", "attention.head_count_kv", ("num_key_value_heads",),
+          ("num_key_value_heads", "n_kv_heads"), ("num_kv_heads", "n_kv_heads", "n_head_kv")),
+    Field("rope_theta", "rope.freq_base", ("rope_theta",), kind="f32"),
+    Field("rms_norm_eps", "attention.layer_norm_rms_epsilon", ("rms_norm_eps",), ("layer_norm_eps", "norm_eps"),
+          ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "norm_epsilon"), kind="f32"),
+    Field("num_experts", "expert_count", ("num_experts", "num_local_experts", "n_routed_experts")),
+    Field("num_experts_per_tok", "expert_used_count", ("num_experts_per_tok", "num_experts_per_token")),
+    Field("moe_intermediate_size", "expert_feed_forward_length", ("moe_intermediate_size",)),
+    Field("head_dim", "attention.key_length", ("head_dim",)),
+    Field("vocab_size", "vocab_size", ("vocab_size",), ("n_vocab",)),
+)  # fmt: skip
+"""The numbers of typed APR metadata, in the order in which llama.cpp's converter writes them: the one table of their
+spellings, from which rows take their keys (rows/parts.py)."""
+
+FIELD = {f.name: f for f in FIELDS}

@@ -11,35 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from aprfmt.arch.fields import as_float, as_int, from_f32, shortest
+from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope_math import (
     DEFAULT_THETA,
     attention_factor,
-    factor_tensors,
     mscale_of,
     original_context,
-    read_factor_tensors,
     rotary_dim,
     scaling_of,
 )
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError
-
-__all__ = [
-    "DEFAULT_THETA",
-    "factor_tensors",
-    "from_gguf",
-    "read",
-    "read_factor_tensors",
-    "rotary_dim",
-    "scaling_of",
-    "set_rotary_dim",
-    "to_gguf",
-    "to_hf",
-]
 
 MAIN = "full_attention"
 """The layer type whose rope parameters are the main ones."""
@@ -65,11 +49,12 @@ _UNSCALED = ("default", "llama3", "dynamic", "proportional")
 
 
 def read(
-    h: Hyperparams, config: Mapping[str, Any], defaults: Mapping[str, Any], row: Architecture | None
+    h: Hyperparams, config: Mapping[str, object], defaults: Mapping[str, object], row: Architecture | None
 ) -> None:
     """Fills in the rope parameters of a config.json in the spelling of transformers 4 or 5. Raises CorruptError."""
     if row is not None and not any(key.via == "rope" for key in row.keys):
         return
+    # A dict of dicts is by layer type: the main one is that of full_attention, whatever the others are called.
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
@@ -95,40 +80,40 @@ def read(
         h.extra["rope_layers"] = others
 
 
-def _dicts(config: Mapping[str, Any]) -> dict[str, Any]:
+def _dicts(config: Mapping[str, object]) -> dict[str, object]:
     """The first dict of rope parameters that says something."""
     for key in ("rope_parameters", "rope_scaling"):
         value = config.get(key)
         if value is None:
             continue
         if not isinstance(value, Mapping):
-            raise CorruptError(f"config.json: {key} is no object")
+            raise CorruptError(f"config.json: {key} is not an object")
         if value:
             return dict(value)
     return {}
 
 
-def _layer(value: Mapping[str, Any], main: float | None) -> dict[str, Any]:
+def _layer(value: Mapping[str, object], main: float | None) -> dict[str, object]:
     """The parameters of one layer type, theta made explicit."""
     out = dict(value)
     theta = as_float(out.pop("rope_theta", None), "rope_theta")
     return {**(_scaling(out) or {"rope_type": "default"}), "rope_theta": theta if theta is not None else main}
 
 
-def _scaling(found: dict[str, Any]) -> dict[str, Any] | None:
+def _scaling(found: dict[str, object]) -> dict[str, object] | None:
     old = found.pop("type", None)
     kind = found.pop("rope_type", None) or old or "default"
     if not isinstance(kind, str):
-        raise CorruptError("config.json: rope_type is no string")
+        raise CorruptError("config.json: rope_type is not a string")
     kind = _OLD_KINDS.get(kind, kind)
     return None if kind == "default" and not found else {"rope_type": kind, **found}
 
 
-def _first(source: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+def _first(source: Mapping[str, object], names: tuple[str, ...]) -> object:
     return next((source[name] for name in names if source.get(name) is not None), None)
 
 
-def _partial(h: Hyperparams, *sources: Mapping[str, Any]) -> Any:
+def _partial(h: Hyperparams, *sources: Mapping[str, object]) -> object:
     """The rotated part of a head, from whichever spelling comes first."""
     for source in sources:
         if (part := _first(source, PARTIAL)) is not None:
@@ -139,7 +124,7 @@ def _partial(h: Hyperparams, *sources: Mapping[str, Any]) -> Any:
     return None
 
 
-def _set_partial(h: Hyperparams, value: Any, defaults: Mapping[str, Any]) -> None:
+def _set_partial(h: Hyperparams, value: object, defaults: Mapping[str, object]) -> None:
     part = as_float(value, "partial_rotary_factor")
     if part is None or (part == 1 and (_partial(h, defaults) or 1) == 1):
         h.extra.pop("partial_rotary_factor", None)
@@ -147,25 +132,26 @@ def _set_partial(h: Hyperparams, value: Any, defaults: Mapping[str, Any]) -> Non
         h.extra["partial_rotary_factor"] = part
 
 
-def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, Any]) -> None:
+def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, object]) -> None:
     """The rotated part of a head from the count of a GGUF; the default's own digits where they give that count."""
     size = h.head_dim or (h.hidden_size // h.num_heads if h.hidden_size and h.num_heads else None)
     if count is None or not size:
         return
     usual = as_float(_partial(h, defaults), "partial_rotary_factor") or 1.0
-    part = usual if int(size * usual) == count else shortest(count / size)
+    part = usual if int(size * usual) == count else shorten(count / size)
     _set_partial(h, part if int(size * part) == count else count / size, defaults)
 
 
-def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, Any]]:
-    """{suffix: (kind, value)} of the rope keys, as llama.cpp's converter writes them; some kinds are tensors.
+def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
+    """{suffix: (kind, value)} of the rope keys, as llama.cpp's converter writes them.
 
-    Raises RefusedError for kinds that this family cannot have in a GGUF.
+    The factors of llama3 and longrope are tensors, see rope_math.factor_tensors. Raises RefusedError for kinds that a
+    GGUF of this family cannot have.
     """
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
     _check_kind(kind, scaling, row)
-    out: dict[str, tuple[str, Any]] = {}
+    out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
     sections = scaling.get("mrope_section")
@@ -182,11 +168,10 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, Any]]:
 
 
 def _check_layers(h: Hyperparams, row: Architecture) -> None:
-    """A GGUF has one more base, for sliding layers, and for some families none; it has no further scaling."""
-    layers = h.extra.get("rope_layers")
-    for name, value in layers.items() if isinstance(layers, Mapping) else ():
+    """Refuses what a GGUF cannot say of single layers: it has one more base, for sliding layers, in some families."""
+    for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
-            raise CorruptError(f"rope_layers: {name} is no object")
+            raise CorruptError(f"rope_layers: {name} is not an object")
         rest = {
             key: item for key, item in value.items() if key not in ("rope_theta", "partial_rotary_factor")
         }
@@ -194,17 +179,16 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
         alone = name != "sliding_attention" or not row.nested_rope
         if rest != {"rope_type": "default"} or (other_base and alone):
             raise RefusedError(
-                f"rope parameters of their own for {name} layers have no GGUF form for this architecture"
+                f"a GGUF of this architecture cannot give {name} layers rope parameters of their own"
             )
 
 
-def _sliding(h: Hyperparams) -> Any:
-    layers = h.extra.get("rope_layers")
-    sliding = layers.get("sliding_attention") if isinstance(layers, Mapping) else None
-    return sliding.get("rope_theta") if isinstance(sliding, Mapping) else None
+def _sliding(h: Hyperparams) -> object:
+    layers = as_mapping(h.extra.get("rope_layers"))
+    return as_mapping(layers.get("sliding_attention")).get("rope_theta")
 
 
-def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, Any]) -> float:
+def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
     """What a fixed `alpha` does to the base: alpha^(d / (d - 2)), 1 without one."""
     alpha = as_float(scaling.get("alpha"), "alpha") if kind == "dynamic" else None
     if not alpha or alpha < 0 or not h.head_dim or h.head_dim <= 2:
@@ -215,21 +199,21 @@ def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, Any]) -> float:
         raise RefusedError(f"rope alpha {alpha:g} gives no base frequency") from None
 
 
-def _check_kind(kind: str, scaling: Mapping[str, Any], row: Architecture) -> None:
+def _check_kind(kind: str, scaling: Mapping[str, object], row: Architecture) -> None:
     known = kind in (*_UNSCALED, "linear", "yarn")
     if kind in ("llama3", "proportional"):
         known = "rope_freqs.weight" in row.gguf_only
     if kind == "longrope":
         known = "rope_factors_long.weight" in row.gguf_only
     if not known:
-        raise RefusedError(f"rope scaling {kind!r} has no GGUF form for this architecture")
+        raise RefusedError(f"a GGUF of this architecture cannot have rope scaling {kind!r}")
 
 
 def _scaling_keys(
-    h: Hyperparams, kind: str, scaling: Mapping[str, Any], row: Architecture
-) -> dict[str, tuple[str, Any]]:
+    h: Hyperparams, kind: str, scaling: Mapping[str, object], row: Architecture
+) -> dict[str, tuple[str, object]]:
     base = "rope.scaling."
-    out: dict[str, tuple[str, Any]] = {f"{base}type": ("str", kind)}
+    out: dict[str, tuple[str, object]] = {f"{base}type": ("str", kind)}
     if kind != "longrope":
         out[f"{base}factor"] = ("f32", scaling.get("factor") or 1.0)
     if kind == "linear":
@@ -243,22 +227,24 @@ def _scaling_keys(
                 out.setdefault(base + suffix, ("f32", scaling[name]))
     attention = attention_factor(h, kind, scaling)
     has_log = any(key.gguf.endswith("yarn_log_multiplier") for key in row.keys)
-    usual = mscale_of(as_float(scaling.get("factor"), "factor") or 1.0) if kind == "yarn" else 1.0
+    usual = _usual_attention(kind, scaling)
     if attention is not None and not has_log and not math.isclose(attention, usual, rel_tol=1e-6):
-        # The runtime multiplies this with yarn's usual factor, and takes no notice of yarn_attn_factor.
+        # The runtime multiplies this by yarn's usual factor, and ignores yarn_attn_factor.
         out[f"{base}attn_factor"] = ("f32", attention / usual)
     return out
 
 
-def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def from_gguf(
+    h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]
+) -> None:
     """Fills in what the rope keys of a GGUF say. Raises CorruptError."""
     prefix = f"{row.gguf}.rope."
     h.rope_theta = from_f32(kv.get(f"{prefix}freq_base"), f"{prefix}freq_base")
     scaling = _read_scaling(h, kv, prefix)
-    sections = kv.get(f"{prefix}dimension_sections")
+    sections = plain_value(f"{prefix}dimension_sections", kv.get(f"{prefix}dimension_sections"))
     if sections is not None:
-        if isinstance(sections, str | bytes | int | float | Mapping):
-            raise CorruptError(f"{prefix}dimension_sections is no list")
+        if not isinstance(sections, list):
+            raise CorruptError(f"{prefix}dimension_sections is not a list")
         numbers = [as_int(item, "dimension_sections") for item in sections]
         while len(numbers) > 3 and not numbers[-1]:
             numbers.pop()
@@ -279,7 +265,7 @@ def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, Any], defaults
         h.extra["rope_layers"] = {"sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _read_scaling(h: Hyperparams, kv: Mapping[str, Any], prefix: str) -> dict[str, Any] | None:
+def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict[str, object] | None:
     base = f"{prefix}scaling."
     kind = kv.get(f"{base}type")
     factor = from_f32(kv.get(f"{base}factor"), f"{base}factor")
@@ -296,8 +282,8 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, Any], prefix: str) -> dict[st
             h.extra["original_max_position_embeddings"] = original
         return None
     if not isinstance(kind, str):
-        raise CorruptError(f"{base}type is no string")
-    scaling: dict[str, Any] = {"rope_type": kind}
+        raise CorruptError(f"{base}type is not a string")
+    scaling: dict[str, object] = {"rope_type": kind}
     if factor is not None:
         scaling["factor"] = factor
     if original is not None:
@@ -311,27 +297,30 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, Any], prefix: str) -> dict[st
     return scaling
 
 
-def _set_attention(h: Hyperparams, kind: str, scaling: dict[str, Any], attention: float) -> None:
-    usual = mscale_of(scaling.get("factor") or 1.0) if kind == "yarn" else 1.0
+def _usual_attention(kind: str, scaling: Mapping[str, object]) -> float:
+    """What the runtime multiplies with by itself."""
+    return mscale_of(as_float(scaling.get("factor"), "factor") or 1.0) if kind == "yarn" else 1.0
+
+
+def _set_attention(h: Hyperparams, kind: str, scaling: dict[str, object], attention: float) -> None:
+    usual = _usual_attention(kind, scaling)
     computed = attention_factor(h, kind, scaling)
     number = attention * usual
     if computed is None or not math.isclose(computed, number, rel_tol=1e-6):
-        scaling["attention_factor"] = shortest(number)
+        scaling["attention_factor"] = shorten(number)
 
 
-def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:
     """The rope keys of a config.json, in the spellings of transformers 4 and 5."""
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     scaling = scaling_of(h)
     part = h.extra.get("partial_rotary_factor")
-    main: dict[str, Any] = {"rope_type": "default", **scaling, "rope_theta": theta}
+    main: dict[str, object] = {"rope_type": "default", **scaling, "rope_theta": theta}
     if part is not None:
         main["partial_rotary_factor"] = part
-    layers = h.extra.get("rope_layers")
-    out: dict[str, Any] = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
+    out: dict[str, object] = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
     if row.nested_rope:
-        others = layers if isinstance(layers, Mapping) else {}
-        out["rope_parameters"] = {MAIN: main, **others}
+        out["rope_parameters"] = {MAIN: main, **as_mapping(h.extra.get("rope_layers"))}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
         if local is None:  # a flat dict would stand for all layers
             del out["rope_scaling"]
@@ -343,5 +332,5 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, Any]) -> dic
     return {key: value for key, value in out.items() if key not in THETAS or key == _theta_name(defaults)}
 
 
-def _theta_name(defaults: Mapping[str, Any]) -> str:
+def _theta_name(defaults: Mapping[str, object]) -> str:
     return next((name for name in THETAS if name in defaults), THETAS[0])

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from aprfmt.arch.fields import as_float, as_int, shortest
+from aprfmt.arch.fields import as_float, as_int, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError
@@ -31,11 +30,11 @@ _LLAMA3 = {
 }
 
 
-def scaling_of(h: Hyperparams) -> dict[str, Any]:
+def scaling_of(h: Hyperparams) -> dict[str, object]:
     """The scaling dict, {} where there is none. Raises CorruptError for what is none."""
     scaling = h.extra.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
-        raise CorruptError("rope_scaling is no object")
+        raise CorruptError("rope_scaling is not an object")
     return dict(scaling)
 
 
@@ -47,7 +46,7 @@ def rotary_dim(h: Hyperparams) -> int | None:
     return int(h.head_dim * part)
 
 
-def original_context(h: Hyperparams, scaling: Mapping[str, Any]) -> int | None:
+def original_context(h: Hyperparams, scaling: Mapping[str, object]) -> int | None:
     """Positions before stretching: of the scaling dict, of the config, else all positions."""
     key = "original_max_position_embeddings"
     value = scaling.get(key) or h.extra.get(key) or h.max_position_embeddings
@@ -59,7 +58,7 @@ def mscale_of(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, Any]) -> float | None:
+def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float | None:
     """What cosines and sines are multiplied with, as transformers computes it; None for the usual of yarn."""
     for name in ("attention_factor", "attn_factor"):
         if (number := as_float(scaling.get(name), name)) is not None:
@@ -73,7 +72,7 @@ def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, Any]) -> f
     return None
 
 
-def _longrope_attention(h: Hyperparams, scaling: Mapping[str, Any], factor: float | None) -> float | None:
+def _longrope_attention(h: Hyperparams, scaling: Mapping[str, object], factor: float | None) -> float | None:
     original = original_context(h, scaling)
     if not original or original < 2:
         return None
@@ -100,14 +99,14 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     return {}
 
 
-def _listed(scaling: Mapping[str, Any], key: str, dim: int) -> list[float]:
+def _listed(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
     values = scaling.get(key)
     if not isinstance(values, list) or len(values) * 2 != dim:
-        raise RefusedError(f"rope {key} is no list of {dim // 2} numbers")
+        raise RefusedError(f"rope {key} is not a list of {dim // 2} numbers")
     return [as_float(value, key) or 0.0 for value in values]
 
 
-def _proportional(h: Hyperparams, scaling: Mapping[str, Any]) -> list[float]:
+def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head would be, the others not at all."""
     head = h.head_dim or 0
     if not 0 < head <= _MAX_HEAD_DIM:
@@ -130,8 +129,8 @@ def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) 
             warnings.append("the rope frequencies of the GGUF are not those of a known scaling")
     if LONG in tensors and SHORT in tensors:
         scaling = {**scaling_of(h), "rope_type": "longrope"}
-        scaling["short_factor"] = [shortest(value) for value in tensors[SHORT]]
-        scaling["long_factor"] = [shortest(value) for value in tensors[LONG]]
+        scaling["short_factor"] = [shorten(value) for value in tensors[SHORT]]
+        scaling["long_factor"] = [shorten(value) for value in tensors[LONG]]
         if original := original_context(h, scaling):
             scaling["original_max_position_embeddings"] = original
         h.extra["rope_scaling"] = scaling
@@ -142,16 +141,16 @@ def _read_proportional(h: Hyperparams, freqs: Sequence[float]) -> bool:
     rotated = sum(1 for value in freqs if value < _NEVER / 2)
     if rotated in (0, len(freqs)) or len(set(freqs[:rotated])) != 1 or min(freqs[rotated:]) < _NEVER / 2:
         return False
-    scaling: dict[str, Any] = {**scaling_of(h), "rope_type": "proportional"}
+    scaling: dict[str, object] = {**scaling_of(h), "rope_type": "proportional"}
     if freqs[0] != 1:
-        scaling["factor"] = shortest(freqs[0])
+        scaling["factor"] = shorten(freqs[0])
     h.extra["rope_scaling"] = scaling
     h.extra["partial_rotary_factor"] = rotated / len(freqs)
     return True
 
 
 def llama3_factors(
-    theta: float, head_dim: int, scaling: Mapping[str, Any], context: int | None = None
+    theta: float, head_dim: int, scaling: Mapping[str, object], context: int | None = None
 ) -> list[float]:
     """Frequency divisors of `rope_freqs.weight`: F32 [head_dim / 2], by the rule of llama.cpp's converter.
 
@@ -193,8 +192,8 @@ def _f32(value: float) -> float:
 
 
 def infer_llama3(
-    factors: Sequence[float], theta: float, head_dim: int, known: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
+    factors: Sequence[float], theta: float, head_dim: int, known: Mapping[str, object] | None = None
+) -> dict[str, object] | None:
     """A scaling dict that gives these factors; None if none does.
 
     Low and high frequency factors are taken for 1 and 4, as all models have them: they and the context can be scaled
@@ -210,7 +209,7 @@ def infer_llama3(
     key = "original_max_position_embeddings"
     given = [known[key]] if known and known.get(key) else []
     for context in (*given, 8192, *(1 << n for n in range(3, 25))):
-        scaling: dict[str, Any] = {**_LLAMA3, "factor": shortest(max(factors)), key: context}
+        scaling: dict[str, object] = {**_LLAMA3, "factor": shorten(max(factors)), key: context}
         expected = llama3_factors(theta, head_dim, scaling)
         if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(factors, expected, strict=True)):
             return {"rope_type": "llama3", **scaling}

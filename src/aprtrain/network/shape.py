@@ -257,8 +257,9 @@ def to_hparams(
     kept = tuple(range(old_layers)) if layers is None else layers
     extra = deepcopy(base.extra)
     for key in ("layer_types", "no_rope_layers"):
-        if isinstance(extra.get(key), list) and len(extra[key]) >= old_layers:
-            extra[key] = [extra[key][i] for i in kept]
+        kinds = extra.get(key)
+        if isinstance(kinds, list) and len(kinds) >= old_layers:
+            extra[key] = [kinds[i] for i in kept]
     if "max_window_layers" in extra and "layer_types" in extra:
         extra["max_window_layers"] = len(kept)
     if base.head_dim:
