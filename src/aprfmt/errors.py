@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
 
 __all__ = [
     "AprError",
@@ -40,6 +42,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "storage_error",
+    "storage_errors",
 ]
 
 
@@ -85,7 +88,7 @@ class AprError(Exception):
         text = self.message + (f" ({', '.join(where)})" if where else "")
         return f"{self.path}: {text}" if self.path else text
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str | int | None]:
         """The `error` object of the JSON envelope."""
         return {
             "code": self.code,
@@ -210,3 +213,14 @@ def storage_error(error: OSError, path: str | os.PathLike[str]) -> AprError:
         return NotFoundError("no such file or folder", path=path)
     reason = error.strerror or type(error).__name__
     return StorageError(reason, path=path, hint=_OS_HINTS.get(error.errno or 0))
+
+
+@contextmanager
+def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises an OSError of the block as the AprError that fits it, about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, AprError):
+            raise
+        raise storage_error(error, path) from error

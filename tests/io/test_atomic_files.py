@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import ExistsError, StorageError
-from aprfmt.io.sink import AtomicFiles
+from aprfmt.io.sink import AtomicFolder
 
 
 def write(folder: Path, *, force: bool = False) -> None:
     before = {path.name for path in folder.iterdir()}
-    with AtomicFiles(folder, force=force) as temporary:
+    with AtomicFolder(folder, force=force, shared=True) as temporary:
         for name in ("a", "b", "c"):
             (temporary / name).write_text(f"new {name}")
         assert {path.name for path in folder.iterdir()} - {temporary.name} == before
@@ -46,7 +46,7 @@ def test_none_appears_when_one_exists(tmp_path: Path) -> None:
 
 
 def test_none_appears_after_an_exception(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), AtomicFiles(tmp_path) as temporary:  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), AtomicFolder(tmp_path, shared=True) as temporary:  # noqa: PT012
         (temporary / "a").write_text("new")
         raise KeyboardInterrupt
     assert contents(tmp_path) == {}
@@ -70,13 +70,14 @@ def test_what_was_there_is_put_back(
 
     monkeypatch.setattr(os, "link", fail)
     monkeypatch.setattr(os, "rename", _failing(os.rename, kind))
+    monkeypatch.setattr(os, "replace", _failing(os.replace, kind))
     with pytest.raises(StorageError if kind is OSError else kind):
         write(tmp_path, force=force)
     assert contents(tmp_path) == before
 
 
 def _failing(rename: object, kind: type[BaseException]) -> object:
-    """os.rename that fails for `c`, as on a file system that fails altogether."""
+    """A rename that fails for `c`, as on a file system that fails altogether."""
 
     def call(source: str, target: str) -> None:
         if target.endswith("c"):
@@ -98,5 +99,5 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), AtomicFiles(tmp_path / "x"):
+    with pytest.raises(FileNotFoundError), AtomicFolder(tmp_path / "x", shared=True):
         pass

@@ -10,6 +10,7 @@ from aprfmt.arch import names
 from aprfmt.canonical.model import Canonical
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_files
+from aprfmt.io.files import is_file, is_folder
 from aprfmt.model import Model
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
@@ -107,9 +108,9 @@ def check_vocabulary(c: Canonical) -> list[str]:
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a folder (or of one tokenizer.json). Raises NotFoundError, RefusedError, CorruptError."""
-    if path.is_dir():
+    if is_folder(path):
         config = path / "config.json"
-        tokenizer = hf_files.load_tokenizer(path, hf_files.read_config(config) if config.is_file() else None)
+        tokenizer = hf_files.load_tokenizer(path, hf_files.read_config(config) if is_file(config) else None)
     else:
         tokenizer = tokenizer_hf.read_files({"tokenizer.json": hf_files.read_text_file(path)}, None)
     if tokenizer is None:

@@ -26,6 +26,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
+from aprfmt.io.files import is_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, is_location
@@ -156,7 +157,7 @@ def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -
 def folder_envelope(folder: Path) -> Envelope | None:
     """What `apr_metadata.json` of a folder says; None without one, or where it is no such file."""
     path = folder / FACTS
-    if not path.is_file():
+    if not is_file(path):
         return None
     return Envelope(_read_facts(read_text_file(path)))
 

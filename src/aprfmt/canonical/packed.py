@@ -29,6 +29,7 @@ from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
+from aprfmt.io.files import is_file
 from aprfmt.model import Model, Tensor
 
 HF_QUANT = "hf_quant_config.json"
@@ -186,9 +187,7 @@ def _config(model: Model, h: Hyperparams) -> dict[str, object]:
     native = model.native_as(HfNative)
     if native is not None:
         path = native.folder / HF_QUANT
-        hf_quant = (
-            parse_object(read_text_file(path), str(native.folder), HF_QUANT) if path.is_file() else None
-        )
+        hf_quant = parse_object(read_text_file(path), str(native.folder), HF_QUANT) if is_file(path) else None
         config = with_hf_quant({**model.metadata, **config}, hf_quant)
         if config.get("quantization_config") is not None:
             h.extra["quantization_config"] = config["quantization_config"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError
+from aprfmt.io.files import is_folder
 from aprfmt.io.source import Source
 from aprfmt.types import PathLike
 
@@ -185,7 +186,7 @@ def resolve(path: PathLike) -> Path:
 
 
 def _reader_of(path: Path) -> Reader:
-    if path.is_dir():
+    if is_folder(path):
         from aprfmt.formats.hf_files import list_names
 
         found = Candidate(path, names=tuple(list_names(path)))

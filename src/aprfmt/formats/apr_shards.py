@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aprfmt.errors import NotFoundError, RefusedError, storage_error
+from aprfmt.errors import NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
 from aprfmt.formats.apr2 import FLAGS, Apr2Native
 from aprfmt.formats.apr_index import Index
 from aprfmt.formats.apr_manifest import ShardInfo, read_manifest
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
 from aprfmt.formats.hf_files import list_names
+from aprfmt.io.files import is_folder
 from aprfmt.model import Model
 from aprfmt.text import plural
 
@@ -29,7 +30,7 @@ def open_model(path: Path) -> Model:
     Raises RefusedError (a shard is missing, or not the one of the manifest), CorruptError and its kinds,
     UnsupportedError, NotFoundError, StorageError.
     """
-    if path.is_dir():
+    if is_folder(path):
         return _open_all(_manifest_of(path), path)
     if path.name.endswith(APR_MANIFEST_SUFFIX):
         return _open_all(path, path)
@@ -79,18 +80,17 @@ def _open_all(manifest: Path, path: Path) -> Model:
 def _open_shard(manifest: Path, info: ShardInfo, count: int) -> Model:
     path = manifest.with_name(info.filename)
     try:
-        size = path.stat().st_size
+        with storage_errors(path):
+            size = path.stat().st_size
         if size != info.size:
             raise _altered(path, f"it has {size} bytes instead of {info.size}")
         model = apr2.open_model(path)
-    except (NotFoundError, FileNotFoundError) as error:
+    except NotFoundError as error:
         raise RefusedError(
             f"shard {info.filename} is named by the manifest, but is missing",
             path=manifest,
             hint="put it beside the manifest, or fetch it again",
         ) from error
-    except OSError as error:
-        raise storage_error(error, path) from error
     problem = _mismatch(model, info, count)
     if problem is not None:
         model.close()

@@ -31,6 +31,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.formats.gguf_kv import Cursor, GgufType, KvEntry, KvMapping
+from aprfmt.io.files import exists
 from aprfmt.io.segments import padding
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES
@@ -194,7 +195,7 @@ def _read_all(path: Path, stack: ExitStack) -> list[GgufPart]:
         )
     own = _split_number(first, "split.no", -1)
     names = [f"{match['stem']}-{no + 1:05d}-of-{count:05d}.gguf" for no in range(count)]
-    missing = next((name for name in names if not path.with_name(name).exists()), None)
+    missing = next((name for name in names if not exists(path.with_name(name))), None)
     if missing is not None:
         raise RefusedError(
             f"part {missing} of the split model is missing",

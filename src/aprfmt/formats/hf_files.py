@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.errors import CorruptError, LimitError, storage_error
+from aprfmt.errors import CorruptError, LimitError, storage_errors
 from aprfmt.formats import hf_pooling
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_TEXT_FILE_BYTES
@@ -52,12 +52,10 @@ def list_names(folder: Path) -> list[str]:
 
     Raises NotFoundError, StorageError.
     """
-    try:
+    with storage_errors(folder):
         names = [entry.name for entry in folder.iterdir() if entry.is_file()]
         for pattern in (TEMPLATE_FOLDER, hf_pooling.FOLDERS):
             names += [f"{p.parent.name}/{p.name}" for p in folder.glob(f"{pattern}/*") if p.is_file()]
-    except OSError as error:
-        raise storage_error(error, folder) from error
     return sorted(names)
 
 

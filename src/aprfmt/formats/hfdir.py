@@ -26,6 +26,7 @@ from aprfmt.formats.hf_files import (
     read_text_file,
 )
 from aprfmt.formats.safetensors import Shard, read_shard
+from aprfmt.io.files import is_file, is_folder
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
@@ -81,7 +82,7 @@ def open_model(path: Path) -> Model:
     Raises RefusedError (a shard or one of its tensors is missing), CorruptError and its kinds,
     UnknownFormatError, NotFoundError, StorageError.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = path if is_folder(path) else path.parent
     with ExitStack() as stack:
         names = list_names(folder)
         index_name, warnings = (path.name, []) if folder != path else _find_index(folder, names)
@@ -89,7 +90,7 @@ def open_model(path: Path) -> Model:
         config_path = folder / "config.json"
         native = HfNative(
             folder=folder,
-            config=read_text_file(config_path) if config_path.is_file() else None,
+            config=read_text_file(config_path) if is_file(config_path) else None,
             index=index,
             index_name=index_name,
             shards=[(name, s.source, s.header_bytes, s.metadata) for name, s in shards.items()],

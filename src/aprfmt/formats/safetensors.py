@@ -18,6 +18,7 @@ from aprfmt.codecs.dtypes import DTYPES, dtype_by_safetensors, find_dtype
 from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
 from aprfmt.formats.out import OutTensor
+from aprfmt.io.files import is_file
 from aprfmt.io.segments import Literal, Segment, padding
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
@@ -67,7 +68,7 @@ def open_model(path: Path) -> Model:
         shard = read_shard(path, stack)
         config_path = path.with_name("config.json")
         native = SafetensorsNative(
-            shard.header_bytes, shard.metadata, config_path if config_path.is_file() else None
+            shard.header_bytes, shard.metadata, config_path if is_file(config_path) else None
         )
         model = Model(
             path=path,

@@ -8,19 +8,19 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal, TypeGuard
 
 from aprfmt import formats
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.tensor import CanonicalTensor, stored
 from aprfmt.codecs.dtypes import n_elements
-from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError, storage_error
+from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.stats import exact_chunks
 from aprfmt.inspection.stats import values as decoded_values
 from aprfmt.io.pipe import source_chunks
+from aprfmt.io.source import read_whole
 from aprfmt.io.write import StartProgress
 from aprfmt.model import Model
 from aprfmt.text import plural
@@ -196,7 +196,7 @@ def _file_differences(a: HfNative, b: HfNative) -> Iterator[Difference]:
         if x is None or y is None:
             yield Difference("metadata", name, _presence(x), _presence(y))
             continue
-        p, q = _content(x), _content(y)
+        p, q = read_whole(x), read_whole(y)
         if p != q and not (x.suffix == ".json" and _same_json(p, q)):
             yield Difference("metadata", name, f"{len(p)} bytes", f"{len(q)} bytes", what="content")
 
@@ -207,13 +207,6 @@ def _set_flags(model: Model) -> list[str]:
 
 def _presence(thing: object) -> str:
     return "absent" if thing is None else "present"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _same_json(p: bytes, q: bytes) -> bool:

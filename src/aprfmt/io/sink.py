@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aprfmt.errors import ExistsError, RefusedError, StorageError, storage_error
+from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, storage_errors
+from aprfmt.io.files import exists, is_file, is_folder, same
 from aprfmt.io.source import Buffer
 from aprfmt.io.system import start_writeback
+from aprfmt.types import PathLike
 
 _WRITEBACK_BYTES = 16 << 20
 _STRIDE = 1 << 20
@@ -19,36 +24,31 @@ _STRIDE = 1 << 20
 _MOST_PARTS = 512
 
 
-def check_target(
-    target: str | os.PathLike[str], sources: list[str], force: bool, *, folder: bool = False
-) -> None:
+def check_target(target: PathLike, sources: list[str], force: bool, *, folder: bool = False) -> None:
     """Refuses an output that is an input, exists (without `force`), is of another kind, or has no folder to lie in.
 
     `folder` says that the output is one; a device or a pipe is never replaced.
     """
     name = os.fspath(target)
-    if os.path.lexists(name):
-        if os.path.exists(name) and not (os.path.isdir(name) if folder else os.path.isfile(name)):
+    if exists(name):
+        if not (is_folder(name) if folder else is_file(name)):
             wanted = "a folder" if folder else "a plain file"
             raise RefusedError(
                 f"the output exists and is not {wanted}", path=name, hint="choose another name with -o"
             )
-        for source in sources:
-            if os.path.exists(name) and os.path.samefile(name, source):
-                raise RefusedError("the output is the input", path=name, hint="choose another name with -o")
-        if not force:
-            raise ExistsError("the output exists", path=name, hint="add --force to replace it")
+        if any(same(name, source) for source in sources):
+            raise RefusedError("the output is the input", path=name, hint="choose another name with -o")
+    if not force and exists(name, follow=False):
+        raise _exists(name)
     parent = os.path.dirname(os.path.abspath(name))
-    if not os.path.isdir(parent):
+    if not is_folder(parent):
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
 
-def check_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
+def check_space(folder: PathLike, n_bytes: int) -> None:
     """Raises StorageError when `folder`'s disk has less than `n_bytes` bytes free."""
-    try:
+    with storage_errors(folder):
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise storage_error(error, folder) from error
     if free < n_bytes:
         raise StorageError(
             f"disk full: the output needs {n_bytes} bytes, {free} are free",
@@ -57,19 +57,18 @@ def check_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
         )
 
 
+def _exists(path: PathLike) -> ExistsError:
+    return ExistsError("the output exists", path=path, hint="add --force to replace it")
+
+
 class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
-    Without `fsync` it may be empty after a power cut.
+    Without `fsync` it may be empty after a power cut. Errors name the target, never the temporary file.
     """
 
     def __init__(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        force: bool = False,
-        n_bytes: int = 0,
-        fsync: bool = True,
+        self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True
     ) -> None:
         self.target = os.path.abspath(target)
         self._force = force
@@ -88,16 +87,12 @@ class AtomicFile:
         return self._temporary
 
     def __enter__(self) -> Self:
-        folder, name = os.path.split(self.target)
+        folder = os.path.dirname(self.target)
         check_space(folder, self._n_bytes)
-        try:
-            self._fd, self._temporary = tempfile.mkstemp(prefix=f".{name[:64]}.", suffix=".tmp", dir=folder)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(self._fd, 0o666 & ~mask)
-        except OSError as error:
-            self._discard()
-            raise storage_error(error, folder) from error
+        self._temporary = _temporary_beside(self.target)
+        with storage_errors(folder):
+            # The permissions that any new file gets, as the umask allows.
+            self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         return self
 
     def write(self, data: Buffer) -> None:
@@ -114,7 +109,7 @@ class AtomicFile:
     def flush(self) -> None:
         """Writes what is held, and lets the kernel begin to store it."""
         parts, self._held, self._held_bytes = self._held, [], 0
-        try:
+        with storage_errors(self.target):
             while parts:
                 n = os.writev(self._fd, parts)
                 self._written += n
@@ -122,8 +117,6 @@ class AtomicFile:
                     n -= len(parts.pop(0))
                 if n:
                     parts[0] = parts[0][n:]
-        except OSError as error:
-            raise storage_error(error, self.target) from error
         if self._fsync and self._written - self._begun >= _WRITEBACK_BYTES:
             start_writeback(self._fd, self._begun, self._written - self._begun)
             self._begun = self._written
@@ -134,159 +127,194 @@ class AtomicFile:
         try:
             if kind is None:
                 self.flush()
-                if self._fsync:
-                    os.fsync(self._fd)
-                _appear(self._temporary, self.target, self._force)
-                _sync_folder(os.path.dirname(self.target))
-        except OSError as os_error:
-            raise storage_error(os_error, self.target) from os_error
+                with storage_errors(self.target):
+                    if self._fsync:
+                        os.fsync(self._fd)
+                    self._close()  # network disks say only here that something could not be stored
+                    _appear(self._temporary, self.target, self._force)
+                    _sync_folder(os.path.dirname(self.target))
+            elif isinstance(error, AprError) and error.path == self._temporary:
+                error.path = self.target
         finally:
-            self._discard()
+            with suppress(OSError):
+                self._close()
+            _remove(self._temporary)
 
-    def _discard(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._temporary and os.path.lexists(self._temporary):
-            os.unlink(self._temporary)
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class AtomicFolder:
+    """Files that appear under their names in the folder `target` together, when the `with` block ends well.
+
+    They are written in a temporary folder, which the `with` statement gives. Errors name the target. There are three
+    cases:
+
+        no such folder    the temporary folder takes its name
+        `force`           the folder is kept: new files replace those of the same name, and `stale` names (glob
+                          patterns) that the new ones do not replace are removed, so that no old shard stays
+        `shared`          the folder exists and is not ours: files are put into it, replacing others with `force` only
+
+    When one file cannot appear, those that did are taken back, and what they replaced is put back.
+    """
+
+    def __init__(
+        self,
+        target: PathLike,
+        *,
+        force: bool = False,
+        n_bytes: int = 0,
+        stale: tuple[str, ...] = (),
+        shared: bool = False,
+    ) -> None:
+        self.target = os.path.abspath(target)
+        self._force = force
+        self._n_bytes = n_bytes
+        self._stale = stale
+        self._shared = shared
+        self._temporary = ""
+
+    def __enter__(self) -> Path:
+        # Into a shared folder nothing is written beside: its parent may belong to somebody else.
+        temporary = _temporary_beside(os.path.join(self.target, "parts") if self._shared else self.target)
+        folder = os.path.dirname(temporary)
+        check_space(folder, self._n_bytes)
+        with storage_errors(folder):
+            os.mkdir(temporary)
+        self._temporary = temporary
+        return Path(temporary)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                with storage_errors(self.target):
+                    self._publish()
+            elif isinstance(error, AprError) and error.path and error.path.startswith(self._temporary):
+                error.path = self.target + error.path.removeprefix(self._temporary)
+        finally:
+            if self._temporary:
+                _remove(self._temporary)
+
+    def _publish(self) -> None:
+        _sync_folder(self._temporary)
+        if not exists(self.target, follow=False):
+            os.rename(self._temporary, self.target)
+            _sync_folder(os.path.dirname(self.target))
+            return
+        if not (self._force or self._shared):
+            raise _exists(self.target)
+        new = sorted(_files_below(self._temporary))
+        aside = os.path.join(self._temporary, ".replaced")
+        done: list[tuple[str, str | None]] = []  # (what appeared or went, what was there)
+        try:
+            for name in new:
+                source, target = os.path.join(self._temporary, name), os.path.join(self.target, name)
+                if os.path.dirname(name):
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+                old = None
+                if self._force and exists(target, follow=False):
+                    old = os.path.join(aside, name)
+                    done.append((target, old))
+                    _keep(target, old)
+                _appear(source, target, self._force)
+                if old is None:
+                    done.append((target, None))
+            for name in set(self._stale_names()) - set(new):
+                target, old = os.path.join(self.target, name), os.path.join(aside, name)
+                done.append((target, old))
+                _keep(target, old)
+                with suppress(FileNotFoundError):
+                    os.unlink(target)
+            _sync_folder(self.target)
+        except BaseException:
+            for target, old in reversed(done):
+                try:
+                    os.unlink(target) if old is None else os.replace(old, target)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    self._temporary = ""  # what could not be put back is kept there
+            raise
+
+    def _stale_names(self) -> Iterator[str]:
+        for pattern in self._stale:
+            inner, pattern = os.path.split(pattern)
+            folder = os.path.join(self.target, inner)
+            for name in os.listdir(folder) if is_folder(folder) else ():
+                if fnmatchcase(name, pattern):
+                    yield os.path.join(inner, name)
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Every file below the folder, relative to it. Raises OSError, where a glob would pass over a folder."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        yield from (os.path.relpath(os.path.join(place, name), folder) for name in names)
+
+
+def _temporary_beside(target: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name[:64]}.{secrets.token_hex(4)}.tmp")
 
 
 def _appear(temporary: str, target: str, force: bool) -> None:
-    """Gives a complete file its name; without `force` never in the place of another. Raises ExistsError."""
+    """Gives a complete file its name; without `force` never in the place of another. Raises ExistsError, OSError."""
     if force:
         os.replace(temporary, target)
         return
     try:
         os.link(temporary, target)
     except FileExistsError:
-        raise ExistsError("the output exists", path=target, hint="add --force to replace it") from None
+        raise _exists(target) from None
     except OSError:  # a file system without hard links
-        if os.path.lexists(target):
-            raise ExistsError("the output exists", path=target) from None
+        if exists(target, follow=False):
+            raise _exists(target) from None
         os.rename(temporary, target)
 
 
-class AtomicFiles:
-    """Several files of one folder that appear under their names together, when the `with` block ends well.
+def _keep(path: str, aside: str) -> None:
+    """Keeps what is at `path` as `aside` too, or only there on a file system without hard links."""
+    os.makedirs(os.path.dirname(aside), exist_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:
+        os.rename(path, aside)
 
-    They are written in a temporary folder beside them, which the `with` statement gives. When one of them cannot
-    appear, those that did are taken back, and what they replaced (`force`) is put back.
+
+def _remove(temporary: str) -> None:
+    """Removes a temporary file or folder that may be gone already.
+
+    Tried twice, since on network disks a removal can fail once. What cannot be removed stays: the outcome of the
+    write matters more than a stray file.
     """
-
-    def __init__(self, folder: str | os.PathLike[str], *, force: bool = False, n_bytes: int = 0) -> None:
-        self.folder = os.path.abspath(folder)
-        self._force = force
-        self._n_bytes = n_bytes
-        self._temporary = ""
-
-    def __enter__(self) -> Path:
-        check_space(self.folder, self._n_bytes)
+    for _ in range(2):
         try:
-            self._temporary = tempfile.mkdtemp(prefix=".parts.", suffix=".tmp", dir=self.folder)
-        except OSError as error:
-            raise storage_error(error, self.folder) from error
-        return Path(self._temporary)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._publish()
-        except OSError as os_error:
-            raise storage_error(os_error, self.folder) from os_error
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _publish(self) -> None:
-        done: list[tuple[str, str | None]] = []
-        try:
-            for name in sorted(os.listdir(self._temporary)):
-                target, old = os.path.join(self.folder, name), None
-                if self._force and os.path.lexists(target):
-                    old = os.path.join(self._temporary, f"{name}.old")
-                    os.rename(target, old)
-                    done.append((target, old))
-                _appear(os.path.join(self._temporary, name), target, force=False)
-                if old is None:
-                    done.append((target, None))
-            _sync_folder(self.folder)
-        except BaseException:
-            for target, old in reversed(done):
-                if old is not None:
-                    os.replace(old, target)
-                else:
-                    os.unlink(target)
-            raise
-
-
-class AtomicFolder:
-    """A folder that appears under its name only when the `with` block ends without an exception.
-
-    With `force` an existing folder is kept: the new files replace those of the same name, and `stale` names
-    (glob patterns) that the new ones do not replace are removed, so that no old shard stays beside new ones.
-    """
-
-    def __init__(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        force: bool = False,
-        n_bytes: int = 0,
-        stale: tuple[str, ...] = (),
-    ) -> None:
-        self.target = Path(os.path.abspath(target))
-        self._force = force
-        self._n_bytes = n_bytes
-        self._stale = stale
-        self._temporary: Path | None = None
-
-    def __enter__(self) -> Path:
-        check_space(self.target.parent, self._n_bytes)
-        try:
-            self._temporary = Path(
-                tempfile.mkdtemp(prefix=f".{self.target.name}.", suffix=".tmp", dir=self.target.parent)
-            )
-            mask = os.umask(0)
-            os.umask(mask)
-            self._temporary.chmod(0o777 & ~mask)
-        except OSError as error:
-            raise storage_error(error, self.target.parent) from error
-        return self._temporary
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._temporary is not None
-        try:
-            if kind is None:
-                _sync_folder(str(self._temporary))
-                self._publish(self._temporary)
-        except OSError as os_error:
-            raise storage_error(os_error, self.target) from os_error
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _publish(self, temporary: Path) -> None:
-        if not os.path.lexists(self.target):
-            os.rename(temporary, self.target)
+            if is_folder(temporary):
+                shutil.rmtree(temporary)
+            else:
+                os.unlink(temporary)
+        except FileNotFoundError:
             return
-        if not self._force:
-            raise ExistsError("the output exists", path=self.target, hint="add --force to replace it")
-        files = [path.relative_to(temporary) for path in temporary.rglob("*") if path.is_file()]
-        for name in files:
-            (self.target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(temporary / name, self.target / name)
-        for pattern in self._stale:
-            for path in self.target.glob(pattern):
-                if path.relative_to(self.target) not in files:
-                    path.unlink()
-        _sync_folder(str(self.target))
+        except OSError:
+            continue
+        return
 
 
 def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+    """Makes new names in the folder last through a power cut."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # a folder that may be written to but not read
+        return
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)

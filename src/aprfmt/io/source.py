@@ -6,9 +6,11 @@ import mmap
 import os
 import stat
 import threading
+from contextlib import ExitStack, suppress
 from typing import Self
 
-from aprfmt.errors import NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_error
+from aprfmt.errors import NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.types import PathLike
 
 Buffer = bytes | bytearray | memoryview
 
@@ -29,25 +31,24 @@ class Source:
         self._map_lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
+    def open(cls, path: PathLike) -> Self:
         """Opens `path` for reading. Raises NotFoundError, StorageError, UnknownFormatError (a device, a pipe)."""
         name = os.fspath(path)
-        try:
-            if "\0" in name:
-                raise NotFoundError("no file name holds a zero byte", path=name)
+        if "\0" in name:
+            raise NotFoundError("no file name holds a zero byte", path=name)
+        with storage_errors(name), ExitStack() as stack:
             fd = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-        except OSError as error:
-            raise storage_error(error, name) from error
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            os.close(fd)
-            raise UnknownFormatError(
-                "not a plain file", path=name, hint="name a model file or a Hugging Face folder"
-            )
+            stack.callback(os.close, fd)
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise UnknownFormatError(
+                    "not a plain file", path=name, hint="name a model file or a Hugging Face folder"
+                )
+            stack.pop_all()
         return cls(name, fd, None, info.st_size)
 
     @classmethod
-    def from_bytes(cls, data: Buffer, path: str | os.PathLike[str]) -> Self:
+    def from_bytes(cls, data: Buffer, path: PathLike) -> Self:
         """The same over bytes in memory, for images that had to be decompressed; `path` is for messages."""
         return cls(os.fspath(path), None, data, len(data))
 
@@ -79,17 +80,16 @@ class Source:
             )
         if self.size == 0:
             return memoryview(b"")
-        return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
+        with storage_errors(self.path):
+            return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """A copy of `n_bytes` bytes at `offset`; safe to call from several threads."""
         self.check(offset, n_bytes)
         if self._fd is None:
             return bytes(self.view(offset, n_bytes))
-        try:
+        with storage_errors(self.path):
             data = os.pread(self._fd, n_bytes, offset)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         if len(data) < n_bytes:  # interrupted, or at the end of a file that shrank
             rest = bytearray(n_bytes - len(data))
             self.read_into(offset + len(data), memoryview(rest))
@@ -104,10 +104,8 @@ class Source:
             return
         done = 0
         while done < len(buffer):
-            try:
+            with storage_errors(self.path):
                 n = os.preadv(self._fd, [buffer[done:]], offset + done)
-            except OSError as error:
-                raise storage_error(error, self.path) from error
             if n == 0:
                 raise TruncatedError(
                     "the file shrank while it was read", path=self.path, offset=offset + done
@@ -117,8 +115,9 @@ class Source:
     def close(self) -> None:
         """Closes the file. Views that were handed out keep their mapping until they are dropped."""
         if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+            fd, self._fd = self._fd, None
+            with suppress(OSError):  # nothing was written, so nothing can be lost
+                os.close(fd)
         self._view = None
 
     def __enter__(self) -> Self:
@@ -126,3 +125,9 @@ class Source:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def read_whole(path: PathLike) -> bytes:
+    """All bytes of a file. Raises what Source.open raises."""
+    with Source.open(path) as source:
+        return source.read(0, source.size)

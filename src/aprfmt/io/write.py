@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from aprfmt.errors import RefusedError
+from aprfmt.errors import RefusedError, storage_errors
+from aprfmt.io.files import is_file, is_folder, same
 from aprfmt.io.pipe import DEFAULT_FLOW, Flow, Progress, write_layout
 from aprfmt.io.segments import FileLayout
-from aprfmt.io.sink import AtomicFile, AtomicFiles, AtomicFolder
+from aprfmt.io.sink import AtomicFile, AtomicFolder
 
 StartProgress = Callable[[int], Progress]
 """Called with the total bytes before writing; gives the function to call with each piece."""
@@ -72,10 +73,8 @@ def write_parts(
     """
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = way.progress(n_bytes) if way.progress else None
-    with AtomicFiles(folder, force=way.force, n_bytes=n_bytes) as temporary:
-        for layout in layouts:
-            with AtomicFile(temporary / layout.name, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
-                write_layout(layout, sink, advance, way.flow)
+    with AtomicFolder(folder, force=way.force, n_bytes=n_bytes, shared=True) as temporary:
+        _write_all(temporary, layouts, way, advance)
         if check is not None:
             check(str(temporary / layouts[0].name))
 
@@ -83,7 +82,7 @@ def write_parts(
 def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
     """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
     for source in map(Path, sources):
-        if not (target.is_dir() and source.is_file() and os.path.samefile(source.parent, target)):
+        if not (is_folder(target) and is_file(source) and same(source.parent, target)):
             continue
         if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
             raise RefusedError(
@@ -100,8 +99,16 @@ def write_folder(target: str, layouts: Sequence[FileLayout], way: WriteOptions) 
     brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
     with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=stale) as folder:
-        for layout in layouts:
-            path = folder / layout.name
-            os.makedirs(path.parent, exist_ok=True)
-            with AtomicFile(path, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
-                write_layout(layout, sink, advance, way.flow)
+        _write_all(folder, layouts, way, advance)
+
+
+def _write_all(
+    folder: Path, layouts: Sequence[FileLayout], way: WriteOptions, advance: Progress | None
+) -> None:
+    for layout in layouts:
+        path = folder / layout.name
+        if path.parent != folder:
+            with storage_errors(path.parent):
+                os.makedirs(path.parent, exist_ok=True)
+        with AtomicFile(path, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+            write_layout(layout, sink, advance, way.flow)

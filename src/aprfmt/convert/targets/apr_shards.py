@@ -126,12 +126,14 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
     infos = []
     with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE) as folder:
         for i, (layout, tensors) in enumerate(shards):
-            with _HashedFile(folder / layout.name, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
+            with _HashedFile(
+                folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync
+            ) as sink:
                 crc = write_layout(layout, sink, advance, way.flow)
             names = tuple(sorted(tensor.name for tensor in tensors))
             infos.append(ShardInfo(layout.name, i, layout.n_bytes, names, sink.digest.hexdigest(), crc))
         text = manifest_text(infos, sum(tensor.n_bytes for _, group in shards for tensor in group))
-        with AtomicFile(folder / MANIFEST_NAME, n_bytes=len(text)) as manifest:
+        with AtomicFile(folder / MANIFEST_NAME, force=True, n_bytes=len(text)) as manifest:
             manifest.write(text)
 
 

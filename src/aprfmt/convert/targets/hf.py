@@ -24,6 +24,7 @@ from aprfmt.formats import hf_pooling, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, grouped
+from aprfmt.io.files import is_folder
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
@@ -115,7 +116,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     now = hp.to_hf_config(c.hparams)
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
-    base = parse_config(source, c.model.path / CONFIG if c.model.path.is_dir() else c.model.path)
+    base = parse_config(source, c.model.path / CONFIG if is_folder(c.model.path) else c.model.path)
     then = hp.to_hf_config(_as_imported(c, hp.from_hf_config(base)))
     config = overlay(base, then, now)
     if not kept:
