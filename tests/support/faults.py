@@ -1,4 +1,4 @@
-"""Calls to the operating system that fail: each one an operation makes, in turn.
+"""Calls to the operating system that fail: each one that an operation makes, in turn.
 
 `Faults` counts the calls that concern files below one folder, in any thread, and raises an OSError in the one whose
 number it was told. Files of the interpreter, of libraries and of other folders do not count.
@@ -11,6 +11,7 @@ import errno
 import io
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,28 +44,45 @@ _CALLS = {
     "unlink": errno.EIO,
     "rmdir": errno.EIO,
 }
-REMOVALS = ("unlink", "rmdir")
-"""Calls that clean up; where one of them fails, what it would have removed may stay."""
+_DISK = ("pread", "preadv", "write", "writev", "fsync")
+_FRAMES = 4
 
 
 class Faults:
-    """Fails the `number`-th call that concerns a file below `folder`; 0 fails none. `calls` names all of them."""
+    """The calls that concern files below `folder`: their names, where they come from, and which of them fails.
+
+    Attributes:
+        calls: name of each call of the last run.
+        sites: where each came from: its name and the innermost lines of the package.
+        failed: name of the call that failed, "" where none did.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.path.realpath(folder)
-        self.number = 0
         self.calls: list[str] = []
+        self.sites: list[tuple[object, ...]] = []
+        self.failed = ""
+        self._number = 0
+        self._stays = False
         self._lock = threading.Lock()
 
-    @property
-    def failed(self) -> str:
-        """The name of the call that failed, "" where none did."""
-        return self.calls[self.number - 1] if 0 < self.number <= len(self.calls) else ""
+    def points(self, *, every: bool, disk: bool) -> list[int]:
+        """Numbers of calls of the last run: the first and the last of each site, or `every` one.
+
+        `disk` leaves out all but those that read or write data.
+        """
+        numbers = [i for i, name in enumerate(self.calls, 1) if name in _DISK or not disk]
+        if every:
+            return numbers
+        first = {self.sites[i - 1]: i for i in reversed(numbers)}
+        last = {self.sites[i - 1]: i for i in numbers}
+        return sorted({*first.values(), *last.values()})
 
     @contextmanager
-    def armed(self, number: int) -> Iterator[None]:
-        """Counts, and fails the call of that number, while the block runs."""
-        self.number, self.calls = number, []
+    def armed(self, number: int, *, stays: bool = False) -> Iterator[None]:
+        """Fails the call of that number (0: none) while the block runs; `stays`: all later reads and writes too."""
+        self.calls, self.sites, self.failed = [], [], ""
+        self._number, self._stays = number, stays
         with pytest.MonkeyPatch.context() as patch:
             for name, code in _CALLS.items():
                 patch.setattr(os, name, self._wrapped(name, getattr(os, name), code))
@@ -78,7 +96,7 @@ class Faults:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             fails = self._concerns(args, kwargs) and self._count(name)
             if fails and name != "close":
-                raise OSError(code, os.strerror(code), *([args[0]] if not isinstance(args[0], int) else []))
+                raise OSError(code, os.strerror(code), *(() if isinstance(args[0], int) else args[:1]))
             result = call(*args, **kwargs)
             if fails:  # the kernel has closed it all the same
                 raise OSError(code, os.strerror(code))
@@ -89,17 +107,32 @@ class Faults:
     def _count(self, name: str) -> bool:
         with self._lock:
             self.calls.append(name)
-            return len(self.calls) == self.number
+            self.sites.append((name, *_lines()))
+            fails = len(self.calls) == self._number
+            self.failed = name if fails else self.failed
+            return fails or (self._stays and bool(self.failed) and name in _DISK)
 
     def _concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         place = args[0] if args else kwargs.get("path", "")
+        folder = kwargs.get("dir_fd")
         if isinstance(place, int):
-            try:
-                path = os.readlink(f"/proc/self/fd/{place}")
-            except OSError:
-                return False
+            path = _path_of(place)
         else:
-            path = os.fsdecode(place)
-            folder = kwargs.get("dir_fd")
-            path = os.path.join(os.readlink(f"/proc/self/fd/{folder}") if folder is not None else "", path)
+            path = os.path.join("" if folder is None else _path_of(folder), os.fsdecode(place))
         return os.path.abspath(path).startswith(self.folder)
+
+
+def _path_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return "/"
+
+
+def _lines() -> Iterator[tuple[str, int]]:
+    frame, found = sys._getframe(3), 0
+    while frame is not None and found < _FRAMES:
+        if f"{os.sep}src{os.sep}aprfmt{os.sep}" in frame.f_code.co_filename:
+            found += 1
+            yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from aprfmt.errors import CorruptError, LimitError
+from aprfmt.errors import CorruptError, LimitError, NotFoundError, UnknownFormatError
+from aprfmt.io.source import Source
 
 CARD = "README.md"
 MAX_CARD_BYTES = 1 << 20
@@ -74,15 +75,16 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 def read_card(folder: Path) -> tuple[dict[str, object], list[str]]:
     """The front matter of the card in `folder`, and a warning when there is one that cannot be read.
 
-    Values are str, list and dict only: `no` is the language, `1.0` the version that the author typed.
+    Values are str, list and dict only: `no` is the language, `1.0` the version that the author typed. Raises
+    StorageError: a licence must not get lost because a disk failed.
     """
     try:
-        with (folder / CARD).open("rb") as stream:
-            data = stream.read(MAX_CARD_BYTES + 1)
-    except FileNotFoundError:
+        with Source.open(folder / CARD) as source:
+            data = source.read(0, min(source.size, MAX_CARD_BYTES + 1))
+    except NotFoundError:
         return {}, []
-    except OSError as error:
-        return {}, [f"{CARD} cannot be read: {error.strerror}"]
+    except UnknownFormatError as error:
+        return {}, [f"{CARD} cannot be read: {error.message}"]
     return parse_card(data)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from aprfmt.errors import NotFoundError, UnknownFormatError, UsageError, storage_error
+from aprfmt.io.files import is_file
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprtrain.config import Config, command_fields, resolve, schema
@@ -36,7 +37,7 @@ _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers o
 
 def is_run(folder: Path) -> bool:
     """Whether a run was begun in `folder`."""
-    return any((folder / name).is_file() for name in (FILE, METADATA))
+    return any(is_file(folder / name) for name in (FILE, METADATA))
 
 
 def numbers(folder: Path) -> dict[str, Any]:
