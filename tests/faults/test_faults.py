@@ -57,9 +57,18 @@ def read(name: str) -> Operation:
     return operation
 
 
-def convert(source: str, target: str, **options: object) -> Operation:
+def convert(
+    source: str, target: str, format: str | None = None, shard_size: int | None = None, dtype: str = "keep"
+) -> Operation:
     def operation(at: Place) -> object:
-        report = aprfmt.convert_model(at.inputs / source, at.out / target, force=True, **options)
+        report = aprfmt.convert_model(
+            at.inputs / source,
+            at.out / target,
+            format=format,
+            shard_size=shard_size,
+            dtype=dtype,
+            force=True,
+        )
         return report.lossless, report.losses
 
     return operation
