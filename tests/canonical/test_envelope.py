@@ -139,7 +139,7 @@ def test_a_file_of_facts_holds_no_dimensions(text: str, packed: Path, tmp_path: 
 def test_an_envelope_that_contradicts_the_file_is_left_aside(
     said: dict[str, Any], packed: Path, tmp_path: Path
 ) -> None:
-    from aprfmt.canonical.envelope import Envelope, sealed
+    from aprfmt.canonical.envelope import Envelope, seal
 
     aprfmt.export_model(packed, tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
@@ -147,7 +147,7 @@ def test_an_envelope_that_contradicts_the_file_is_left_aside(
         tensors = [
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]
-        keys = sealed([bytes(kv.raw(key)) for key in kv], Envelope(said))
+        keys = seal([bytes(kv.raw(key)) for key in kv], Envelope(said))
         layout = FileLayout("n.gguf", gguf_write.layout(keys, tensors))
         write_file(str(tmp_path / "n.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "b.apr")

@@ -137,12 +137,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.gguf" for name in NETWORKS}
 
 
-def ours(name: str, mix: str, wishes: QuantizeOverrides) -> dict[str, str]:
+def ours(name: str, mix: str, overrides: QuantizeOverrides) -> dict[str, str]:
     net, shapes = NETWORKS[name]
     found = find_mix(mix)
     assert found is not None
     kept = {n: "F16" if len(shape) > 1 else "F32" for n, shape in shapes.items()}
-    return kept | choose(shapes, found, net, wishes)
+    return kept | choose(shapes, found, net, overrides)
 
 
 # llama.cpp gives up on rows that blocks of 128 do not divide; here they become F16.
@@ -175,18 +175,17 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_wishes_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[str, Path]) -> None:
+def test_overrides_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[str, Path]) -> None:
     asked = WISHES[wish]
     patterns = tuple((re.compile(p), find_dtype(name).name) for p, name in asked.get("overrides", ()))
-    names = {key: find_dtype(asked[key]).name for key in ("output", "embedding") if key in asked}
+    options = {key: value for key, value in asked.items() if key != "overrides"} | {"patterns": patterns}
+    options |= {key: find_dtype(asked[key]).name for key in ("output", "embedding") if key in asked}
     for mix in ("q4_k_m", "iq2_xs", "q5_0"):
         for name, path in files.items():
             if name.startswith("odd") and {"output", "embedding"} & set(asked):
                 continue  # llama.cpp writes a broken file where the type that was asked for does not fit
             theirs = quantize(path, None, MIXES[mix].file_type, **asked)
-            assert (
-                ours(name, mix, QuantizeOverrides(**(asked | names | {"overrides": patterns}))) == theirs
-            ), (mix, name)
+            assert ours(name, mix, QuantizeOverrides(**options)) == theirs, (mix, name)
 
 
 def test_names_are_found_whatever_their_case_and_an_unknown_one_is_not() -> None:

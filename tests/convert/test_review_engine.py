@@ -16,7 +16,7 @@ from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.lossless.recipe import _expand_experts
+from aprfmt.convert.lossless.recipe import expand_experts
 from aprfmt.errors import RefusedError
 from aprfmt.inspection.validate import validate
 
@@ -40,7 +40,7 @@ def test_many_runs_of_shapes_make_no_memory_bomb() -> None:
     with pytest.raises(ValueError, match="not a size"):
         RowMap.from_json({"before": runs, "after": runs}, "x")
     with pytest.raises(ValueError, match="experts"):
-        _expand_experts([["x", 1 << 14]] * 1_000_000)
+        expand_experts([["x", 1 << 14]] * 1_000_000)
     assert time.perf_counter() - start < 2
 
 

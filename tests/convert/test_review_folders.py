@@ -102,7 +102,7 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
     aprfmt.export_model(write_folder(tmp_path / "f"), tmp_path / "g.gguf")
     with aprfmt.open(tmp_path / "g.gguf") as model:
         kv = gguf_parts(model)[0].kv
-        keys = envelope.sealed([bytes(kv.raw(key)) for key in kv], envelope.Envelope(entry))
+        keys = envelope.seal([bytes(kv.raw(key)) for key in kv], envelope.Envelope(entry))
         tensors = [
             OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
         ]

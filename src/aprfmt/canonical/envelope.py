@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aprfmt.canonical.exact import Residues
+from aprfmt.canonical.exact import Corrections
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
@@ -44,10 +44,10 @@ class Envelope:
 
     metadata: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
-    exact: Residues = field(default_factory=dict)
+    exact: Corrections = field(default_factory=dict)
 
 
-def unsaid(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
+def differences(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
     """What the `.apr` `model` holds otherwise than `said`, the metadata that an import of its GGUF gives."""
     now = _comparable(apr_metadata.canonicalize_aliases(model.metadata))
     then = _comparable(apr_metadata.parse(apr_metadata.dump(said)))
@@ -65,9 +65,9 @@ def _is_derived(key: str) -> bool:
     )
 
 
-def sealed(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
+def seal(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
     """The entries of a GGUF with the envelope at their end, without an older one."""
-    kept = without(entries)
+    kept = strip(entries)
     if not (envelope.metadata or envelope.dtypes or envelope.exact):
         return kept
     value = {"keys": _digest(kept), "metadata": envelope.metadata, "dtypes": envelope.dtypes}
@@ -76,12 +76,12 @@ def sealed(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
     return [*kept, gguf_write.encode_kv(KEY, GgufType.STRING, text)]
 
 
-def without(entries: Iterable[bytes]) -> list[bytes]:
+def strip(entries: Iterable[bytes]) -> list[bytes]:
     """The entries of a GGUF but for the envelope."""
     return [entry for entry in entries if not _is_own(entry)]
 
 
-def opened(kv: KvMapping) -> tuple[Envelope | None, str | None]:
+def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
     """The envelope of a GGUF, and a warning when there is one that no longer counts."""
     if KEY not in kv:
         return None, None
@@ -119,51 +119,54 @@ def _is_own(entry: bytes) -> bool:
 
 # --- folders ---
 
-FACTS = "apr_metadata.json"
+FOLDER_FILE = "apr_metadata.json"
 
 # Typed fields that a folder tells by its card, as far as it has one; the name may be the folder's.
-_FACT_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
+_FOLDER_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
 
 
-def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def folder_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
     return {
         key: value
         for key, value in metadata.items()
         if value is not None
-        and (key in _FACT_FIELDS or key not in apr_metadata.TYPED_FIELDS)
+        and (key in _FOLDER_FIELDS or key not in apr_metadata.TYPED_FIELDS)
         and not key.startswith(("aprfmt.", "tokenizer."))
         and key != "tied_embeddings"
     }
 
 
-def with_facts(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
+def with_folder_fields(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
     """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
     if apr2.native_of(model) is None:
         return texts
     says = provenance.card_fields(texts[CARD]) if CARD in texts else {}
-    now = facts(dict(model.metadata) | dict(info))
+    now = folder_fields(dict(model.metadata) | dict(info))
     if texts.keys() - {CARD} and is_location(now.get("source"), info.get("name")):
         del now["source"]  # the source folder's own place told it, as it told the name
     unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
-    if FACTS in texts and unsaid.items() <= _read_facts(texts[FACTS]).items() <= now.items():
+    if (
+        FOLDER_FILE in texts
+        and unsaid.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items()
+    ):
         return texts  # what the source had, perhaps with what the card says too, or by another program
-    others = {name: data for name, data in texts.items() if name != FACTS}
+    others = {name: data for name, data in texts.items() if name != FOLDER_FILE}
     if not unsaid:
         return others
-    return others | {FACTS: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
+    return others | {FOLDER_FILE: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
-def folder_envelope(folder: Path) -> Envelope | None:
+def read_folder(folder: Path) -> Envelope | None:
     """What `apr_metadata.json` of a folder says; None without one, or where it is no such file."""
-    path = folder / FACTS
+    path = folder / FOLDER_FILE
     if not is_file(path):
         return None
-    return Envelope(_read_facts(read_text_file(path)))
+    return Envelope(_read_folder_fields(read_text_file(path)))
 
 
-def _read_facts(data: bytes) -> dict[str, Any]:
+def _read_folder_fields(data: bytes) -> dict[str, Any]:
     try:
-        return facts(apr_metadata.parse(apr_metadata.dump(facts(json.loads(data)))))
+        return folder_fields(apr_metadata.parse(apr_metadata.dump(folder_fields(json.loads(data)))))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}

@@ -22,15 +22,15 @@ from aprfmt.types import Array
 MAX_BYTES = 64 << 20
 """Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
 
-Residues = dict[str, list[str]]
+Corrections = dict[str, list[str]]
 """Hugging Face name -> [dtype, base64 of the deflated differences]."""
 
 _FLOATS = ("F32", "F16", "BF16")
 
 
-def residues(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> Residues:
+def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> Corrections:
     """What the tensors of an `.apr` need beside a GGUF with these links, to be had back bit by bit."""
-    out: Residues = {}
+    out: Corrections = {}
     for link in links:
         if not (link.row_map.value or link.row_map.skip) or len(link.hf) != 1:
             continue
@@ -46,10 +46,10 @@ def residues(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> R
     return out
 
 
-def restored(link: Link, pieces: Sequence[Piece], residue: Sequence[str]) -> Piece | None:
-    """The original tensor from the GGUF's and its residue; None where that does not give the GGUF's tensor again."""
+def restore(link: Link, pieces: Sequence[Piece], correction: Sequence[str]) -> Piece | None:
+    """The original tensor from that of a GGUF and its correction; None unless it gives that tensor again."""
     try:
-        dtype, text = str(residue[0]), str(residue[1])
+        dtype, text = str(correction[0]), str(correction[1])
         n_bytes = DTYPES[dtype].n_bytes(link.row_map.before[0])
         if dtype not in _FLOATS or n_bytes > MAX_BYTES or len(link.hf) != 1:
             return None

@@ -14,7 +14,7 @@ from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
 from aprfmt.canonical import envelope, exact
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.named import Named, named
+from aprfmt.canonical.named import NamedTensors, name_tensors
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
@@ -111,7 +111,7 @@ def canonical(
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
             _complete_from_shapes(hparams, model)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
-    found = named(model, row, hparams, allow_unmapped, packs)
+    found = name_tensors(model, row, hparams, allow_unmapped, packs)
     tensors = found.tensors
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
@@ -121,12 +121,12 @@ def canonical(
     told: Envelope | None = None
     left_out: list[str] = []
     if (gguf := model.native_as(GgufNative)) is not None:
-        told, warning = envelope.opened(gguf.parts[0].kv)
+        told, warning = envelope.read_envelope(gguf.parts[0].kv)
         warnings += [warning] if warning else []
         if told is not None:
             _restore(tensors, told)
     if (folder := model.native_as(HfNative)) is not None:
-        told = envelope.folder_envelope(folder.folder)
+        told = envelope.read_folder(folder.folder)
         left_out = folder.left_out()
         warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
         facts = told.metadata if told is not None else {}
@@ -153,15 +153,15 @@ def canonical(
 
 def _restore(tensors: dict[str, CanonicalTensor], told: Envelope) -> None:
     """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
-    for name, residue in told.exact.items():
+    for name, correction in told.exact.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
-            piece = exact.restored(tensor.link, tensor.pieces, residue)
+            piece = exact.restore(tensor.link, tensor.pieces, correction)
             if piece is not None:
                 tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
 
 
-def _parts_left_out(found: Named) -> list[str]:
+def _parts_left_out(found: NamedTensors) -> list[str]:
     if not found.left_out:
         return []
     parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in found.left_out})

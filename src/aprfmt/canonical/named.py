@@ -21,22 +21,22 @@ from aprfmt.model import Model, Tensor
 
 
 @dataclass(slots=True)
-class Named:
+class NamedTensors:
     """The tensors of a model by Hugging Face name, and the names of those that are not carried."""
 
     tensors: dict[str, CanonicalTensor] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
 
-def named(
+def name_tensors(
     model: Model, row: Architecture | None, h: Hyperparams, allow_unmapped: bool, packs: Packing
-) -> Named:
+) -> NamedTensors:
     """The tensors of `model` in the source's order, under their own names without a `row`.
 
     Raises UnmappedError for a name that the family has not, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    out = Named()
+    out = NamedTensors()
     if row is None:
         for tensor in model.tensors.entries:
             _add_one(out, tensor, None, packs, model)
@@ -82,7 +82,9 @@ class _Source:
             yield from _from_gguf(self.from_gguf, link)
 
 
-def _add_one(out: Named, tensor: Tensor, row: Architecture | None, packs: Packing, model: Model) -> None:
+def _add_one(
+    out: NamedTensors, tensor: Tensor, row: Architecture | None, packs: Packing, model: Model
+) -> None:
     """A tensor under its Hugging Face name; a piece of a packed weight as it is, or decoded for the first of them."""
     if tensor.name not in packs.parts:
         name = names.canonical_name(row, tensor.name) if row is not None else None
@@ -96,7 +98,7 @@ def _add_one(out: Named, tensor: Tensor, row: Architecture | None, packs: Packin
         _add(out, CanonicalTensor(name, (weight,)), model)
 
 
-def _add(out: Named, item: CanonicalTensor, model: Model) -> None:
+def _add(out: NamedTensors, item: CanonicalTensor, model: Model) -> None:
     if item.name in out.tensors:
         raise RefusedError("two tensors of one name", path=model.path, tensor=item.name)
     out.tensors[item.name] = item

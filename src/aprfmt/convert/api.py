@@ -17,7 +17,7 @@ from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.memory import flow_for, planned
 from aprfmt.convert.options import Options, parse_options, parse_path
 from aprfmt.convert.quantize.mixes import find_mix, require_quantised
-from aprfmt.convert.quantize.quantization import Quantization, asked
+from aprfmt.convert.quantize.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr, apr_shards
 from aprfmt.convert.targets.base import Output, Target, Work, check_options, find_target
@@ -226,7 +226,7 @@ def _convert(given: dict[str, object]) -> Report:
     check_options(options, target)
     if options.verify and not options.plan:
         require_llama()
-    quantization = asked(options, target.name)
+    quantization = quantization_of(options, target.name)
     with formats.open(src) as model:
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)

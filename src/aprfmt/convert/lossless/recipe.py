@@ -25,10 +25,10 @@ import base64
 import binascii
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
-from aprfmt.arch.links import MAX_TENSORS, Link, RowMap
+from aprfmt.arch.links import MAX_TENSORS, RowMap
 from aprfmt.canonical.dtype_choice import is_exact
 from aprfmt.canonical.tensor import CanonicalTensor, of_pieces
 from aprfmt.errors import AprError, CorruptError, LimitError
@@ -36,8 +36,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
-from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
-from aprfmt.model import Tensor
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
 
@@ -50,117 +49,12 @@ GGUF_LISTS = {
 }
 
 
-_ZEROS = bytes(1 << 16)
 _MAX_NAME_BYTES = 255  # of a file, on every common file system
 _MAX_EXPERTS = 1 << 14
 
 
-@dataclass(slots=True)
-class FileRecipe:
-    """The segments of one source file while they are collected."""
-
-    name: str
-    segments: list[list[object]] = field(default_factory=list)
-    size: int = 0
-    n_literal: int = 0  # bytes of the run of literals at its end
-
-
-@dataclass(slots=True)
-class RecipeWriter:
-    """Collects files and literals, then gives the JSON value."""
-
-    format: str
-    tokenizer: Tokenizer | None
-    files: list[FileRecipe] = field(default_factory=list)
-    literals: bytearray = field(default_factory=bytearray)
-
-    def start(self, name: str) -> None:
-        """Begins the next file. Raises CorruptError for a name that reading the record would refuse."""
-        self.files.append(FileRecipe(_safe_name(name)))
-
-    def literal(self, data: bytes | memoryview) -> None:
-        """Adds bytes as they are; runs of zeros cost nothing."""
-        if not len(data):
-            return
-        if _is_zero(data):
-            self._add(["z", len(data)], len(data))
-            return
-        file = self.files[-1]
-        if len(self.literals) + len(data) > MAX_LITERAL_BYTES:
-            raise LimitError(
-                f"{file.name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor vocabulary",
-                hint="take what does not belong to the model away first",
-            )
-        self.literals += data
-        n_literal = file.n_literal + len(data)
-        if file.n_literal:
-            file.segments.pop()
-        self._add(["b", n_literal], len(data))
-        file.n_literal = n_literal
-
-    def _add(self, segment: list[object], n_bytes: int) -> None:
-        file = self.files[-1]
-        file.segments.append(segment)
-        file.size += n_bytes
-        file.n_literal = 0
-
-    def tensor(self, tensor: CanonicalTensor, stored: str | None = None) -> None:
-        """Adds the bytes of a tensor that is stored as `stored`."""
-        self._add(["t", tensor.name, stored or tensor.dtype, tensor.dtype], tensor.n_bytes)
-
-    def link(
-        self, link: Link, original: Tensor, tensors: Mapping[str, CanonicalTensor], stored: Mapping[str, str]
-    ) -> None:
-        """Adds the GGUF tensor `original` of a link, made of the tensors that the `.apr` holds (as `stored`)."""
-        parts = [tensors[name] for name in link.hf]
-        kept = [stored.get(name, part.dtype) for name, part in zip(link.hf, parts, strict=True)]
-        dtypes = kept[0] if len(set(kept)) == 1 else kept
-        body, position = link.row_map.to_json(), link.gguf.index(original.name)
-        self._add(["l", _fold_experts(link), dtypes, original.dtype, body, position], original.n_bytes)
-
-    def gguf_list(self, which: str, source: memoryview) -> None:
-        """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
-        if self.tokenizer is not None and _gguf_list(self.tokenizer, which) == source:
-            self._add(["g", which], len(source))
-        else:
-            self.literal(source)
-
-    def tokenizer_file(self, text: bytes) -> None:
-        """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference where that is exact."""
-        tokenizer = self.tokenizer
-        pieces = splice.sized(text, tokenizer) if tokenizer is not None else None
-        if pieces is None:
-            self.literal(text)
-            return
-        for piece, n_bytes in pieces:
-            if isinstance(piece, str):
-                self.literal(piece.encode())
-            else:
-                self._add(["j", piece], n_bytes)
-
-    def value(self) -> dict[str, object]:
-        """The value of the metadata key."""
-        files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self.files]
-        literals = base64.b64encode(zlib.compress(bytes(self.literals), 9)).decode()
-        return {"format": self.format, "files": files, "literals": literals}
-
-
-def _fold_experts(link: Link) -> list[object]:
-    """The Hugging Face names of a link; those of its experts as one, with their number."""
-    per_name = len(link.hf) // len(link.row.hf)
-    out: list[object] = []
-    for i, template in enumerate(link.row.hf):
-        first = link.hf[i * per_name]
-        if "{e}" in template:
-            before = template.partition("{e}")[2]
-            out.append([first[: len(first) - len(before) - 1] + "{e}" + before, per_name])
-        else:
-            out.append(first)
-    return out
-
-
-def _expand_experts(value: object) -> list[str]:
-    """The names that `_fold_experts` gave. Raises ValueError, TypeError for anything else."""
+def expand_experts(value: object) -> list[str]:
+    """The names that a segment names. Raises ValueError, TypeError for anything else."""
     out: list[str] = []
     for item in _list(value):
         if isinstance(item, str):
@@ -173,12 +67,8 @@ def _expand_experts(value: object) -> list[str]:
     return out
 
 
-def _is_zero(data: bytes | memoryview) -> bool:
-    steps = range(0, len(data), len(_ZEROS))
-    return all(data[i : i + len(_ZEROS)] == _ZEROS[: len(data) - i] for i in steps)
-
-
-def _gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
+def gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
+    """A list of the tokenizer as the array value of a GGUF key."""
     return encode_value((GgufType.ARRAY, GGUF_LISTS[which]), getattr(tokenizer, which))
 
 
@@ -227,7 +117,7 @@ def read_recipe(
     try:
         body = _mapping(value)
         listed = [_mapping(file) for file in _list(body["files"])]
-        files = {_safe_name(f["name"]): [_list(s) for s in _list(f["segments"])] for f in listed}
+        files = {safe_name(f["name"]): [_list(s) for s in _list(f["segments"])] for f in listed}
         sizes = {str(f["name"]): _count(f["size"]) for f in listed}
         _check_names(files)
         every = [segment for segments in files.values() for segment in segments]
@@ -265,7 +155,7 @@ class _Source:
         if segment[0] == "t":
             wanted = [(str(segment[1]), segment[2])]
         elif segment[0] == "l":
-            names = _expand_experts(segment[1])
+            names = expand_experts(segment[1])
             dtypes = segment[2] if isinstance(segment[2], list) else [segment[2]] * len(names)
             wanted = list(zip(names, dtypes, strict=True))
         else:
@@ -286,10 +176,10 @@ class _Source:
             return _as_stored(self._tensors[str(name)], str(dtype))
         if kind == "l":
             _, names, _, dtype, row_map, position = segment
-            return self._linked(_expand_experts(names), str(dtype), row_map, position)
+            return self._linked(expand_experts(names), str(dtype), row_map, position)
         assert self._tokenizer is not None  # see `has`
         if kind == "g":
-            return Literal(_gguf_list(self._tokenizer, str(segment[1])))
+            return Literal(gguf_list(self._tokenizer, str(segment[1])))
         if kind == "j":
             return Literal(splice.join([dict(_mapping(segment[1]))], self._tokenizer))
         raise ValueError(f"a segment of the unknown kind {kind!r}")
@@ -329,7 +219,7 @@ def _count(value: object) -> int:
     return value
 
 
-def _safe_name(name: object) -> str:
+def safe_name(name: object) -> str:
     """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
     text = str(name)
     if any(part in ("", ".", "..") for part in text.split("/")) or "\\" in text or "\0" in text:

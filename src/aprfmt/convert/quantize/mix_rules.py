@@ -53,7 +53,7 @@ class QuantizeOverrides:
         pure: every quantisable tensor in the mix's own dtype, without its rules.
         output: dtype of the output head.
         embedding: dtype of the token embedding.
-        overrides: the first pattern that is found in a tensor's name gives its dtype.
+        patterns: the first pattern that is found in a tensor's name gives its dtype.
         leave_output: whether the output head stays as it is.
         imatrix: whether there is an importance matrix.
         padded: block types whose rows may end in padding (those of an `.apr`).
@@ -62,14 +62,14 @@ class QuantizeOverrides:
     pure: bool = False
     output: str | None = None
     embedding: str | None = None
-    overrides: tuple[tuple[re.Pattern[str], str], ...] = ()
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
     leave_output: bool = False
     imatrix: bool = False
     padded: tuple[str, ...] = ()
 
     def override(self, name: str) -> str | None:
         """The dtype that an override gives the tensor."""
-        return next((dtype for pattern, dtype in self.overrides if pattern.search(name)), None)
+        return next((dtype for pattern, dtype in self.patterns if pattern.search(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,14 @@ def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
 
 
 def choose(
-    tensors: Mapping[str, Shape], mix: Mix, network: Network, wishes: QuantizeOverrides | None = None
+    tensors: Mapping[str, Shape], mix: Mix, network: Network, overrides: QuantizeOverrides | None = None
 ) -> dict[str, str]:
     """The dtype of every tensor that `mix` quantises; those that stay as they are do not appear.
 
     `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
     Raises RefusedError for a name without the layer that a rule asks for.
     """
-    chooser = _Chooser(tensors, mix, network, wishes or QuantizeOverrides())
+    chooser = _Chooser(tensors, mix, network, overrides or QuantizeOverrides())
     ordered = sorted(tensors, key=lambda name: (_layer(name), name.encode(errors="surrogateescape")))
     found = ((name, chooser.dtype(name)) for name in ordered)
     return {name: dtype for name, dtype in found if dtype is not None}
@@ -205,7 +205,7 @@ class _Chooser:
     tensors: Mapping[str, Shape]
     mix: Mix
     network: Network
-    wishes: QuantizeOverrides
+    overrides: QuantizeOverrides
     n_attn_v: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -214,20 +214,20 @@ class _Chooser:
 
     def dtype(self, name: str) -> str | None:
         """The dtype of the tensor, None where it stays as it is."""
-        shape, wishes = self.tensors[name], self.wishes
-        if not is_quantisable(name, shape) or (wishes.leave_output and name == OUTPUT):
+        shape, overrides = self.tensors[name], self.overrides
+        if not is_quantisable(name, shape) or (overrides.leave_output and name == OUTPUT):
             return None
-        kind, named = kind_of(name), wishes.override(name)
+        kind, named = kind_of(name), overrides.override(name)
         target = self.mix.dtype
-        if kind == "token_embd" and wishes.embedding and (name == EMBEDDINGS[0] or named is None):
-            target = wishes.embedding
-        elif kind == "output" and wishes.output:
-            target = wishes.output
+        if kind == "token_embd" and overrides.embedding and (name == EMBEDDINGS[0] or named is None):
+            target = overrides.embedding
+        elif kind == "output" and overrides.output:
+            target = overrides.output
         elif named is not None:
             target = named
-        elif not wishes.pure:
+        elif not overrides.pure:
             target = self._by_rule(name, kind, shape)
-        return target if target in wishes.padded else fitting(target, shape)
+        return target if target in overrides.padded else fitting(target, shape)
 
     def _by_rule(self, name: str, kind: str, shape: Shape) -> str:
         if kind == "token_embd" and OUTPUT not in self.tensors:  # the head is the embedding
@@ -243,8 +243,8 @@ class _Chooser:
         return self.mix.dtype
 
     def _output(self, shape: Shape) -> str:
-        if self.wishes.output:
-            return self.wishes.output
+        if self.overrides.output:
+            return self.overrides.output
         if self.network.architecture == "falcon" or shape[-1] % DTYPES[self.mix.dtype].block:
             return "Q8_0"
         return self.mix.rules.get("output", "Q8_0" if self.mix.dtype == "Q8_0" else "Q6_K")
@@ -267,7 +267,7 @@ class _Chooser:
     def _holds(self, word: str, place: Place) -> bool:
         if word.startswith("!"):
             return not self._holds(word[1:], place)
-        return self.wishes.imatrix if word == "imatrix" else CONDITIONS[word](place, self.network)
+        return self.overrides.imatrix if word == "imatrix" else CONDITIONS[word](place, self.network)
 
 
 def usual_bits(mix: Mix) -> float:

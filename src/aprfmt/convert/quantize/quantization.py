@@ -56,7 +56,7 @@ class Quantization:
     """A mix with everything that the user asked for beside it."""
 
     mix: Mix
-    wishes: QuantizeOverrides = field(default_factory=QuantizeOverrides)
+    overrides: QuantizeOverrides = field(default_factory=QuantizeOverrides)
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
 
@@ -67,7 +67,7 @@ class Quantization:
         MissingDependencyError (a dtype that only llama.cpp's library writes).
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
-        chosen = choose(shapes, self.mix, network_of(c), self.wishes)
+        chosen = choose(shapes, self.mix, network_of(c), self.overrides)
         quantisable = [t for t in tensors if t.name in chosen and _is_float(t)]
         changing = [t for t in quantisable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
@@ -77,8 +77,8 @@ class Quantization:
         return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantisable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
-        """What the user may not expect: wishes without effect, rows that the blocks of the mix do not divide."""
-        for pattern, dtype in self.wishes.overrides:
+        """What the user may not expect: overrides without effect, rows that the blocks of the mix do not divide."""
+        for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
                 yield f"--tensor-type {pattern.pattern}={dtype.lower()} names no tensor that the mix changes"
         if not chosen:
@@ -120,7 +120,7 @@ class Quantization:
             if values is not None:
                 found[tensor.name] = values
             elif needs_weights(tensor.name, chosen[tensor.name], self.mix):
-                raise _needed(tensor.name, chosen[tensor.name], c, self.imatrix)
+                raise _missing_weights(tensor.name, chosen[tensor.name], c, self.imatrix)
             elif tensor.name not in (*EMBEDDINGS, OUTPUT):
                 missing.append(tensor.name)
         if self.imatrix is not None and missing:
@@ -159,7 +159,7 @@ def _is_float(tensor: CanonicalTensor) -> bool:
     return DTYPES[tensor.dtype].kind != "plain" or tensor.dtype in ("F64", "F32", "F16", "BF16", *EIGHT_BITS)
 
 
-def _needed(name: str, dtype: str, c: Canonical, imatrix: Imatrix | None) -> RefusedError:
+def _missing_weights(name: str, dtype: str, c: Canonical, imatrix: Imatrix | None) -> RefusedError:
     if imatrix is None:
         message, hint = "needs an importance matrix", "give one with --imatrix, or take a larger mix"
     else:
@@ -221,7 +221,7 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
 # --- options ---
 
 
-def asked(options: Options, target: str) -> Quantization | None:
+def quantization_of(options: Options, target: str) -> Quantization | None:
     """The quantisation that `options` ask for in an output of the format `target`; None where they name no mix.
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
@@ -244,17 +244,17 @@ def asked(options: Options, target: str) -> Quantization | None:
     if options.leave_output and options.output_type:
         raise UsageError("--leave-output and --output-type contradict each other", hint="give one of them")
     imatrix = read_imatrix(options.imatrix) if options.imatrix is not None else None
-    wishes = QuantizeOverrides(
+    overrides = QuantizeOverrides(
         pure=options.pure,
         output=_dtype(options.output_type, "--output-type"),
         embedding=_dtype(options.embedding_type, "--embedding-type"),
-        overrides=tuple(map(_override, options.tensor_type)),
+        patterns=tuple(map(_pattern, options.tensor_type)),
         leave_output=options.leave_output,
         imatrix=imatrix is not None,
         # The native ids of an .apr for these two allow padded rows.
         padded=("Q4_K", "Q6_K") if options.pure and target == "apr" else (),
     )
-    return Quantization(mix, wishes, options.allow_requantize, imatrix)
+    return Quantization(mix, overrides, options.allow_requantize, imatrix)
 
 
 def _mix(options: Options) -> Mix | None:
@@ -274,7 +274,7 @@ def _mix(options: Options) -> Mix | None:
     return uniform
 
 
-def _override(text: str) -> tuple[re.Pattern[str], str]:
+def _pattern(text: str) -> tuple[re.Pattern[str], str]:
     """`REGEX=TYPE` as a pattern and a dtype."""
     pattern, _, name = text.rpartition("=")
     if not pattern or not name:
@@ -291,7 +291,7 @@ def _dtype(name: str | None, option: str) -> str | None:
     """The dtype that a single tensor may be given by its name."""
     if name is None:
         return None
-    allowed = [row.name for row in DTYPES.values() if _may_be_asked(row.name)]
+    allowed = [row.name for row in DTYPES.values() if _is_choosable(row.name)]
     try:
         row = find_dtype(name)
     except AprError:
@@ -303,7 +303,7 @@ def _dtype(name: str | None, option: str) -> str | None:
     return row.name
 
 
-def _may_be_asked(name: str) -> bool:
+def _is_choosable(name: str) -> bool:
     return name in ("F32", "F16", "BF16") or (DTYPES[name].kind == "ggml" and name not in ("Q8_1", "Q8_K"))
 
 

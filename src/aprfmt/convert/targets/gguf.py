@@ -12,7 +12,7 @@ from aprfmt.arch import names, rope_math
 from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.exact import residues
+from aprfmt.canonical.exact import corrections
 from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows
 from aprfmt.canonical.named import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -75,26 +75,26 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
-    pairs = _pairs(c, envelope.without(entries))
+    pairs = _pairs(c, envelope.strip(entries))
     for item in keys:  # the vocabulary was encoded a moment ago
         if not isinstance(item, bytes) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], list(item[2]))
     said = _said(c, pairs)
-    kept = residues(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return envelope.sealed(entries, Envelope(envelope.unsaid(c.model, said), _widened(c, tensors), kept))
+    kept = corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
+    return envelope.seal(entries, Envelope(envelope.differences(c.model, said), _widened(c, tensors), kept))
 
 
 def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
     """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
     if apr2.native_of(c.model) is None:
         return True
-    found, warning = envelope.opened(base)
+    found, warning = envelope.read_envelope(base)
     if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
         return True  # it said nothing at the import either
-    pairs = _pairs(c, envelope.without(_whole(base).values()))
-    unsaid = envelope.unsaid(c.model, _said(c, pairs))
+    pairs = _pairs(c, envelope.strip(_whole(base).values()))
+    unsaid = envelope.differences(c.model, _said(c, pairs))
     # A GGUF by another program needs one only for what it cannot have brought itself.
-    return found.metadata == unsaid if found is not None else not envelope.facts(unsaid)
+    return found.metadata == unsaid if found is not None else not envelope.folder_fields(unsaid)
 
 
 def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:

@@ -48,7 +48,7 @@ def folder_output(c: Canonical, work: Work, recipe: Recipe | None, framework: st
     losses, shard_bytes = work.losses, work.options.shard_size
     tensors = hf_tensors(c, work.options.dtype, losses)
     source = _source_texts(c, recipe)
-    texts = envelope.with_facts(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
+    texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
