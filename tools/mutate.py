@@ -4,7 +4,7 @@
     python tools/mutate.py "lr dropped"     only those
 
 The tests first run on a copy without faults and must be green there; then each fault is put into a copy of its own.
-A test that fails for a reason that any slip of the pen would cause is no proof, nor is one whose setup fails. Exit 1
+A test that fails for a reason that any slip of the pen would cause is not proof, nor is one whose setup fails. Exit 1
 where a fault survives, or its place in the sources is gone.
 """
 
@@ -122,7 +122,7 @@ def faulty(mutation: Mutation, package: Path) -> str:
 
 
 def judged(code: int, output: str) -> tuple[str, str]:
-    """(the test that noticed the fault, its words), or ("", why that is no proof)."""
+    """(the test that noticed the fault, its words), or ("", why that is not proof)."""
     if code == 0:
         return "", "all tests pass"
     failed = re.search(r"^FAILED tests/train/(.+?)(?: - (.*))?$", output, re.MULTILINE)

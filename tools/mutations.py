@@ -146,7 +146,7 @@ MUTATIONS = (
     Mutation("a failed save is not counted", "checkpoints/saving.py",
         "test_loop.py::test_a_failed_periodic_save_is_told_and_counted_and_the_training_goes_on",
         "self.failed += 1", "pass"),
-    Mutation("a failed final save is no error", "checkpoints/saving.py",
+    Mutation("a failed final save is not an error", "checkpoints/saving.py",
         "test_loop.py::test_a_failed_final_save_ends_with_exit_7_and_leaves_what_was_there",
         "        if error is None:\n            return path\n        raise StorageError(",
         "        return path\n        raise StorageError("),
@@ -270,7 +270,7 @@ MUTATIONS = (
         "test_evaluate.py::test_a_failure_of_either_model_is_no_score "
         "test_eval_command.py::test_a_crash_of_the_forward_is_exit_8_and_no_number",
         "def evaluate(\n    student: Student,\n    windows: Windows,", _FALLBACK),
-    Mutation("a score that is no number", "evaluate.py", "test_evaluate.py::test_a_damaged_head_is_no_score",
+    Mutation("a score that is not a number", "evaluate.py", "test_evaluate.py::test_a_damaged_head_is_no_score",
         "if not all(map(math.isfinite, (ce, kl, teacher_ce))):", "if False:"),
     Mutation("padding rows of the teacher are scored", "evaluate.py",
         "test_evaluate.py::test_rows_of_the_teacher_beyond_the_tokens_change_nothing",

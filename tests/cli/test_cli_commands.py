@@ -200,7 +200,7 @@ def test_values_are_shown_as_json(apr: Apr, tiny_apr: Path, tmp_path: Path) -> N
 
 def test_validate_wraps_on_a_terminal(apr: Apr, tiny_apr: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    whole = "every tensor of the architecture is there, and no unknown one"
+    whole = "all tensors of the architecture are present, and no others"
     assert whole in apr("validate", tiny_apr).stdout
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: stream is sys.stdout, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")

@@ -29,7 +29,7 @@ def test_what_is_missing_is_named(folder: Folder) -> None:
     assert found["physics"]["missing"] == ["the container has no checksum"]
     assert found["provenance"]["points"] == 8
     assert found["provenance"]["found"] == {"license": "gemma", "data_source": "a/b"}
-    assert found["provenance"]["missing"] == ["license 'gemma' is no SPDX id", "data_license"]
+    assert found["provenance"]["missing"] == ["license 'gemma' is not an SPDX id", "data_license"]
     assert found["tokenizer"]["missing"] == ["no tokens are embedded"]
 
 

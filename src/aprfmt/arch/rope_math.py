@@ -157,7 +157,7 @@ def llama3_factors(
     With f_i = theta^(-2i/d), wavelength w = 2 pi / f_i and original context c: w < c / high gives 1,
     w > c / low the factor, between them 1 / ((1 - s) / factor + s) with s = (c / w - low) / (high - low).
     `context` (max_position_embeddings) is c where `scaling` names none, as in transformers.
-    Raises RefusedError for parameters that describe no frequencies, CorruptError for what is no number.
+    Raises RefusedError for parameters that describe no frequencies, CorruptError for what is not a number.
     """
     usual = {"original_max_position_embeddings": context} if context else {}
     defaults = {**_LLAMA3, **usual}

@@ -301,7 +301,7 @@ def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapp
 
 
 def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
-    """Refuses packed weights that no config describes; a name alone is no proof, its kin must be there too."""
+    """Refuses packed weights that no config describes; a name alone is not proof, its kin must be there too."""
     for name in tensors:
         for scheme in SCHEMES:
             base = name[: len(name) - len(scheme.main)]

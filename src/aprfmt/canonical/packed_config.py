@@ -36,7 +36,7 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise RefusedError("quantization_config of config.json is no object", hint=_CONFIG_HINT)
+        raise RefusedError("quantization_config of config.json is not an object", hint=_CONFIG_HINT)
     method = _method(found)
     if method not in METHODS:
         known = ", ".join(METHODS)

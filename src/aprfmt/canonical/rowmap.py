@@ -348,7 +348,7 @@ def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inv
     n_rows, per_row = prod(blocks[:-2]), blocks[-2]
     if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
         raise RefusedError(
-            f"{list(blocks)} and {list(scales)} are no MXFP4 blocks and scales", tensor=pieces[0].name
+            f"{list(blocks)} and {list(scales)} are not MXFP4 blocks and scales", tensor=pieces[0].name
         )
     shape = (row_map.before if inverse else row_map.after)[position]
     outer = RowMap(((n_rows, per_row * 32),), row_map.after, row_map.orders)

@@ -15,7 +15,7 @@ from aprfmt import __version__
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `apr` with `argv` (default: the process's arguments) and exits with the documented code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Modules and vocabularies are no garbage: to look for some among them costs a tenth of `apr inspect`.
+    # Looking for garbage among modules and vocabularies takes a tenth of the time of `apr inspect`.
     gc.set_threshold(50_000)
     _prepare_streams()
     try:

@@ -39,7 +39,7 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be loaded, AttributeError where it is no libggml-base."""
+        """Raises OSError where the file cannot be loaded, AttributeError where it is not libggml-base."""
         self.path = path
         self._dll = ctypes.CDLL(str(path))
         self._verdicts: dict[str, bool] = {}

@@ -77,13 +77,13 @@ def _state(piece: Piece, kind: str) -> dict[str, Any]:
     """The JSON object that is stored as a tensor of bytes beside the weight."""
     expect(_LABEL, piece, ("U8",), ndim=1)
     if piece.size > _MAX_STATE_BYTES:
-        raise refused(_LABEL, piece.name, f"{piece.size} bytes are no description of a weight")
+        raise refused(_LABEL, piece.name, f"{piece.size} bytes are not a description of a weight")
     try:
         state = jsonx.loads(piece.values().tobytes())
     except AprError as error:
         raise refused(_LABEL, piece.name, f"cannot be read: {error.message}") from error
     if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
-        raise refused(_LABEL, piece.name, f"is no description of {kind} codes")
+        raise refused(_LABEL, piece.name, f"is not a description of {kind} codes")
     return state
 
 

@@ -113,7 +113,7 @@ def _fp4(scheme: str, pieces: Pieces, group: int, scale_dtypes: tuple[str, ...],
     scale = pieces[".weight_scale"]
     expect(scheme, scale, scale_dtypes, (rows, columns // group))
     if columns % group:
-        raise refused(scheme, packed.name, f"rows of {columns} values are no groups of {group}")
+        raise refused(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
     as_dtype = "F8_E8M0" if scale.dtype == "U8" else None
     grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
 

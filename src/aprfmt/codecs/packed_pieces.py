@@ -266,7 +266,9 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     for size in sizes:
         pair = [int(n) for n in size.split("x") if n.isdecimal()] if isinstance(size, str) else size
         if not isinstance(pair, list) or len(pair) != 2:
-            raise refused(scheme, tensor, f"blocks of {size!r} are no two sizes", "correct it in config.json")
+            raise refused(
+                scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json"
+            )
         height, width = (positive(scheme, "a block size", n, tensor) for n in pair)
         found.append((height, width))
     return found

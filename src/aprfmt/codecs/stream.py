@@ -22,7 +22,7 @@ BLOCK = 1 << 16
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:
     """The same bytes in pieces of multiples of `unit`, at most `piece` (itself a multiple) long.
 
-    What is left at the end, if it is no whole unit, comes last.
+    What is left at the end, if it is not a whole unit, comes last.
     """
     pending = b""
     for chunk in chunks:

@@ -132,7 +132,7 @@ class V1File:
             crypto.verify(data[: self._payload_end], block, path, public_key)
             self.signature_ok = True
         elif public_key is not None:
-            raise ChecksumError("a signed file was asked for, this one is not signed", path=path)
+            raise ChecksumError("a signed file was expected, but this one is not signed", path=path)
 
     @property
     def is_encrypted(self) -> bool:
@@ -159,7 +159,7 @@ class V1File:
     def _compare_size(self, n_bytes: int) -> None:
         if n_bytes != self.header["uncompressed_size"]:
             announced = self.header["uncompressed_size"]
-            self.warnings.append(f"the header announces {announced} bytes of payload, there are {n_bytes}")
+            self.warnings.append(f"the header declares {announced} bytes of payload, there are {n_bytes}")
 
     def payload_tensor(self, source: Source) -> list[Tensor]:
         """The U8 tensor `payload`, zero-copy over `source` where it is stored plain; none if encrypted."""
@@ -193,7 +193,7 @@ def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str,
     end += _SIGNATURE_BLOCK if header["flags"] & SIGNED else 0
     if end > len(data) - _FOOTER:
         raise TruncatedError(
-            f"the header announces {end + _FOOTER} bytes, the file has {len(data)}",
+            f"the header declares {end + _FOOTER} bytes, the file has {len(data)}",
             path=path,
             offset=8,
             hint="the file is cut short or damaged: fetch it again",

@@ -275,7 +275,7 @@ def _true_dtypes(native: Apr2Native) -> dict[str, Any]:
         for n_bytes in (min(_TAIL_BYTES, native.header.metadata_size), native.header.metadata_size):
             raw = native.metadata_tail(n_bytes)
             # A quote inside a JSON string is escaped, so this is a key, though perhaps one of a nested object:
-            # then the tail does not end where the section ends and is no JSON text.
+            # then the tail does not end where the section ends and is not JSON text.
             start = raw.rfind(f',"{key}":'.encode())
             if start >= 0:
                 break

@@ -24,7 +24,7 @@ _MAX_ENTRY_BYTES = 2 + 0xFFFF + 2 + 8 * MAX_NDIM + 16
 
 # dims, offset and size of an entry, by ndim.
 _TAILS = tuple(struct.Struct(f"<{ndim + 2}Q") for ndim in range(MAX_NDIM + 1))
-# Dtype id -> name, and bytes of a value, or -1 for dtypes whose size is no multiple of the number of values.
+# Dtype id -> name, and bytes of a value, or -1 for dtypes whose size is not a multiple of the number of values.
 _KINDS: dict[int, tuple[str, int]] = {
     key: (row.name, row.block_bytes if row.kind == "plain" else -1)
     for key in range(256)
@@ -74,7 +74,7 @@ def read_index(
     room = data_offset - index_offset
     if count * MIN_ENTRY_BYTES > room:
         raise LimitError(
-            f"the header announces {count} tensors, but the index has room for {room // MIN_ENTRY_BYTES}",
+            f"the header declares {count} tensors, but the index has room for {room // MIN_ENTRY_BYTES}",
             offset=8,
         )
     data = source.read(index_offset, min(room, count * _MAX_ENTRY_BYTES))
@@ -190,7 +190,9 @@ def _check_overlaps(tensors: list[Tensor]) -> None:
     last_start = last_end = -1
     for start, end, i in spans:
         if start < last_end and (start, end) != (last_start, last_end):
-            raise CorruptError("the data overlaps another tensor's", tensor=tensors[i].name, offset=start)
+            raise CorruptError(
+                "the data overlaps that of another tensor", tensor=tensors[i].name, offset=start
+            )
         last_start, last_end = start, max(end, last_end)
 
 

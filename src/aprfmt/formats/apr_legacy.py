@@ -60,7 +60,7 @@ def _open(source: Source, path: Path) -> Model:
         return _open_json_index(source, path, header)
     algorithm = apr_magic.wrapper_algorithm(source)
     if algorithm is None:
-        raise CorruptError("no legacy form of APR", path=path, offset=0)
+        raise CorruptError("not a legacy form of APR", path=path, offset=0)
     return _open_wrapper(source, path, algorithm)
 
 
@@ -100,7 +100,7 @@ def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
     plain = (unlz4 if algorithm == 1 else unzstd)(source.view(9), source.path, cap)
     if len(plain) != length:
         raise CorruptError(
-            f"the wrapper announces {length} bytes, its data unpacks to {len(plain)}", path=path, offset=5
+            f"the wrapper declares {length} bytes, but its data unpacks to {len(plain)}", path=path, offset=5
         )
     return _open_apr1(Source.from_bytes(plain, path), path, source, 0, label)
 
@@ -116,7 +116,7 @@ def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -
     metadata = _json(metadata_raw, dict, "metadata", path, base + 8)
     entries = _json(index_raw, list, "index", path, at + 8)
     if len(entries) != count:
-        raise CorruptError(f"{count} tensors announced, {len(entries)} in the index", path=path, offset=at)
+        raise CorruptError(f"{count} tensors declared, {len(entries)} in the index", path=path, offset=at)
     tensors = [_entry(entry, image, data, end, path) for entry in entries]
     _check_overlaps(tensors, path)
     return _model(
@@ -196,7 +196,7 @@ def _check_overlaps(tensors: list[Tensor], path: Path) -> None:
     for (start, end, _), (next_start, next_end, name) in pairwise(spans):
         if next_start < end and (start, end) != (next_start, next_end):
             raise CorruptError(
-                "the data overlaps another tensor's", path=path, tensor=name, offset=next_start
+                "the data overlaps that of another tensor", path=path, tensor=name, offset=next_start
             )
 
 

@@ -79,10 +79,10 @@ def _shard_info(row: Any, path: Path) -> ShardInfo:
     ):
         raise CorruptError("a shard of the manifest lacks filename, index, size or tensors", path=path)
     if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-        raise CorruptError(f"the manifest names {name!r}, which is no file of its folder", path=path)
+        raise CorruptError(f"the manifest names {name!r}, which is not a file of its folder", path=path)
     sha256, crc32 = known.get("sha256"), known.get("crc32")
     if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
         raise CorruptError(f"the sha256 of {name} is not 64 hexadecimal digits", path=path)
     if crc32 is not None and type(crc32) is not int:
-        raise CorruptError(f"the crc32 of {name} is no integer", path=path)
+        raise CorruptError(f"the crc32 of {name} is not an integer", path=path)
     return ShardInfo(name, int(index or 0), int(size or 0), tuple(tensors), sha256, crc32)

@@ -180,7 +180,7 @@ class AprMetadata(Mapping[str, Any]):
 
 
 def parse(raw: bytes | memoryview) -> AprMetadata:
-    """A metadata section as a mapping. Raises CorruptError where it is no JSON object of the right types."""
+    """A metadata section as a mapping. Raises CorruptError where it is not a JSON object of the right types."""
     raw = bytes(raw)
     values = jsonx.loads(raw)
     if not isinstance(values, dict):

@@ -114,7 +114,7 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
         info.crc32 is not None
         and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32
     ):
-        return "its checksum is another one"
+        return "its checksum differs"
     if info.index == 0:  # its metadata may be large, and what it says is not needed to tell the shards apart
         return None
     stated = native.metadata.get("sharding") or {}

@@ -220,7 +220,7 @@ def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
     expected = _split_number(parts[0], "split.tensors.count", n_tensors)
     if expected != n_tensors:
         raise RefusedError(
-            f"the parts hold {n_tensors} tensors, the first one announces {expected}",
+            f"the parts hold {n_tensors} tensors, the first one declares {expected}",
             path=parts[0].source.path,
             hint="fetch all parts of one and the same release",
         )
@@ -326,7 +326,7 @@ def _place(raw: _RawInfo, data_start: int, alignment: int, source: Source) -> Te
     n_bytes = _stored_bytes(raw, source.path)
     if offset % alignment:
         raise CorruptError(
-            f"the data offset {offset} is no multiple of the alignment {alignment}",
+            f"the data offset {offset} is not a multiple of the alignment {alignment}",
             path=source.path,
             tensor=name,
             offset=start,

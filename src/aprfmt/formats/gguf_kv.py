@@ -133,7 +133,7 @@ class Cursor:
         return value
 
     def string(self, cap: int, what: str) -> str:
-        """A string of at most `cap` bytes; bytes that are no UTF-8 become lone surrogates."""
+        """A string of at most `cap` bytes; bytes that are not UTF-8 become lone surrogates."""
         length = self.u64(what)
         if length > cap:
             raise LimitError(

@@ -27,7 +27,7 @@ _TYPE = "sentence_transformers.models."
 def read(text_file: Callable[[str], bytes | None]) -> str | None:
     """How the folder pools: "mean", "cls", "last", another word, several joined by "+"; None where nothing says.
 
-    `text_file` gives a file of the folder by its name, None where there is none. What is no JSON says nothing.
+    `text_file` gives a file of the folder by its name, None where there is none. What is not JSON says nothing.
     """
     modules = _json(text_file(MODULES))
     for module in modules if isinstance(modules, list) else []:

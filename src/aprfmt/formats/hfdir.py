@@ -161,7 +161,7 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
         raise LimitError(f"the index names {len(shards)} files, the cap is {MAX_SPLITS}", path=path)
     for name in shards:
         if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-            raise CorruptError(f"the index names {name!r}, which is no file of its folder", path=path)
+            raise CorruptError(f"the index names {name!r}, which is not a file of its folder", path=path)
     return weight_map
 
 

@@ -161,13 +161,13 @@ def _read_new(model: Model, path: str) -> Imatrix:
     missing = [key for key in KEYS if key not in kv]
     if missing:
         raise CorruptError(
-            f"{missing[0]} is missing: the GGUF is no importance matrix",
+            f"{missing[0]} is missing: the GGUF is not an importance matrix",
             path=path,
             hint="llama-imatrix makes one",
         )
     datasets, chunks = kv[KEYS[0]], kv[KEYS[1]]
     if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):
-        raise CorruptError(f"{KEYS[0]} is no list of strings", path=path)
+        raise CorruptError(f"{KEYS[0]} is not a list of strings", path=path)
     if type(chunks) is not int:
         raise CorruptError(f"{KEYS[1]} is {chunks!r}, not a number", path=path)
     parts: dict[str, dict[str, Tensor]] = {}
@@ -186,10 +186,10 @@ def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Array:
     import numpy as np
 
     if len(found) < 2 or any(tensor.dtype != "F32" for tensor in found.values()):
-        raise CorruptError("it has not both sums and counts in F32", path=path, tensor=name)
+        raise CorruptError("it does not have both sums and counts in F32", path=path, tensor=name)
     sums, counts = (found[ending].numpy().reshape(-1) for ending in (SUMS, COUNTS))
     if not counts.size or not sums.size or sums.size % counts.size:
-        raise CorruptError(f"{sums.size} sums do not go with {counts.size} counts", path=path, tensor=name)
+        raise CorruptError(f"{sums.size} sums do not match {counts.size} counts", path=path, tensor=name)
     if not np.isfinite(counts).all():
         raise CorruptError("a count is NaN or infinite", path=path, tensor=name)
     # As llama.cpp does: whole numbers, halves away from zero, then a division in float32.

@@ -174,7 +174,7 @@ def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int,
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
-    """A list of u64 as a tuple, None for anything else; true and false are no numbers here."""
+    """A list of u64 as a tuple, None for anything else; true and false are not numbers here."""
     if type(value) is not list:
         return None
     for item in value:
@@ -219,7 +219,7 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
     offset = 0
     for tensor in tensors:
         if tensor.name in header or tensor.name == METADATA_KEY:
-            raise UsageError("the tensor's name is taken", tensor=tensor.name)
+            raise UsageError("another tensor already has this name", tensor=tensor.name)
         header[tensor.name] = {
             "dtype": _spelling(tensor),
             "shape": list(tensor.shape),

@@ -284,7 +284,7 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
             reasons.append(f"flag {flag} is set")
     dtypes = sorted({t.dtype for t in model.tensors.entries} - set(_RUNTIME_DTYPES))
     if dtypes:
-        reasons.append(f"the runtime does not decode {', '.join(dtypes)}; --dtype f16 writes what it does")
+        reasons.append(f"the runtime cannot decode {', '.join(dtypes)}; convert with --dtype f16")
     reasons += _embedding_reasons(model, metadata)
     return Compatibility(not reasons, reasons)
 

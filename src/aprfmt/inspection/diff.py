@@ -139,7 +139,7 @@ def diff(
         if not values:
             differences += _metadata_differences(left, right)
         elif left.label != right.label:
-            notes.append(f"{left.label} and {right.label}: container and metadata do not count with --values")
+            notes.append(f"{left.label} and {right.label}: --values ignores container and metadata")
         if not metadata_only:
             n_bytes = sum(t.n_bytes for t in left.tensors.entries)
             advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None

@@ -95,7 +95,7 @@ def _structure(model: Model, metadata: Mapping[str, object]) -> QualityPart:
     found = _stated(metadata, names)
     problems = _disagreements(model, found)
     missing = [problems.get(name) or name for name in names if name not in found or name in problems]
-    what = "architecture and dims in the metadata; width and layers against the tensors' shapes and names"
+    what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
     return QualityPart(5 * (len(names) - len(missing)), 20, what, found, missing)
 
 
@@ -117,13 +117,13 @@ def _provenance(metadata: Mapping[str, object]) -> QualityPart:
     weights = {"license": 9, "data_source": 8, "data_license": 8}
     found = _stated(metadata, weights)
     problems = {
-        name: f"{name} {value!r} is no SPDX id"
+        name: f"{name} {value!r} is not an SPDX id"
         for name, value in found.items()
         if name != "data_source" and not is_spdx(str(value))
     }
     good = [name for name in found if name not in problems]
     missing = [problems.get(name, name) for name in weights if name not in good]
-    what = "license, data_source, data_license: stated, and the licences SPDX ids; not whether they are true"
+    what = "whether license, data_source and data_license are stated, licences as SPDX ids; not whether they are true"
     return QualityPart(sum(weights[name] for name in good), 25, what, found, missing)
 
 
@@ -136,7 +136,7 @@ def _identity(metadata: Mapping[str, object]) -> QualityPart:
 
 
 def _tokenizer(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:
-    what = "the tokens themselves, not a flag; their number against the embedding's rows"
+    what = "the tokens themselves, and their number compared with the embedding's rows"
     if tokenizer is None or not tokenizer.vocab_size:
         return QualityPart(0, 15, what, {}, ["no tokens are embedded"])
     found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}

@@ -156,7 +156,7 @@ def _footer(subject: Subject) -> Iterator[Finding]:
     elif state == "bad":
         yield Finding("fail", "the file's checksum does not match its bytes: the file is damaged")
     elif state == "absent":
-        yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be seen")
+        yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be detected")
     elif state != "ok":
         yield Finding("skip", "the container has no checksum over the file")
 
@@ -189,7 +189,7 @@ def _finite(subject: Subject) -> Iterator[Finding]:
         yield Finding("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError):
-            yield Finding("warn", f"the values could not be looked at: {stats.message}", tensor.name)
+            yield Finding("warn", f"the values could not be read: {stats.message}", tensor.name)
         elif stats.nan_count or stats.inf_count:
             text = f"{stats.nan_count:,} NaN and {stats.inf_count:,} infinite of {stats.n:,} values"
             yield Finding("fail", text, tensor.name)
@@ -308,13 +308,13 @@ RULES = (
     ),
     Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     Rule("values.finite", 20, "no value is NaN or infinite", _finite),
-    Rule("values.zero", 10, "no weight is all zero", _zeros),
-    Rule("values.dead-rows", 5, "no vocabulary row is all zero", _dead_rows),
-    Rule("names.complete", 10, "every tensor of the architecture is there, and no unknown one", _names),
-    Rule("shapes.match", 5, "shapes agree with the dims of the metadata", _shapes),
+    Rule("values.zero", 10, "no weight is all zeros", _zeros),
+    Rule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
+    Rule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
+    Rule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
     Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
     Rule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
-    Rule("metadata.required", 3, "architecture and dims are stated", _required_keys),
+    Rule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
 )
 
 

@@ -20,7 +20,7 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
 def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The content of one or more zstd frames laid end to end.
 
-    Raises CorruptError for what is no zstd, TruncatedError where a frame ends early, LimitError beyond `cap`.
+    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`.
     """
     import zstandard
 

@@ -34,10 +34,10 @@ def check_target(target: PathLike, sources: list[str], force: bool, *, folder: b
         if not (is_folder(name) if folder else is_file(name)):
             wanted = "a folder" if folder else "a plain file"
             raise RefusedError(
-                f"the output exists and is not {wanted}", path=name, hint="choose another name with -o"
+                f"the output exists and is not {wanted}", path=name, hint="choose another output with -o"
             )
         if any(same(name, source) for source in sources):
-            raise RefusedError("the output is the input", path=name, hint="choose another name with -o")
+            raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
         raise _exists(name)
     parent = os.path.dirname(os.path.abspath(name))

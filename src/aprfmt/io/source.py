@@ -35,7 +35,7 @@ class Source:
         """Opens `path` for reading. Raises NotFoundError, StorageError, UnknownFormatError (a device, a pipe)."""
         name = os.fspath(path)
         if "\0" in name:
-            raise NotFoundError("no file name holds a zero byte", path=name)
+            raise NotFoundError("a file name cannot contain a zero byte", path=name)
         with storage_errors(name), ExitStack() as stack:
             fd = os.open(name, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
             stack.callback(os.close, fd)

@@ -28,7 +28,7 @@ ENTRY_FIELDS = (
     *("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),
 )
 MAX_ENTRIES = 4096
-"""Base models, data sets, tags or languages; more are no description."""
+"""Base models, data sets, tags or languages; a longer list is refused."""
 
 # Typed field or name in `general` -> keys of a card in the order in which llama.cpp reads them.
 _CARD_INFO = {
@@ -172,7 +172,7 @@ def render_card(front: Mapping[str, object], title: str | None, text: str | None
 
 
 def text(value: object) -> str | None:
-    """A string that may be written anywhere: bytes of a GGUF that are no UTF-8 come as replacement characters."""
+    """A string that may be written anywhere: bytes of a GGUF that are not UTF-8 come as replacement characters."""
     if not isinstance(value, str) or not value:
         return None
     return _SURROGATES.sub("\ufffd", value)

@@ -71,7 +71,7 @@ class Provenance:
     Attributes:
         info: INFO_FIELDS that are known, never empty.
         general: what no typed field holds, as in the module's text; None when the source cannot tell.
-        warnings: what of it could not be read, and licences that are no SPDX ids.
+        warnings: what of it could not be read, and licences that are not SPDX ids.
     """
 
     info: dict[str, str]

@@ -27,14 +27,14 @@ def _canonical(text: str) -> str | None:
 def canonical_license(text: str, flag: str) -> str:
     """`text` as SPDX spells it: "apache-2.0" -> "Apache-2.0".
 
-    Raises UsageError, which names `flag` and the nearest id, for what is no SPDX expression.
+    Raises UsageError, which names `flag` and the nearest id, for what is not an SPDX expression.
     """
     canonical = _canonical(text)
     if canonical is not None:
         return canonical
     if not text.strip():
         raise UsageError(f"{flag} is empty", hint=_hint(text))
-    raise UsageError(f"{flag} {text!r} is no SPDX licence id", hint=_hint(text))
+    raise UsageError(f"{flag} {text!r} is not an SPDX licence id", hint=_hint(text))
 
 
 def _hint(text: str) -> str:
@@ -56,11 +56,13 @@ def nearest_id(text: str) -> str | None:
 
 
 def license_warnings(text: str | None, name: str | None = None) -> list[str]:
-    """A warning for a source's licence that is no SPDX id; it is kept as the source spells it.
+    """A warning for a source's licence that is not an SPDX id; it is kept as the source spells it.
 
     `name` is what the source calls the licence beside its id, as cards do with `license: other`.
     """
     if text is None or all(is_spdx(part) for part in text.split(",")):
         return []
     called = f" ({name})" if name else ""
-    return [f"license {text!r}{called} is no SPDX id; it is kept as it is (apr stamp --license sets another)"]
+    return [
+        f"license {text!r}{called} is not an SPDX id; it is kept as it is (apr stamp --license sets another)"
+    ]

@@ -146,7 +146,7 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
         try:
             parsed = json.loads(tokenizer_json)
         except (ValueError, RecursionError) as error:
-            return PreChoice(None, "none", f"tokenizer.json is no JSON text: {error}")
+            return PreChoice(None, "none", f"tokenizer.json is not JSON text: {error}")
     model = parsed.get("model") if isinstance(parsed, Mapping) else None
     if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
         return PreChoice(None, "none", "only byte-level BPE tokenizers have a pre-tokenizer in GGUF")

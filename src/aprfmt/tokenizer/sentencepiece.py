@@ -74,7 +74,7 @@ def read(data: bytes, path: str) -> SentencePiece:
         elif number == 3 and isinstance(value, memoryview):
             _normalizer(model, value, offset, path)
     if not model.pieces:
-        raise CorruptError("the file holds no pieces, it is no SentencePiece model", path=path)
+        raise CorruptError("the file holds no pieces, it is not a SentencePiece model", path=path)
     return model
 
 
@@ -85,7 +85,7 @@ def _piece(data: memoryview, start: int, path: str) -> Piece:
             try:
                 text = str(value, "utf-8")
             except UnicodeDecodeError as error:
-                raise CorruptError(f"a piece is no UTF-8 text: {error}", path=path, offset=offset) from error
+                raise CorruptError(f"a piece is not UTF-8 text: {error}", path=path, offset=offset) from error
         elif number == 2 and isinstance(value, int):
             score = struct.unpack("<f", struct.pack("<I", value & 0xFFFFFFFF))[0]
         elif number == 3 and isinstance(value, int):

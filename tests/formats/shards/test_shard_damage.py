@@ -42,9 +42,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "bytes instead of"),
     "shorter": (lambda path: path.write_bytes(path.read_bytes()[:-64]), "bytes instead of"),
     "header": (lambda path: flip(path, 8), "checksum"),
-    "footer": (lambda path: flip(path, -1), "its checksum is another one"),
+    "footer": (lambda path: flip(path, -1), "its checksum differs"),
     "tensor name": (lambda path: flip(path, path.read_bytes().rindex(b".weight") - 1), "other tensors"),
-    "revision": (other_revision, "its checksum is another one"),
+    "revision": (other_revision, "its checksum differs"),
 }
 
 

@@ -49,15 +49,15 @@ def _two_bits(name: str, file_type: int, dtype: str, advice: str, better: str, a
     return Mix(name, file_type, dtype, advice, rules)
 
 
-# Output projections of attention in models of eight experts, which are no falcons.
+# Output projections of attention in models of eight experts, which are not Falcons.
 _EIGHT = "falcon: experts8:Q5_K"
 
 _NEEDS = "needs an importance matrix"
 
 _ROWS = (
-    _mix("q8_0", 7, "Q8_0", "as good as the floats at half their size"),
-    _mix("q6_k", 18, "Q6_K", "hardly any loss that can be measured"),
-    _mix("q5_k_m", 17, "Q5_K", "small loss; where memory allows more than q4_k_m",
+    _mix("q8_0", 7, "Q8_0", "as good as 16-bit floats at half the size"),
+    _mix("q6_k", 18, "Q6_K", "hardly any measurable loss"),
+    _mix("q5_k_m", 17, "Q5_K", "small loss; if memory allows more than q4_k_m",
          attn_v="more:Q6_K", ffn_down="more:Q6_K"),
     _mix("q5_k_s", 16, "Q5_K", "q5_k_m without its better layers"),
     _mix("q5_1", 9, "Q5_1", "older form; q5_k_m is better at the same size"),
@@ -77,14 +77,14 @@ _ROWS = (
         {"*": "stacked:MXFP4 Q8_0", "output": "Q8_0"}),
     _mix("q3_k_l", 13, "Q3_K", "the largest with three bits",
          attn_v="Q5_K", attn_output="falcon:Q4_K experts8: Q5_K", ffn_down="falcon:Q4_K Q5_K"),
-    _mix("q3_k_m", 12, "Q3_K", "three bits; the loss shows",
+    _mix("q3_k_m", 12, "Q3_K", "three bits; the loss is noticeable",
          attn_v="70b:Q5_K first2:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K",
          ffn_down="first/16:Q5_K falcon&!more: Q4_K"),
     _mix("q3_k_s", 11, "Q3_K", "the smallest of its family with three bits",
          attn_v="70b:Q5_K", attn_output=_EIGHT),
-    _mix("iq3_m", 27, "IQ3_S", "better than q3_k_m at less size; take an importance matrix",
+    _mix("iq3_m", 27, "IQ3_S", "better and smaller than q3_k_m; use an importance matrix",
          attn_v="70b:Q5_K Q4_K", attn_output=f"{_EIGHT} Q4_K", ffn_down="first/8:Q4_K experts8&more:Q4_K"),
-    _mix("iq3_s", 26, "IQ3_S", "iq3_m without its better layers; take an importance matrix",
+    _mix("iq3_s", 26, "IQ3_S", "iq3_m without its better layers; use an importance matrix",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_output=_EIGHT),
     _mix("iq3_xs", 22, "IQ3_S", f"between iq3_s and iq3_xxs; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", attn_k="IQ3_XXS", attn_q="IQ3_XXS", attn_output=_EIGHT,
@@ -93,7 +93,7 @@ _ROWS = (
          output="Q5_K", token_embd="IQ3_S", attn_v="70b&gqa4:Q5_K gqa4:Q4_K imatrix: IQ3_S",
          attn_k="IQ2_S", attn_q="IQ2_S", attn_output=f"{_EIGHT} IQ3_S",
          ffn_down="imatrix: first/8:Q4_K Q3_K"),
-    _mix("q2_k", 10, "Q2_K", "two to three bits; for models that fit in no other way",
+    _mix("q2_k", 10, "Q2_K", "two to three bits; for models that do not fit otherwise",
          attn_v="70b:Q5_K gqa4:Q4_K Q3_K", attn_output=f"{_EIGHT} Q3_K", ffn_down="Q3_K"),
     _mix("q2_k_s", 21, "Q2_K", f"two bits nearly everywhere; {_NEEDS}",
          attn_v="70b&gqa4:Q5_K gqa4:Q4_K", ffn_down="first/8:Q4_K"),
@@ -104,7 +104,7 @@ _ROWS = (
     _two_bits("iq1_m", 31, "IQ1_M", f"for trials with very large models; {_NEEDS}", "Q2_K", "IQ2_XXS"),
     _two_bits("iq1_s", 24, "IQ1_S", f"the smallest of all; {_NEEDS}", "Q2_K", "IQ2_XXS"),
     _mix("tq2_0", 37, "TQ2_0", "for models trained with weights -1, 0, 1 only", token_embd="Q4_K"),
-    _mix("tq1_0", 36, "TQ1_0", "the same in less space, slower", token_embd="Q4_K"),
+    _mix("tq1_0", 36, "TQ1_0", "as tq2_0, smaller but slower", token_embd="Q4_K"),
     _mix("q2_0", 41, "Q2_0", "for models trained with two-bit weights only", token_embd="Q4_K"),
     _mix("q1_0", 40, "Q1_0", "for models trained with one-bit weights only"),
 )  # fmt: skip
@@ -145,11 +145,11 @@ def uniform_mix(dtype: str) -> Mix | None:
 def require_quantised(name: str) -> None:
     """Raises UsageError for a name that means floats, or nothing at all."""
     if _key(name) in ("keep", "f32", "f16", "bf16", "f64"):
-        raise UsageError(f"{name} is no quantisation", hint=f"apr convert FILE -o OUT --dtype {name}")
+        raise UsageError(f"{name} is not a quantised type", hint=f"apr convert FILE -o OUT --dtype {name}")
 
 
 def unknown(name: str, *others: str) -> UsageError:
-    """The error for a name that is no mix and none of `others`, with the nearest that is one."""
+    """The error for a name that is not a mix and none of `others`, with the nearest that is one."""
     known = [*others, *MIXES, *ALIASES]
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = (f"did you mean {near[0]}? " if near else "") + "known: " + ", ".join([*others, *MIXES])

@@ -49,7 +49,7 @@ class Output:
     """The planned files, with every size and offset; nothing is written yet.
 
     Attributes:
-        layouts: the files. Several of a target that is no folder stand beside each other.
+        layouts: the files. Several of a target that is not a folder stand beside each other.
         tensors: all tensors, for the report.
         lossless: whether the source can be restored byte for byte from them.
         ready: called before a byte is written; raises where the source is damaged, which a plan does not look for.
