@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprError
 
@@ -23,11 +23,22 @@ _LAZY = {
     "encode": "aprfmt.codecs.recode",
     "read_v1": "aprfmt.formats.apr1",
     "write_v1": "aprfmt.formats.apr1",
-    "stamp_file": "aprfmt.convert.stamp",
     "import_model": "aprfmt.convert.api",
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
+    "quantize_model": "aprfmt.convert.api",
     "Report": "aprfmt.convert.report",
+    "stamp": "aprfmt.convert.stamp",
+    "StampReport": "aprfmt.convert.stamp",
+    "inspect": "aprfmt.inspection.describe",
+    "Inspection": "aprfmt.inspection.describe",
+    "validate": "aprfmt.inspection.validate",
+    "Validation": "aprfmt.inspection.validate",
+    "diff": "aprfmt.inspection.diff",
+    "Comparison": "aprfmt.inspection.diff",
+    "evaluate": "aprfmt.api",
+    "Evaluation": "aprfmt.api",
+    "report": "aprfmt.api",
     "Model": "aprfmt.model",
     "Tensor": "aprfmt.model",
 }
@@ -35,33 +46,45 @@ _LAZY = {
 __all__ = [
     "APR_FLAGS",
     "AprError",
+    "Comparison",
+    "Evaluation",
+    "Inspection",
     "Model",
     "RawTensor",
     "Report",
+    "StampReport",
     "Tensor",
+    "Validation",
     "__version__",
     "canonicalize_aliases",
     "convert_model",
     "detect",
+    "diff",
     "dump_metadata",
     "encode",
+    "evaluate",
     "export_model",
     "import_model",
+    "inspect",
     "load_file",
     "open",
+    "quantize_model",
     "read_v1",
+    "report",
     "rewrite_file",
     "save_file",
-    "stamp_file",
+    "stamp",
     "stamp_metadata",
+    "validate",
     "write_v1",
 ]
 
 if TYPE_CHECKING:
+    from aprfmt.api import Evaluation, evaluate, report
     from aprfmt.codecs.recode import encode
-    from aprfmt.convert.api import convert_model, export_model, import_model
+    from aprfmt.convert.api import convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.report import Report
-    from aprfmt.convert.stamp import stamp_file
+    from aprfmt.convert.stamp import StampReport, stamp
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1
     from aprfmt.formats.apr2 import FLAGS as APR_FLAGS
@@ -70,17 +93,20 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr_metadata import canonicalize_aliases
     from aprfmt.formats.apr_metadata import dump as dump_metadata
     from aprfmt.formats.apr_metadata import stamp as stamp_metadata
+    from aprfmt.inspection.describe import Inspection, inspect
+    from aprfmt.inspection.diff import Comparison, diff
+    from aprfmt.inspection.validate import Validation, validate
     from aprfmt.model import Model, Tensor
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     place = _LAZY.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     module, _, other = place.partition(":")
-    value = getattr(import_module(module), other or name)
+    value: object = getattr(import_module(module), other or name)
     globals()[name] = value
     return value
 

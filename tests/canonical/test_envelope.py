@@ -28,7 +28,7 @@ def packed(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     build(CASES["llama-bias"], folder, None, dtype="bfloat16")
     aprfmt.import_model(folder, tmp_path / "plain.apr", data_license="CC0-1.0", data_source="made up")
-    aprfmt.stamp_file(tmp_path / "plain.apr", tmp_path / "a.apr", set={"note": {"b": [1, 2.5], "a": "é"}})
+    aprfmt.stamp(tmp_path / "plain.apr", tmp_path / "a.apr", set={"note": {"b": [1, 2.5], "a": "é"}})
     return tmp_path / "a.apr"
 
 
@@ -54,7 +54,7 @@ def test_tensors_and_metadata_survive_the_trip_through_gguf(packed: Path, tmp_pa
 def test_an_edit_that_no_gguf_key_holds_reaches_the_next_gguf(packed: Path, tmp_path: Path) -> None:
     aprfmt.export_model(packed, tmp_path / "m.gguf")
     aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
-    aprfmt.stamp_file(tmp_path / "b.apr", tmp_path / "c.apr", data_license="MIT")
+    aprfmt.stamp(tmp_path / "b.apr", tmp_path / "c.apr", data_license="MIT")
     aprfmt.export_model(tmp_path / "c.apr", tmp_path / "n.gguf")
     aprfmt.import_model(tmp_path / "n.gguf", tmp_path / "d.apr", data_source="stated now")
     _, metadata = contents(tmp_path / "d.apr")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from aprfmt.convert.options import COMMON, Options, parse_size
 from aprfmt.convert.targets.base import TARGETS
 from aprfmt.errors import UsageError
 
+ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = [api.import_model, api.export_model, api.convert_model, api.quantize_model]
 CONVERT: Callable[..., Any] = api.convert_model
 
@@ -49,14 +49,13 @@ def test_a_type_checker_refuses_wrong_names_and_types(tmp_path: Path) -> None:
         'aprfmt.convert_model("a", "b", dtyp="q8_0", plan="yes")\n'
         'aprfmt.import_model("a", "b", threads="four")\n'
     )
-    root = Path(aprfmt.__file__).parents[1]
+    # With the configuration and the cache of the repository, so that only the snippet is new.
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(snippet)],
+        [sys.executable, "-m", "mypy", "--no-error-summary", str(snippet)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(root)},
+        cwd=ROOT,
     )
     lines = [line for line in done.stdout.splitlines() if "error:" in line]
     assert [line.split(":")[1] for line in lines] == ["3", "3", "4"], done.stdout + done.stderr
@@ -154,6 +153,34 @@ def test_the_command_says_so_too(tiny_gguf: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--pre does not apply to the format safetensors" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_the_other_functions_check_their_arguments_too(tiny_gguf: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
+    stamp: Callable[..., Any] = aprfmt.stamp
+    evaluate: Callable[..., Any] = aprfmt.evaluate
+    for call in (
+        lambda: stamp(tmp_path / "m.apr", tmp_path / "s.apr", license=7),
+        lambda: stamp(tmp_path / "m.apr", tmp_path / "s.apr", license="MIT", force="yes"),
+        lambda: stamp(tmp_path / "m.apr", 7, license="MIT"),
+        lambda: stamp(tmp_path / "m.apr", tmp_path / "s.apr", set=["license"]),
+        lambda: stamp(7, in_place=True, license="MIT"),
+        lambda: evaluate(tmp_path / "m.apr", tmp_path, limit="many"),
+        lambda: evaluate(tmp_path / "m.apr", 7),
+        lambda: aprfmt.report(tmp_path / "m.apr", tmp_path / "page.pdf"),
+        lambda: aprfmt.open(7),  # type: ignore[arg-type]
+        lambda: aprfmt.detect(b"m.apr"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.apr"]
+
+
+def test_every_public_name_is_there() -> None:
+    for name in aprfmt.__all__:
+        assert getattr(aprfmt, name) is not None
+    assert aprfmt.stamp.__module__ == "aprfmt.convert.stamp"
+    assert sorted(aprfmt.__all__) == sorted({*aprfmt._LAZY, "AprError", "__version__"})
 
 
 def test_import_writes_no_other_container(tiny_gguf: Path, tmp_path: Path) -> None:

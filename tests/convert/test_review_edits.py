@@ -11,7 +11,7 @@ from gguf import GGUFValueType
 from plain_models import GGUF_KEYS, gguf_names, weights, write_folder, write_gguf
 
 import aprfmt
-from aprfmt.convert.stamp import stamp_file
+from aprfmt.convert.stamp import stamp
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def apr(tmp_path: Path) -> Path:
 
 def stamped(apr: Path, **values: Any) -> Path:
     out = apr.with_name("stamped.apr")
-    stamp_file(apr, out, set={key.replace("__", "."): value for key, value in values.items()})
+    stamp(apr, out, set={key.replace("__", "."): value for key, value in values.items()})
     return out
 
 

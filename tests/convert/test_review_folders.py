@@ -61,7 +61,7 @@ def test_a_snapshot_of_the_hubs_cache_comes_back_without_more_files(
 
 def test_a_source_that_was_stated_still_reaches_the_folder(tmp_path: Path) -> None:
     aprfmt.import_model(write_folder(tmp_path / "f"), tmp_path / "m.apr")
-    aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"source": "https://huggingface.co/a/b"})
+    aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", set={"source": "https://huggingface.co/a/b"})
     aprfmt.export_model(tmp_path / "s.apr", tmp_path / "back")
     assert "https://huggingface.co/a/b" in (tmp_path / "back" / "apr_metadata.json").read_text()
 
@@ -117,7 +117,7 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
 def test_a_custom_entry_reaches_the_gguf_of_another_program(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "s.gguf", gguf_names(weights()), GGUF_KEYS)
     aprfmt.import_model(source, tmp_path / "m.apr")
-    aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "e.apr", set={"note": 1})
+    aprfmt.stamp(tmp_path / "m.apr", tmp_path / "e.apr", set={"note": 1})
     assert not aprfmt.export_model(tmp_path / "e.apr", tmp_path / "out.gguf").lossless
     aprfmt.import_model(tmp_path / "out.gguf", tmp_path / "again.apr")
     with aprfmt.open(tmp_path / "again.apr") as model:

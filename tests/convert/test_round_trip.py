@@ -98,9 +98,7 @@ def test_an_edit_takes_effect_and_the_rest_of_the_keys_stay(tiny_gguf: Path, tmp
 
 def test_stamping_leaves_tensors_alone_and_travels_on(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
-    aprfmt.stamp_file(
-        tmp_path / "m.apr", tmp_path / "s.apr", data_source="teacher-only", set={"note": [1, "x"]}
-    )
+    aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", data_source="teacher-only", set={"note": [1, "x"]})
     with aprfmt.open(tmp_path / "m.apr") as a, aprfmt.open(tmp_path / "s.apr") as b:
         assert b.metadata["data_source"] == "teacher-only"
         assert b.metadata["note"] == [1, "x"]
@@ -110,7 +108,7 @@ def test_stamping_leaves_tensors_alone_and_travels_on(tiny_gguf: Path, tmp_path:
         assert b.checksum() == {"header": "ok", "footer": "ok"}
     aprfmt.export_model(tmp_path / "s.apr", tmp_path / "back.gguf")
     aprfmt.import_model(tmp_path / "back.gguf", tmp_path / "again.apr")
-    aprfmt.stamp_file(tmp_path / "again.apr", tmp_path / "plain.apr", set={"note": None, "data_source": None})
+    aprfmt.stamp(tmp_path / "again.apr", tmp_path / "plain.apr", set={"note": None, "data_source": None})
     with aprfmt.open(tmp_path / "again.apr") as model:
         assert model.metadata["note"] == [1, "x"]
     # without the edits it is the first file again

@@ -208,10 +208,8 @@ def test_flags_win_and_take_the_old_licence_along(folder: Folder, tmp_path: Path
 
 def test_stamping_a_folder_without_a_card_gives_it_one(folder: Folder, tmp_path: Path) -> None:
     aprfmt.import_model(folder(), tmp_path / "m.apr")
-    stamped = aprfmt.stamp_file(
-        tmp_path / "m.apr", tmp_path / "s.apr", license="mit", data_source="teacher-only"
-    )
-    assert stamped["stamped"] == {"license": "MIT", "data_source": "teacher-only"}
+    stamped = aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", license="mit", data_source="teacher-only")
+    assert stamped.stamped == {"license": "MIT", "data_source": "teacher-only"}
     assert not aprfmt.export_model(tmp_path / "s.apr", tmp_path / "back").lossless
     front = model_card.from_card(parse_card((tmp_path / "back" / "README.md").read_bytes())[0])[0]
     assert (front["license"], front["data_source"]) == ("MIT", "teacher-only")
@@ -318,7 +316,7 @@ def test_an_edited_licence_changes_its_keys_only(tmp_path: Path) -> None:
         ("general.mine", GgufType.BOOL, True),
     ]
     aprfmt.import_model(write_gguf(tmp_path / "m.gguf", *keys), tmp_path / "m.apr")
-    aprfmt.stamp_file(tmp_path / "m.apr", in_place=True, license="MIT")
+    aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="MIT")
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf")
     assert [(k, v) for k, _, v in general_keys(tmp_path / "back.gguf")] == [
         ("general.license", "MIT"),
@@ -353,7 +351,7 @@ def test_a_crafted_record_does_no_harm(value: Any, folder: Folder, tmp_path: Pat
     aprfmt.save_file(tensors, tmp_path / "c.apr", metadata=values)
     aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c.gguf")
     aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c")
-    aprfmt.stamp_file(tmp_path / "c.apr", in_place=True, license="MIT")
+    aprfmt.stamp(tmp_path / "c.apr", in_place=True, license="MIT")
     assert {key for key, _, _ in general_keys(tmp_path / "c.gguf")} <= {
         *("general.name", "general.tags", "general.dataset.count", "general.dataset.0.name"),
     }
@@ -367,6 +365,6 @@ def test_a_card_with_a_lone_surrogate_is_written_with_a_replacement(folder: Fold
 def test_a_licence_set_as_a_key_is_checked_too(folder: Folder, tmp_path: Path) -> None:
     aprfmt.import_model(folder(), tmp_path / "m.apr")
     with pytest.raises(UsageError):
-        aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "unknown"})
-    aprfmt.stamp_file(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "mit"})
+        aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "unknown"})
+    aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", set={"license": "mit"})
     assert typed(tmp_path / "s.apr")["license"] == "MIT"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import out, pairs, printable
-from aprfmt.errors import MissingDependencyError
 from aprfmt.text import format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.api import EvaluatedModel, Evaluation
 
 
 def command(
@@ -68,12 +69,10 @@ def command(
     apr eval run/model.apr --data run/tokens --json
     apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
     """
-    if find_spec("torch") is None:
-        raise MissingDependencyError("an evaluation needs torch", hint="pip install 'aprfmt[train]'")
-    from aprtrain.score import score
+    from aprfmt.api import evaluate
 
-    body = score(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say)
-    out.result(body, _text(body))
+    found = evaluate(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say)
+    out.result(found.to_json(), _text(found))
 
 
 def _say(text: str) -> None:
@@ -82,29 +81,29 @@ def _say(text: str) -> None:
         print(text, file=out.error_stream, flush=True)
 
 
-def _text(body: dict[str, Any]) -> Iterator[str]:
-    yield f"{printable(body['file'])}: {_kind(body)}"
+def _text(found: Evaluation) -> Iterator[str]:
+    yield f"{printable(found.file)}: {_kind(found)}"
     rows = [
-        ("cross entropy", f"{body['ce']:.4f} nats a token, perplexity {body['perplexity']:,.3f}"),
-        ("first choice", f"right for {body['accuracy']:.2%} of the tokens"),
+        ("cross entropy", f"{found.ce:.4f} nats a token, perplexity {found.perplexity:,.3f}"),
+        ("first choice", f"right for {found.accuracy:.2%} of the tokens"),
     ]
-    if (teacher := body["teacher"]) is not None:
+    if (teacher := found.teacher) is not None:
         rows += [
-            ("teacher", f"{teacher['file']}: {_kind(teacher)}, cross entropy {body['teacher_ce']:.4f} nats"),
-            ("KL", f"{body['kl']:.4g} nats a token from the teacher to the model"),
-            ("agreement", f"the same first choice at {body['agreement']:.2%} of the tokens"),
+            ("teacher", f"{teacher.file}: {_kind(teacher)}, cross entropy {found.teacher_ce:.4f} nats"),
+            ("KL", f"{found.kl:.4g} nats a token from the teacher to the model"),
+            ("agreement", f"the same first choice at {found.agreement:.2%} of the tokens"),
         ]
-    read = f"{body['tokens']:,} tokens in {body['windows']:,} windows of {body['seq_len']:,}"
-    left_out = ", ".join(f"{n} {what}" for what, n in body["left_out"].items())
+    read = f"{found.tokens:,} tokens in {found.windows:,} windows of {found.seq_len:,}"
+    left_out = ", ".join(f"{n} {what}" for what, n in found.left_out.items())
     yield from pairs(
         [
             *rows,
-            ("read", f"{read}; {body['data_tokens']:,} tokens in documents: {body['documents']:,}"),
+            ("read", f"{read}; {found.data_tokens:,} tokens in documents: {found.documents:,}"),
             *([("left out", left_out)] if left_out else []),
-            ("time", f"{format_seconds(body['seconds'])} on {body['device']} in {body['dtype']}"),
+            ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
         ]
     )
 
 
-def _kind(model: dict[str, Any]) -> str:
-    return f"{model['architecture']}, {format_count(model['parameters'])} parameters, {model['format']}"
+def _kind(model: EvaluatedModel) -> str:
+    return f"{model.architecture}, {format_count(model.parameters)} parameters, {model.format}"

@@ -48,40 +48,20 @@ def command(
     apr report model.gguf -o page.html
     apr report run --json
     """
-    from aprtrain.report.summary import is_run, numbers, write
+    from aprfmt.api import report
+    from aprfmt.formats import detect
+    from aprtrain.report.summary import is_run
 
-    path = Path(file)
-    written = {"output": str(output) if output is not None else None}
-    if not is_run(path):
-        body = _model(file, output, force=force)
-        lines = pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))])
-        out.result({**body, **written}, lines)
+    if is_run(Path(file)):
+        body = report(file, output, force=force)
+        out.result(body, _text(body, output))
         return
-    body = numbers(path) if output is None else write(path, output, force=force)
-    out.result({"file": file, **body, **written}, _text(body, output))
-
-
-def _model(file: str, output: Path | None, *, force: bool) -> dict[str, object]:
-    """Reads the model, writes its page where one is named; what it found."""
-    from aprfmt.formats import open as open_model
-    from aprfmt.inspection.model_page import html, survey
-    from aprfmt.io.segments import FileLayout, Literal
-    from aprfmt.io.write import WriteOptions, write_file
-
-    with open_model(file) as model:
-        if output is None and out.mode != "json":
-            raise UsageError(
-                "the report on a model is an HTML page", hint="add -o page.html, or see apr inspect"
-            )
-        if output is not None and output.suffix.lower() not in (".html", ".htm"):
-            raise UsageError("the report on a model is an HTML page: -o page.html", path=output)
-        with Bar("reading") as bar:
-            n_bytes = sum(t.n_bytes for t in model.tensors.entries)
-            found = survey(model, bar.progress(n_bytes) if bar.progress else None)
-    if output is not None:
-        layout = FileLayout(output.name, [Literal(html(found).encode())])
-        write_file(str(output), layout, WriteOptions(force=force))
-    return found.to_json() | {"file": file}
+    if output is None and out.mode != "json":
+        detect(file)  # a path that holds no model is the greater mistake
+        raise UsageError("the report on a model is an HTML page", hint="add -o page.html, or see apr inspect")
+    with Bar("reading") as bar:
+        body = report(file, output, force=force, progress=bar.progress)
+    out.result(body, pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))]))
 
 
 def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,9 @@ from aprfmt.cli.output import as_text, out, pairs, printable
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes
 from aprfmt.types import JsonObject
+
+if TYPE_CHECKING:
+    from aprfmt.convert.stamp import StampReport
 
 
 def command(
@@ -66,13 +69,13 @@ def command(
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
     apr stamp model.apr --in-place --set 'description="a small model"'
     """
-    from aprfmt.convert.stamp import stamp_file
+    from aprfmt.convert.stamp import stamp
 
     if (output is None) != in_place:
         raise UsageError("give either -o PATH or --in-place", hint=f"apr stamp {file} -o stamped.apr ...")
     if output is not None:
         refuse_terminal(output)
-    report = stamp_file(
+    report = stamp(
         file,
         file if output is None else output,
         license=license,
@@ -86,7 +89,7 @@ def command(
         in_place=in_place,
         force=force,
     )
-    out.result(report, _text(file if output is None else output, report))
+    out.result(report.to_json(), _text(report))
 
 
 def parse_assignments(items: list[str]) -> JsonObject | None:
@@ -112,9 +115,7 @@ def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
-def _text(path: Path, report: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{out.style('stamped', 'green')} {out.style(printable(str(path)), 'bold')}"
-    rows = [(key, as_text(value)) for key, value in (report.get("stamped") or {}).items()]
-    if "output_bytes" in report:
-        rows.append(("size", format_bytes(report["output_bytes"])))
-    yield from pairs(rows)
+def _text(report: StampReport) -> Iterator[str]:
+    yield f"{out.style('stamped', 'green')} {out.style(printable(report.output), 'bold')}"
+    rows = [(key, as_text(value)) for key, value in report.stamped.items()]
+    yield from pairs([*rows, ("size", format_bytes(report.output_bytes))])

@@ -15,7 +15,7 @@ from aprfmt.canonical.model import Canonical, canonical, embedding_rows
 from aprfmt.canonical.packed import Decoding
 from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.memory import flow_for, planned
-from aprfmt.convert.options import Options, parse_options, parse_path
+from aprfmt.convert.options import Options, parse_options
 from aprfmt.convert.quantize.mixes import find_mix, require_quantised
 from aprfmt.convert.quantize.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
@@ -98,12 +98,12 @@ def import_model(
         AprError: with code "usage" for a wrong value or option; nothing is left behind then.
     """
     given = locals()
-    suffix = Path(parse_path("dst", dst)).suffix.lower()
+    suffix = Path(formats.path_text(dst, "dst")).suffix.lower()
     if suffix in (".gguf", ".safetensors"):
         raise UsageError(
             f"import writes .apr files, but the output is named {suffix}",
             path=dst,
-            hint=f"apr convert {os.fspath(parse_path('src', src))} -o {os.fspath(dst)}",
+            hint=f"apr convert {src} -o {dst}",
         )
     return _convert(given | {"format": "apr"})
 
@@ -220,7 +220,7 @@ def quantize_model(
 
 def _convert(given: dict[str, object]) -> Report:
     start = time.monotonic()
-    src, dst = (os.fspath(parse_path(name, given.pop(name))) for name in ("src", "dst"))
+    src, dst = (formats.path_text(given.pop(name), name) for name in ("src", "dst"))
     options = parse_options(given)
     target = find_target(dst, options.format)
     check_options(options, target)

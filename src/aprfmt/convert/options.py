@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from reprlib import repr as short
 from typing import Any
 
 from aprfmt.errors import UsageError
+from aprfmt.formats import path_text
 from aprfmt.io.pipe import MOST_THREADS
 from aprfmt.io.write import StartProgress
 from aprfmt.types import PathLike
@@ -88,7 +88,8 @@ def _wrong(name: str, expected: str, value: object) -> UsageError:
     return UsageError(f"{name} must be {expected}, not {short(value)}")
 
 
-def _flag(name: str, value: object) -> bool:
+def parse_flag(name: str, value: object) -> bool:
+    """`value` where it is True or False. Raises UsageError."""
     if not isinstance(value, bool):
         raise _wrong(name, "True or False", value)
     return value
@@ -108,11 +109,8 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def parse_path(name: str, value: object) -> str | os.PathLike[str]:
-    """`value` where it is a path. Raises UsageError."""
-    if not isinstance(value, str | os.PathLike):
-        raise _wrong(name, "a path", value)
-    return value
+def _path(name: str, value: object) -> str:
+    return path_text(value, name)
 
 
 def _progress(name: str, value: object) -> object:
@@ -163,10 +161,10 @@ _PARSERS: dict[str, Parser] = {
     "shard_size": _optional(lambda _, value: parse_size(value, least=0)),
 }
 _PARSERS_BY_TYPE: dict[str, Parser] = {
-    "bool": _flag,
+    "bool": parse_flag,
     "str": _text,
     "str | None": _optional(_text),
     "Sequence[str]": _texts,
-    "PathLike | None": _optional(parse_path),
+    "PathLike | None": _optional(_path),
     "StartProgress | None": _optional(_progress),
 }

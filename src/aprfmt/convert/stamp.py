@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY
 from aprfmt.canonical.checks import check_vocabulary, read_tokenizer
 from aprfmt.canonical.model import canonical
+from aprfmt.convert.options import parse_flag
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
@@ -29,7 +29,30 @@ _LISTS = ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.token_type", "t
 _TOKEN_IDS = ("tokenizer.bos_token_id", "tokenizer.eos_token_id")
 
 
-def stamp_file(
+@dataclass(frozen=True, slots=True)
+class StampReport:
+    """The result of stamp.
+
+    Attributes:
+        source, output: paths.
+        input_bytes, output_bytes: sizes of all files read and written.
+        tensor_count: tensors, all unchanged.
+        stamped: what was set, None for what was removed.
+    """
+
+    source: str
+    output: str
+    input_bytes: int
+    output_bytes: int
+    tensor_count: int
+    stamped: dict[str, object]
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr stamp --json`."""
+        return asdict(self)
+
+
+def stamp(
     src: PathLike,
     dst: PathLike | None = None,
     *,
@@ -39,17 +62,27 @@ def stamp_file(
     hf_architecture: str | None = None,
     hf_model_type: str | None = None,
     architecture: str | None = None,
-    set: Mapping[str, Any] | None = None,
+    set: Mapping[str, object] | None = None,
     tokenizer: PathLike | None = None,
     in_place: bool = False,
     force: bool = False,
-) -> dict[str, Any]:
+) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
 
-    `set` takes any metadata key; a value of None removes the key. Returns source, output, input_bytes,
-    output_bytes, tensor_count, stamped. Raises UsageError for an empty patch or a licence that is no SPDX id,
-    UnsupportedError for other formats.
+    Args:
+        src, dst: the `.apr` files.
+        license, data_source, data_license, hf_architecture, hf_model_type, architecture: the typed fields.
+        set: any metadata key; a value of None removes the key.
+        tokenizer: tokenizer files (a folder or a tokenizer.json) to put in.
+        in_place: replace `src` itself, in one step.
+        force: replace an existing output.
+
+    Raises:
+        UsageError: an empty patch, a value of the wrong kind, a licence that is not an SPDX id.
+        UnsupportedError: `src` is in another format.
     """
+    parse_flag("in_place", in_place)
+    parse_flag("force", force)
     given = {
         "license": license,
         "data_source": data_source,
@@ -58,16 +91,18 @@ def stamp_file(
         "hf_model_type": hf_model_type,
         "architecture": architecture,
     }
-    patch: dict[str, Any] = {key: value for key, value in given.items() if value is not None} | dict(
+    if set is not None and not isinstance(set, Mapping):
+        raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
+    patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(
         set or {}
     )
     # However a licence is given, it is checked and spelled as SPDX does.
     patch |= provenance.from_flags(
-        {key: patch[key] for key in provenance.FLAGS if isinstance(patch.get(key), str)}
+        {key: value for key in provenance.FLAGS if isinstance(value := patch.get(key), str)}
     )
     if not patch and tokenizer is None:
         raise UsageError(
-            "nothing to stamp", hint="give --license, --data-source, --set SOURCE_KEY=JSON or --tokenizer DIR"
+            "nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR"
         )
     own = next((key for key in patch if key.startswith("aprfmt.")), None)
     if own is not None:
@@ -88,25 +123,20 @@ def stamp_file(
                 path=model.path,
                 hint="write one file with -o, then apr shard it again",
             )
-        target = os.fspath(model.path if in_place or dst is None else dst)
+        target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
         layout = FileLayout(
             os.path.basename(target), _segments(model, native.flags, patch, tokenizer), crc_footer=True
         )
         write_file(target, layout, WriteOptions(force or in_place))
-        return {
-            "source": os.fspath(src),
-            "output": target,
-            "input_bytes": model.size_bytes,
-            "output_bytes": layout.n_bytes,
-            "tensor_count": len(model.tensors.entries),
-            "stamped": patch | ({"tokenizer": os.fspath(tokenizer)} if tokenizer is not None else {}),
-        }
+        done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
+        n_tensors = len(model.tensors.entries)
+        return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done)
 
 
 def _segments(
-    model: Model, flags: int, patch: Mapping[str, Any], tokenizer: PathLike | None
+    model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None
 ) -> list[Segment]:
     values = dict(model.metadata)
     if tokenizer is not None:
@@ -122,7 +152,7 @@ def _segments(
     return apr2_write.layout_from_model(model, text, flags)
 
 
-def _outdates_record(values: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) -> bool:
     """Whether the record of the source files would give the old tokenizer back.
 
     That of a GGUF refers to the lists only; its other keys follow the metadata on export.
@@ -132,7 +162,7 @@ def _outdates_record(values: Mapping[str, Any], patch: Mapping[str, Any]) -> boo
     return any(key in _LISTS if of_gguf else key.startswith("tokenizer.") for key in patch)
 
 
-def _edited(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def _edited(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
     removed = {key for key, value in patch.items() if value is None}
     edits = apr_metadata.canonicalize_aliases({k: v for k, v in patch.items() if v is not None})
     kept = {key: value for key, value in values.items() if key not in removed}
@@ -147,7 +177,7 @@ def _edited(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     return out
 
 
-def _with_tokenizer(model: Model, values: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _with_tokenizer(model: Model, values: dict[str, object], folder: Path) -> dict[str, object]:
     """`values` with the tokenizer replaced; the record of the source files goes, since it names the old lists."""
     new = read_tokenizer(folder)
     check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError
+from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
 from aprfmt.io.files import is_folder
 from aprfmt.io.source import Source
 from aprfmt.types import PathLike
@@ -175,9 +175,17 @@ def detect(path: PathLike) -> str:
     return _reader_of(resolve(path)).name
 
 
+def path_text(value: object, name: str = "path") -> str:
+    """A path as text. Raises UsageError for a value that is none, calling it `name`."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(f"{name} must be a path, not {value!r:.80}")
+    return text
+
+
 def resolve(path: PathLike) -> Path:
     """`path` itself, or the local snapshot of `hf://org/repo[@revision]`."""
-    text = os.fspath(path)
+    text = path_text(path)
     if text.startswith("hf://"):
         from aprfmt.formats.hub import snapshot
 

@@ -209,7 +209,7 @@ def test_a_manifest_without_our_fields(shards: Path, tiny_apr: Path, tmp_path: P
 
 
 def test_stamping_shards_gives_one_file(shards: Path, tmp_path: Path) -> None:
-    aprfmt.stamp_file(shards, tmp_path / "one.apr", license="MIT")
+    aprfmt.stamp(shards, tmp_path / "one.apr", license="MIT")
     with aprfmt.open(tmp_path / "one.apr") as model:
         assert model.metadata["license"] == "MIT"
         assert "sharding" not in model.metadata
@@ -217,9 +217,9 @@ def test_stamping_shards_gives_one_file(shards: Path, tmp_path: Path) -> None:
         assert len(model.tensors) == 20
     assert validate(tmp_path / "one.apr").passed
     with pytest.raises(RefusedError, match="several files"):
-        aprfmt.stamp_file(shards, in_place=True, license="MIT")
+        aprfmt.stamp(shards, in_place=True, license="MIT")
     with pytest.raises(RefusedError, match="is the input"):
-        aprfmt.stamp_file(shards, sorted(shards.glob("*.apr"))[1], license="MIT", force=True)
+        aprfmt.stamp(shards, sorted(shards.glob("*.apr"))[1], license="MIT", force=True)
 
 
 def test_force_clears_old_shards(shards: Path, tiny_apr: Path) -> None:

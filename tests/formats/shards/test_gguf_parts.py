@@ -135,7 +135,7 @@ def test_zero_merges(tiny_gguf: Path, tmp_path: Path) -> None:
 def test_an_edited_split_becomes_one_file(tiny_gguf: Path, tmp_path: Path) -> None:
     split(tiny_gguf, tmp_path / "out.gguf")
     aprfmt.import_model(parts(tmp_path)[0], tmp_path / "m.apr")
-    aprfmt.stamp_file(tmp_path / "m.apr", in_place=True, set={"name": "other"})
+    aprfmt.stamp(tmp_path / "m.apr", in_place=True, set={"name": "other"})
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "x.gguf")
     with aprfmt.open(tmp_path / "x.gguf") as model:
         assert model.metadata["general.name"] == "other"

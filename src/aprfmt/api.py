@@ -1,0 +1,152 @@
+"""The functions of the package that need more than one room, and the trainer: `evaluate` and `report`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from aprfmt import formats
+from aprfmt.errors import MissingDependencyError, UsageError
+from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.io.write import StartProgress, WriteOptions, write_file
+from aprfmt.types import PathLike
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """One of the models of an evaluation; `format` is None where no file was read."""
+
+    file: str
+    format: str | None
+    architecture: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(EvaluatedModel):
+    """How well a model predicts text, and how close it is to its teacher.
+
+    Attributes:
+        teacher: the model that it was compared with; without one `teacher_ce`, `kl` and `agreement` are None.
+        data: what was read, in `documents` of `data_tokens` together.
+        left_out: reason -> documents that were not read.
+        device, dtype: where and in what it was computed.
+        windows, seq_len, tokens: pieces of text, their length, and the tokens that were predicted.
+        ce, perplexity: cross entropy in nats a token, and e to its power.
+        accuracy: share of tokens that are the model's first choice.
+        teacher_ce: the teacher's cross entropy.
+        kl: KL(teacher, model) in nats a token.
+        agreement: share of tokens where both have the same first choice.
+        dropped_mass: the teacher's probability of tokens that only it has.
+        seconds: of the whole evaluation.
+    """
+
+    teacher: EvaluatedModel | None
+    data: str
+    documents: int
+    data_tokens: int
+    left_out: dict[str, int]
+    device: str
+    dtype: str
+    seq_len: int
+    windows: int
+    tokens: int
+    ce: float
+    perplexity: float
+    accuracy: float
+    kl: float | None
+    agreement: float | None
+    teacher_ce: float | None
+    dropped_mass: float | None
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr eval --json`."""
+        return asdict(self)
+
+
+def evaluate(
+    file: PathLike,
+    data: PathLike,
+    *,
+    teacher: PathLike | None = None,
+    device: str = "cuda",
+    seq_len: int | None = None,
+    limit: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Scores the model `file`, in any container, on the text of `data`.
+
+    Args:
+        file: the model.
+        data: a text, jsonl or Parquet file or a folder of them; of a run's token shards the held-out part is read.
+        teacher: a model to compare with.
+        device: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing.
+        seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
+        limit: score about so many tokens, spread evenly over the data; None: all.
+        log: called with a line now and then about how far it is.
+
+    Raises:
+        MissingDependencyError: without torch.
+        RunError: the evaluation failed; there is no score then.
+    """
+    if find_spec("torch") is None:
+        raise MissingDependencyError("an evaluation needs torch", hint="pip install 'aprfmt[train]'")
+    for name, value in (("seq_len", seq_len), ("limit", limit)):
+        if value is not None and (type(value) is not int or value < 2):
+            raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
+    model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
+    other = formats.path_text(teacher, "teacher") if teacher is not None else None
+    from aprtrain.score import score
+
+    body = score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
+    described = body.pop("teacher")
+    return Evaluation(**body, teacher=EvaluatedModel(**described) if described is not None else None)
+
+
+def report(
+    file: PathLike,
+    output: PathLike | None = None,
+    *,
+    force: bool = False,
+    progress: StartProgress | None = None,
+) -> dict[str, object]:
+    """What there is to say of a model, or of a training run by its folder, and a page of it where `output` is named.
+
+    Args:
+        file: the model or the folder.
+        output: a .html; of a run also a .png of the curves, which needs matplotlib.
+        force: replace an existing output.
+        progress: called with the bytes of a model that are read; gives the function to call with each piece.
+
+    Returns:
+        The object of `apr report --json`.
+
+    Raises:
+        AprError: with code "usage" for another suffix.
+    """
+    from aprtrain.report.summary import is_run, numbers, write
+
+    path = Path(formats.path_text(file, "file"))
+    target = Path(formats.path_text(output, "output")) if output is not None else None
+    written = {"output": str(target) if target is not None else None}
+    if is_run(path):
+        return (
+            {"file": os.fspath(file)}
+            | (numbers(path) if target is None else write(path, target, force=force))
+            | written
+        )
+    from aprfmt.inspection.model_page import html, survey
+
+    if target is not None and target.suffix.lower() not in (".html", ".htm"):
+        raise UsageError("the report on a model is an HTML page: -o page.html", path=target)
+    with formats.open(path) as model:
+        n_bytes = sum(t.n_bytes for t in model.tensors.entries)
+        found = survey(model, progress(n_bytes) if progress is not None else None)
+    if target is not None:
+        layout = FileLayout(target.name, [Literal(html(found).encode())])
+        write_file(str(target), layout, WriteOptions(force=force))
+    return found.to_json() | {"file": os.fspath(file)} | written
