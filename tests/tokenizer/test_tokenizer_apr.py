@@ -41,6 +41,8 @@ def full() -> Tokenizer:
 
 def test_reference_keys() -> None:
     values = apr.to_metadata(full())
+    own = values["aprfmt.tokenizer"]
+    assert isinstance(own, dict)
     assert values == {
         "tokenizer.model": "gpt2",
         "tokenizer.vocabulary": ["a", "b", "ab", "<s>"],
@@ -58,7 +60,7 @@ def test_reference_keys() -> None:
             "flags": {"add_eos": False},
             "chat_templates": {"rag": "R"},
             "n_added": 1,
-            "gguf_keys": values["aprfmt.tokenizer"]["gguf_keys"],
+            "gguf_keys": own["gguf_keys"],
         },
     }
     assert "tokenizer.model_type" not in values
@@ -98,7 +100,9 @@ def test_any_bytes_come_back(
 def test_bytes_stand_as_replacement_characters() -> None:
     values = apr.to_metadata(Tokenizer(model="gpt2", tokens=["a\udcff", "ok"]))
     assert values["tokenizer.vocabulary"] == ["a\ufffd", "ok"]
-    assert values["aprfmt.tokenizer"]["patches"] == {"vocabulary": {"0": "61ff"}}
+    own = values["aprfmt.tokenizer"]
+    assert isinstance(own, dict)
+    assert own["patches"] == {"vocabulary": {"0": "61ff"}}
 
 
 def test_names_must_be_text() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from aprfmt.errors import AprError, CorruptError, LimitError, UnsupportedError
 from aprfmt.tokenizer import hf
-from aprfmt.tokenizer.hf_bpe import is_byte_level
-from aprfmt.tokenizer.hf_kinds import adds_space_prefix
+from aprfmt.tokenizer.hf_models import adds_space_prefix, is_byte_level
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
 BASE: dict[str, Any] = {
@@ -202,7 +201,7 @@ def test_no_json_is_corrupt_and_names_the_file(data: bytes) -> None:
 def test_bad_entries_are_corrupt_and_named(parsed: Any, entry: str) -> None:
     if parsed == changed(added_tokens={}):
         parsed = changed(added_tokens={"x": 1})
-        entry = "added_tokens is no array"
+        entry = "added_tokens is not an array"
     with pytest.raises(CorruptError, match=entry) as caught:
         read(parsed)
     assert caught.value.path == "tokenizer.json"

@@ -5,7 +5,7 @@
     chat_template                                                                the typed field
     aprfmt.tokenizer {special, flags, chat_templates, n_added, extra, gguf_keys, pre_note, patches}    the rest
 
-Texts that are no Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` holds their
+Texts that are not Unicode (a GGUF may hold any bytes) stand in the lists with U+FFFD; `patches` holds their
 bytes.
 """
 
@@ -18,14 +18,15 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.tokenizer.ggml import template_key, to_gguf
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode
 
 __all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
 
+_T = TypeVar("_T")
 OWN_KEY = "aprfmt.tokenizer"
 _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id"}
 _MODELS = {
@@ -45,15 +46,15 @@ _LOOKS_SPECIAL = re.compile(r"<\|.+\|>|</?[a-z_]{1,17}>", re.DOTALL)
 _LOOKS_UNUSED = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|")
 
 
-def to_metadata(tok: Tokenizer) -> dict[str, Any]:
+def to_metadata(tok: Tokenizer) -> dict[str, object]:
     """APR metadata entries for a tokenizer; `files` is not among them.
 
     Raises:
-        RefusedError: a model, pre-tokenizer or template name that is no Unicode text.
+        RefusedError: a model, pre-tokenizer or template name that is not Unicode text.
     """
     for name in (tok.model, tok.pre or "", *tok.chat_templates):
-        if _patch(name) is not None:
-            raise RefusedError(f"the tokenizer's name {name!r} is no Unicode text")
+        if not is_unicode(name):
+            raise RefusedError(f"the tokenizer's name {name!r} is not Unicode text")
     texts = {"vocabulary": tok.tokens, "merges": tok.merges}
     patches: dict[str, dict[str, str]] = {
         name: _patches(range(len(items)), items) for name, items in texts.items()
@@ -65,7 +66,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, Any]:
         for i, score in enumerate(tok.scores)
         if not math.isfinite(score)
     }
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "tokenizer.model": tok.model,
         "tokenizer.vocabulary": _printable(tok.tokens, patches["vocabulary"]),
         "tokenizer.vocab_size": len(tok.tokens),
@@ -91,7 +92,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
+def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
     """The tokenizer in APR metadata, None where there is no vocabulary; `files` stays empty.
 
     Files of other writers may spell the algorithm `tokenizer.model_type` and lack types: those are then
@@ -106,7 +107,7 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
     patches = _mapping(own.get("patches"), f"{OWN_KEY}.patches")
     tokens = _patched(_list(metadata, "vocabulary", str), patches, "vocabulary")
     merges = _patched(_list(metadata, "merges", str), patches, "merges")
-    scores = [float(score) for score in _list(metadata, "scores", (int, float))]
+    scores = [float(score) for score in _list(metadata, "scores", float)]
     for i, hexed in _mapping(patches.get("scores"), "patches.scores").items():
         scores[_index(i, len(scores))] = struct.unpack("<d", _unhex(hexed, 8))[0]
     types = _list(metadata, "token_type", int)
@@ -116,6 +117,7 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
         if items and len(items) != len(tokens):
             raise CorruptError(f"tokenizer.{name} has {len(items)} entries for {len(tokens)} tokens")
     special = {role: metadata.get(f"tokenizer.{key}") for role, key in _SPECIAL.items()}
+    special |= _mapping(own.get("special"), "special")
     flags = {"add_bos": metadata.get("tokenizer.add_bos_token"), **_mapping(own.get("flags"), "flags")}
     template = _string(metadata, "chat_template")
     if template is None:
@@ -130,9 +132,7 @@ def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer | None:
         pre=_string(metadata, "tokenizer.pre_type"),
         special={
             role: i
-            for role, i in _typed(
-                {**special, **_mapping(own.get("special"), "special")}, int, "special id"
-            ).items()
+            for role, i in _typed(special, int, "special id").items()
             if 0 <= i < 1 << 32  # -1 stands for none
         },
         flags=_typed(flags, bool, "flag"),
@@ -158,41 +158,38 @@ def _keys(value: object) -> list[str]:
     return [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
 
 
-def _plain(value: Any) -> Any:
-    """Bytes, and texts that are no Unicode, as an object; everything else is JSON already."""
+def _plain(value: object) -> object:
+    """Bytes, and texts that are not Unicode, as an object; everything else is JSON already."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    return {"hex": hexed} if isinstance(value, str) and (hexed := _patch(value)) is not None else value
+    return {"hex": _bytes(value).hex()} if isinstance(value, str) and not is_unicode(value) else value
 
 
-def _extra(stored: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
+def _extra(stored: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
+    found: dict[str, tuple[KvType, object]] = {}
     for key, pair in stored.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str | list):
-            raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] is no pair of type and value")
-        kind, value = pair
+        where = f"{OWN_KEY} entry extra[{key!r}]"
+        kind, value = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+        if not isinstance(kind, str | list):
+            raise CorruptError(f"{where} is not a pair of type and value")
         if isinstance(value, Mapping) and "base64" in value:
             try:
                 value = base64.b64decode(value["base64"], validate=True)
             except (binascii.Error, TypeError, ValueError) as error:
-                raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] is no base64: {error}") from error
+                raise CorruptError(f"{where} is not base64: {error}") from error
         elif isinstance(value, Mapping):
             value = _unhex(value.get("hex")).decode("utf-8", "surrogateescape")
-        found[key] = (_kind(kind, value, key), value)
+        is_array = isinstance(kind, list)
+        inner = kind[1] if is_array and kind[:1] == ["ARRAY"] and len(kind) == 2 else kind
+        items = value if isinstance(value, list | bytes) and is_array else [value]
+        allowed = _PYTHON.get(inner) if isinstance(inner, str) else None
+        if not isinstance(inner, str) or allowed is None or not set(map(type, items)) <= allowed:
+            raise CorruptError(f"{where} does not fit its type {kind}")
+        found[key] = (("ARRAY", inner) if is_array else inner, value)
     return found
 
 
-def _kind(kind: str | list[Any], value: object, key: str) -> str | tuple[str, ...]:
-    """The GGUF type of an extra entry. Raises CorruptError where the value does not fit it."""
-    inner = kind[1] if isinstance(kind, list) and kind[:1] == ["ARRAY"] and len(kind) == 2 else kind
-    items = value if isinstance(value, list | bytes) and isinstance(kind, list) else [value]
-    allowed = _PYTHON.get(inner) if isinstance(inner, str) else None
-    if allowed is None or not set(map(type, items)) <= allowed:
-        raise CorruptError(f"{OWN_KEY} entry extra[{key!r}] does not fit its type {kind}")
-    return tuple(kind) if isinstance(kind, list) else kind
-
-
-def _model(metadata: Mapping[str, Any], merges: bool, scores: bool) -> str:
+def _model(metadata: Mapping[str, object], merges: bool, scores: bool) -> str:
     """The algorithm under its GGUF name; what neither key names follows from the lists that are there."""
     name = _string(metadata, "tokenizer.model") or _string(metadata, "tokenizer.model_type")
     if name is None:
@@ -214,29 +211,23 @@ def _inferred_types(tokens: Sequence[str]) -> list[int]:
     return [int(kind(i, text)) for i, text in enumerate(tokens)]
 
 
-def _patch(text: str) -> str | None:
-    """Hex of the bytes of a text that is no Unicode, else None."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _bytes(text).hex()
-    return None
-
-
 def _bytes(text: str) -> bytes:
     """UTF-8, lone surrogates that stand for a byte as that byte; others come from no file."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise RefusedError(f"the tokenizer text {text!r} is no Unicode and stands for no bytes") from error
+        raise RefusedError(
+            f"the tokenizer text {text!r} is neither Unicode nor does it stand for bytes"
+        ) from error
 
 
 def _patches(keys: Sequence[int | str], texts: Sequence[str]) -> dict[str, str]:
+    """Hex of the bytes of each text that is not Unicode."""
     # One encoding of everything is far cheaper than one a text, and nearly always all that is needed.
-    if _patch("".join(texts)) is None:
+    if is_unicode("".join(texts)):
         return {}
-    hexed = {str(key): _patch(text) for key, text in zip(keys, texts, strict=True)}
-    return {key: value for key, value in hexed.items() if value is not None}
+    pairs = zip(keys, texts, strict=True)
+    return {str(key): _bytes(text).hex() for key, text in pairs if not is_unicode(text)}
 
 
 def _text(text: str) -> str:
@@ -250,13 +241,13 @@ def _printable(items: list[str], patches: Mapping[str, str]) -> list[str]:
     return result
 
 
-def _patched(items: list[str], patches: Mapping[str, Any], name: str) -> list[str]:
+def _patched(items: list[str], patches: Mapping[str, object], name: str) -> list[str]:
     for i, hexed in _mapping(patches.get(name), f"patches.{name}").items():
         items[_index(i, len(items))] = _unhex(hexed).decode("utf-8", "surrogateescape")
     return items
 
 
-def _patch_text(text: str, patches: Mapping[str, Any], name: str, key: str) -> str:
+def _patch_text(text: str, patches: Mapping[str, object], name: str, key: str) -> str:
     hexed = _mapping(patches.get(name), f"patches.{name}").get(key)
     return text if hexed is None else _unhex(hexed).decode("utf-8", "surrogateescape")
 
@@ -273,36 +264,40 @@ def _unhex(value: object, size: int | None = None) -> bytes:
     except ValueError:
         data = b""
     if not data or size not in (None, len(data)):
-        raise CorruptError(f"{OWN_KEY} holds a patch that is no hexadecimal text")
+        raise CorruptError(f"{OWN_KEY} holds a patch that is not hexadecimal text")
     return data
 
 
-def _mapping(value: object, name: str) -> Mapping[str, Any]:
+def _mapping(value: object, name: str) -> Mapping[str, object]:
     if value is not None and not isinstance(value, Mapping):
-        raise CorruptError(f"metadata entry {name} is no object")
+        raise CorruptError(f"metadata entry {name} is not an object")
     return value or {}
 
 
-def _list(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:
+def _list(metadata: Mapping[str, object], name: str, kind: type[_T]) -> list[_T]:
+    """An array of `kind`, integers too where floats are expected; [] where there is none."""
     value = metadata.get(f"tokenizer.{name}")
     if value is None:
         return []
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, list) or not set(map(type, value)) <= set(kinds):
-        raise CorruptError(f"metadata entry tokenizer.{name} is no array of {kinds[-1].__name__} values")
+    kinds = {int, float} if kind is float else {kind}
+    if not isinstance(value, list) or not set(map(type, value)) <= kinds:
+        raise CorruptError(f"metadata entry tokenizer.{name} is not an array of {kind.__name__} values")
     return list(value)
 
 
-def _string(metadata: Mapping[str, Any], key: str) -> str | None:
+def _string(metadata: Mapping[str, object], key: str) -> str | None:
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
-        raise CorruptError(f"metadata entry {key} is no string")
+        raise CorruptError(f"metadata entry {key} is not a string")
     return value
 
 
-def _typed(values: Mapping[str, Any], kind: type, what: str) -> dict[str, Any]:
+def _typed(values: Mapping[str, object], kind: type[_T], what: str) -> dict[str, _T]:
     """The entries that are not null. Raises CorruptError for one of another type."""
+    found = {}
     for name, value in values.items():
-        if value is not None and type(value) is not kind:
-            raise CorruptError(f"the tokenizer's {what} {name} is no {kind.__name__}")
-    return {name: value for name, value in values.items() if value is not None}
+        if value is not None and (not isinstance(value, kind) or type(value) is not kind):
+            raise CorruptError(f"the tokenizer's {what} {name} is not of type {kind.__name__}")
+        if value is not None:
+            found[name] = value
+    return found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode
 
 __all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "template_key", "to_gguf"]
 
-KV = tuple[str, Any, Any]
+KV: TypeAlias = tuple[str, KvType, object]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
 
+_T = TypeVar("_T")
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
 SPECIAL_KEYS = {
@@ -50,7 +51,7 @@ TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
 """Rows of BERT's segment embedding, in `Tokenizer.extra`."""
 
 
-def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
+def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
     """The tokenizer of a GGUF file's key-value pairs, None where it has none.
 
     Raises:
@@ -60,62 +61,59 @@ def from_gguf(kv: Mapping[str, Any]) -> Tokenizer | None:
     if model is None:
         return None
     if not isinstance(model, str):
-        raise CorruptError(f"{_PREFIX}model is no string")
+        raise CorruptError(f"{_PREFIX}model is not a string")
     tokens = _array(kv, "tokens", str)
     n = len(tokens)
+    ids = {role: i for role, key in _present(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None}
+    flags = {flag: _optional(kv, key, bool) for flag, key in _present(kv, _FLAG_KEYS)}
     # Some writers pad the tokens and forget the types: what is missing then are the pads.
     return Tokenizer(
         model=model,
         tokens=tokens,
         merges=_array(kv, "merges", str),
         types=_parallel(kv, "token_type", int, n, int(TokenType.UNUSED)),
-        scores=[float(score) for score in _parallel(kv, "scores", (int, float), n, _HOLE_SCORE)],
+        scores=[float(score) for score in _parallel(kv, "scores", float, n, _HOLE_SCORE)],
         pre=_optional(kv, _PREFIX + "pre", str),
-        special={role: kv[key] for role, key in _present(kv, SPECIAL_KEYS) if _is_id(kv[key], key)},
-        flags={flag: _optional(kv, key, bool) for flag, key in _present(kv, _FLAG_KEYS)},
+        special=ids,
+        flags={flag: value for flag, value in flags.items() if value is not None},
         chat_template=_optional(kv, _TEMPLATE, str),
         chat_templates=_named_templates(kv),
         extra=_extra(kv),
         gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
-        notes=_beyond(kv, n),
+        notes=[  # llama.cpp ignores such ids
+            f"{_PREFIX}{SPECIAL_KEYS[role]} is {i}, but there are only {n} tokens"
+            for role, i in ids.items()
+            if n and i >= n
+        ],
     )
 
 
-def _extra(kv: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys that no attribute models, with their types; arrays of arrays or of no Unicode stay with the file."""
+def _extra(kv: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
+    """Keys that no attribute models, with their types; arrays of arrays, or of no Unicode, stay with the file."""
     known = {_PREFIX + key for key in (*_LIST_KEYS, *SPECIAL_KEYS.values(), *_FLAG_KEYS.values())}
-    found: dict[str, tuple[Any, Any]] = {}
+    kind_of = getattr(kv, "kind", None)  # of a file: the types that it names
+    found: dict[str, tuple[KvType, object]] = {}
     for key in kv:
         if not key.startswith("tokenizer.") or key in known or key.startswith(_TEMPLATE):
             continue
         value = kv[key]
-        kind = kv.kind(key) if hasattr(kv, "kind") else _BYTES[0] if key == CHARSMAP else _kind(value)
-        if kind is None or (kind == ("ARRAY", "STRING") and not _is_unicode("".join(value))):
+        kind: KvType | None = _BYTES[0] if key == CHARSMAP else _kind(value)
+        if kind_of is not None:
+            kind = kind_of(key)
+        items = value if isinstance(value, Iterable) else ()
+        if kind is None or (kind == ("ARRAY", "STRING") and not is_unicode("".join(items))):
             continue
-        found[key] = (kind, bytes(n & 0xFF for n in value) if kind in _BYTES else value)
+        found[key] = (kind, bytes(n & 0xFF for n in items) if kind in _BYTES else value)
     return found
 
 
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _kind(value: object) -> Any:
+def _kind(value: object) -> KvType | None:
     """The type of a value that comes without one."""
     if isinstance(value, list) and value:
         inner = _kind(value[0])
         return ("ARRAY", "INT32" if inner == "UINT32" else inner) if isinstance(inner, str) else None
     kinds: dict[type, str] = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
     return ("ARRAY", "UINT8") if isinstance(value, bytes) else kinds.get(type(value))
-
-
-def _beyond(kv: Mapping[str, Any], n: int) -> list[str]:
-    """Special ids that no token has; llama.cpp ignores them."""
-    return [
-        f"{key} is {kv[key]}, but there are only {n} tokens"
-        for _, key in _present(kv, SPECIAL_KEYS)
-        if n and _is_id(kv[key], key) and kv[key] >= n
-    ]
 
 
 def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.cpp") -> list[KV]:
@@ -162,10 +160,10 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
     return sorted(keys, key=lambda entry: rank.get(entry[0], len(rank)))
 
 
-def _listed(kind: Any, value: Any) -> Any:
-    if kind == ("ARRAY", "INT8"):
-        return [n - 256 if n > 127 else n for n in value]
-    return list(value) if kind in _BYTES else value
+def _listed(kind: KvType, value: object) -> object:
+    if kind not in _BYTES or not isinstance(value, bytes):
+        return value
+    return [n - 256 if n > 127 else n for n in value] if kind == ("ARRAY", "INT8") else list(value)
 
 
 def _padded(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
@@ -221,59 +219,52 @@ def template_key(name: str) -> str:
     return f"{_TEMPLATE}." + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _named_templates(kv: Mapping[str, Any]) -> dict[str, str]:
-    prefix = _TEMPLATE + "."
-    listed = kv.get(_TEMPLATE + "s")
-    order = (
-        [name for name in _strings(listed, _TEMPLATE + "s") if prefix + name in kv]
-        if listed is not None
-        else []
+def _named_templates(kv: Mapping[str, object]) -> dict[str, str]:
+    prefix, listed = _TEMPLATE + ".", kv.get(_TEMPLATE + "s")
+    order = [prefix + name for name in _items(listed, _TEMPLATE + "s", str)] if listed is not None else []
+    keys = dict.fromkeys(
+        [*(key for key in order if key in kv), *(key for key in kv if key.startswith(prefix))]
     )
-    names = dict.fromkeys([*order, *(key[len(prefix) :] for key in kv if key.startswith(prefix))])
-    return {name: _optional(kv, prefix + name, str) for name in names}
+    texts = {key.removeprefix(prefix): _optional(kv, key, str) for key in keys}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
-def _present(kv: Mapping[str, Any], table: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _present(kv: Mapping[str, object], table: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     """(our name, full key) of the table's keys that the file has, in the file's order."""
     by_key = {_PREFIX + key: name for name, key in table.items()}
     return [(by_key[key], key) for key in kv if key in by_key]
 
 
-def _is_id(value: object, key: str) -> bool:
-    """Whether the value is a token id; -1 stands for none. Raises CorruptError for what is no integer."""
+def _token_id(value: object, key: str) -> int | None:
+    """The token id; None for -1, which stands for none. Raises CorruptError for what is not an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise CorruptError(f"{key} is no integer")
-    return 0 <= value < 1 << 32
+        raise CorruptError(f"{key} is not an integer")
+    return value if 0 <= value < 1 << 32 else None
 
 
-def _optional(kv: Mapping[str, Any], key: str, kind: type) -> Any:
+def _optional(kv: Mapping[str, object], key: str, kind: type[_T]) -> _T | None:
     value = kv.get(key)
     if value is not None and not isinstance(value, kind):
-        raise CorruptError(f"{key} is no {'string' if kind is str else 'boolean'}")
+        raise CorruptError(f"{key} is not a {'string' if kind is str else 'boolean'}")
     return value
 
 
-def _array(kv: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:
-    value = kv.get(_PREFIX + name, ())
-    if isinstance(value, str | bytes | int | float | None):
-        raise CorruptError(f"{_PREFIX}{name} is no array")
-    items = list(value)
-    kinds = kind if isinstance(kind, tuple) else (kind,)
+def _items(value: object, key: str, kind: type[_T]) -> list[_T]:
+    """An array as a list, its entries of type `kind`; integers too where floats are expected."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        raise CorruptError(f"{key} is not an array")
+    items: list[_T] = list(value)
+    kinds = (int, float) if kind is float else kind
     if not all(issubclass(seen, kinds) and seen is not bool for seen in set(map(type, items))):
-        raise CorruptError(f"{_PREFIX}{name} holds entries of a wrong type")
+        raise CorruptError(f"{key} holds entries of a wrong type")
     return items
 
 
-def _strings(value: object, key: str) -> list[str]:
-    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else None
-    if items is None or not all(isinstance(item, str) for item in items):
-        raise CorruptError(f"{key} is no array of strings")
-    return items
+def _array(kv: Mapping[str, object], name: str, kind: type[_T]) -> list[_T]:
+    return _items(kv.get(_PREFIX + name, ()), _PREFIX + name, kind)
 
 
-def _parallel(
-    kv: Mapping[str, Any], name: str, kind: type | tuple[type, ...], n: int, missing: float
-) -> list[Any]:
+def _parallel(kv: Mapping[str, object], name: str, kind: type[_T], n: int, missing: _T) -> list[_T]:
     """An array with one entry a token, filled up with `missing`; empty where the file has none."""
     items = _array(kv, name, kind)
     if len(items) > n:

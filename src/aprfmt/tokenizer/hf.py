@@ -1,22 +1,20 @@
-"""Tokenizers out of a Hugging Face folder, whatever form its files have."""
+"""Tokenizers out of a Hugging Face folder, whatever form its files have.
+
+Special ids, add-flags and chat templates are chosen as llama.cpp's converter chooses them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from aprfmt.errors import CorruptError, LimitError, UnsupportedError
-from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID
-from aprfmt.tokenizer import pre
-from aprfmt.tokenizer.hf_added import Added, added_tokens, named_specials
-from aprfmt.tokenizer.hf_bpe import bpe
-from aprfmt.tokenizer.hf_kinds import Draft, unigram, wordpiece
-from aprfmt.tokenizer.hf_old import bpe_files, sentencepiece_draft, wordpiece_file
-from aprfmt.tokenizer.hf_special import chat_templates, special_ids
+from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
+from aprfmt.tokenizer import hf_models as models
+from aprfmt.tokenizer.hf_models import Added, Document, read_json, read_object, read_text, token_text
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import Json, JsonObject
 
-__all__ = ["TOKENIZER_FILES", "is_tokenizer_file", "read_files"]
+__all__ = ["TOKENIZER_FILES", "chat_templates", "is_tokenizer_file", "read_files"]
 
 TOKENIZER_FILES = frozenset(
     {
@@ -37,7 +35,12 @@ TOKENIZER_FILES = frozenset(
 )
 """Files of a folder that belong to its tokenizer, beside `additional_chat_templates/*.jinja`."""
 
-_FOREIGN = {"sentencepiece.bpe.model", "tekken.json"}
+_UNSUPPORTED_FILES = ("sentencepiece.bpe.model", "tekken.json")
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_FLAGS = ("add_bos", "add_eos", "add_sep", "add_space_prefix")
+_LLAMA_TYPES = ("llama", "mistral")
+_NO_BOS_VOCAB_SIZE = 49152
+"""Small code-model vocabularies under llama classes (Granite, SmolLM): never a BOS in front."""
 
 
 def is_tokenizer_file(name: str) -> bool:
@@ -47,153 +50,272 @@ def is_tokenizer_file(name: str) -> bool:
     )
 
 
-def read_files(files: Mapping[str, bytes], config: Mapping[str, Any] | None = None) -> Tokenizer | None:
+def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = None) -> Tokenizer | None:
     """The tokenizer of a folder's files, None where there is none.
 
     Of several forms tokenizer.json counts, then vocab.json with merges.txt, tokenizer.model, vocab.txt.
 
     Args:
-        files: contents by relative path; files that are no tokenizer files are ignored.
+        files: contents by relative path; files that are not tokenizer files are ignored.
         config: the parsed config.json, for special ids that the tokenizer files leave open.
 
     Raises:
-        CorruptError: a file is no JSON, or holds values of the wrong type, ids out of range, unknown merges.
-        RefusedError: the settings ask for a token that the vocabulary has not.
-        UnsupportedError: an algorithm that llama.cpp has not, or only files of other tokenizer libraries.
+        CorruptError: a file is not JSON, or holds values of the wrong type, ids out of range, unknown merges.
+        RefusedError: the settings ask for a token that is not in the vocabulary.
+        UnsupportedError: an algorithm that llama.cpp does not have, or only files of other tokenizer libraries.
     """
     kept = {name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}
-    settings = {**_special_map(kept), **_object(kept, "tokenizer_config.json")}
+    # Roles of special_tokens_map.json count where tokenizer_config.json does not name one.
+    special_map = read_object(kept, "special_tokens_map.json").items()
+    settings = {key: value for key, value in special_map if key.endswith(("_token", "_special_tokens"))}
+    settings |= read_object(kept, "tokenizer_config.json")
     spm = next((name for name in ("tokenizer.model", "spiece.model") if name in kept), None)
     if "tokenizer.json" in kept:
-        parsed, source = _object(kept, "tokenizer.json"), "tokenizer.json"
+        parsed, source = read_object(kept, "tokenizer.json"), "tokenizer.json"
     elif "vocab.json" in kept and "merges.txt" in kept:
-        extra = _object(kept, "added_tokens.json")
-        parsed = bpe_files(_object(kept, "vocab.json"), kept["merges.txt"], extra, settings)
-        source = "vocab.json"
+        parsed, source = models.bpe_document(kept, settings), "vocab.json"
     elif spm is not None:
-        extra = _object(kept, "added_tokens.json")
-        draft, added = sentencepiece_draft(kept[spm], spm, extra, settings)
-        return _finish(draft, {}, added, settings, config or {}, kept)
+        tokenizer, added = models.read_sentencepiece(kept, spm, settings)
+        return _finish(tokenizer, added, Document(spm, {}, {}, settings, config or {}, kept))
     elif "vocab.txt" in kept:
-        parsed, source = wordpiece_file(kept["vocab.txt"], settings), "vocab.txt"
+        parsed, source = models.wordpiece_document(kept, settings), "vocab.txt"
     else:
-        _check_foreign(kept)
+        for name in _UNSUPPORTED_FILES:
+            if name in kept:
+                raise UnsupportedError(
+                    f"a tokenizer that exists only as {name} is not supported",
+                    path=name,
+                    hint="save it with transformers' fast tokenizer, which writes tokenizer.json",
+                )
         return None
-    return _build(parsed, source, settings, config or {}, kept)
-
-
-def _check_foreign(kept: Mapping[str, bytes]) -> None:
-    """Raises UnsupportedError for files that hold a tokenizer in a form that is not read."""
-    for name in sorted(kept.keys() & _FOREIGN):
-        raise UnsupportedError(
-            f"a tokenizer that exists only as {name} is not supported",
-            path=name,
-            hint="save it with transformers' fast tokenizer, which writes tokenizer.json",
-        )
-
-
-def _build(
-    parsed: Mapping[str, Any],
-    source: str,
-    settings: Mapping[str, Any],
-    config: Mapping[str, Any],
-    files: dict[str, bytes],
-) -> Tokenizer:
     model = parsed.get("model")
-    if not isinstance(model, Mapping):
+    if not isinstance(model, dict):
         raise CorruptError("there is no `model` object", path=source)
-    kind = model.get("type", "Unigram" if isinstance(model.get("vocab"), list) else "BPE")
+    return _read_document(Document(source, parsed, model, settings, config or {}, kept))
+
+
+def _read_document(document: Document) -> Tokenizer:
+    parsed, settings, source = document.parsed, document.settings, document.source
+    stored = document.model.get("vocab")
+    kind = document.model.get("type", "Unigram" if isinstance(stored, list) else "BPE")
     if kind not in ("BPE", "Unigram", "WordPiece"):
         raise UnsupportedError(
             f"a {kind} model is not supported, only BPE, Unigram and WordPiece",
             path=source,
             hint="llama.cpp has no such tokenizer either",
         )
-    named = named_specials(settings)
+    vocab = models.read_pieces_by_text(stored) if kind == "Unigram" else models.read_vocab(document)
+    added, named = models.read_added(parsed, settings, vocab, source), models.named_specials(settings)
     if kind == "Unigram":
-        added = added_tokens(parsed, settings, _positions(model.get("vocab")), source)
-        draft = unigram(parsed, added, named, config, source)
+        tokenizer = models.read_unigram(document, added, named)
+    elif kind == "BPE":
+        tokenizer = models.read_bpe(document, vocab, added, named)
     else:
-        vocab = _vocab(model.get("vocab"), source)
-        added = added_tokens(parsed, settings, vocab, source)
-        if kind == "BPE":
-            draft = bpe(parsed, files.get("tokenizer.json"), vocab, added, named, settings, source)
-        else:
-            draft = wordpiece(parsed, vocab, added, named, config, source)
-            draft.pre = pre.hash_name(files.get("tokenizer.json", b"")) or "default"
-    return _finish(draft, parsed, added, settings, config, files)
+        tokenizer = models.read_wordpiece(document, vocab, added, named)
+    return _finish(tokenizer, added, document)
 
 
-def _positions(vocab: object) -> dict[str, int]:
-    """Id by text of a Unigram vocabulary; entries of another form are for unigram to refuse."""
-    entries = vocab if isinstance(vocab, list) else []
-    return {e[0]: i for i, e in enumerate(entries) if isinstance(e, list) and e and isinstance(e[0], str)}
-
-
-def _finish(
-    draft: Draft,
-    parsed: Mapping[str, Any],
-    added: list[Added],
-    settings: Mapping[str, Any],
-    config: Mapping[str, Any],
-    files: dict[str, bytes],
-) -> Tokenizer:
-    """The algorithm's lists together with special ids, flags and chat templates, which all have in common."""
-    texts = {token.content: token.id for token in reversed(added)}
-    special, flags = special_ids(parsed, settings, config, texts, draft.tokens, draft.notes)
-    if draft.model == "t5":  # llama.cpp ends such texts with EOS unless told otherwise
+def _finish(tokenizer: Tokenizer, added: list[Added], document: Document) -> Tokenizer:
+    """The algorithm's lists together with what all have in common: special ids, flags and chat templates."""
+    special, flags = _special_ids(document, tokenizer, {token.content: token.id for token in reversed(added)})
+    if tokenizer.model == "t5":  # llama.cpp ends such texts with EOS unless told otherwise
         flags = {"add_bos": False, "add_eos": False, **flags}
-    template, templates = chat_templates(files, settings)
-    return Tokenizer(
-        model=draft.model,
-        tokens=draft.tokens,
-        merges=draft.merges,
-        types=draft.types,
-        scores=draft.scores,
-        pre=draft.pre,
-        special={**draft.special, **special},
-        flags={**flags, **draft.flags},
+    template, templates = chat_templates(document.files, document.settings)
+    return replace(
+        tokenizer,
+        special={**tokenizer.special, **special},
+        flags={**flags, **tokenizer.flags},
         chat_template=template,
         chat_templates=templates,
         n_added=len({token.id for token in added}),
-        files=files,
-        extra=draft.extra,
-        pre_note=draft.pre_note,
-        notes=draft.notes,
+        files=document.files,
     )
 
 
-def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The JSON object in a file, {} where the file is not there."""
-    if name not in files:
-        return {}
-    data = files[name]
-    if len(data) > MAX_TEXT_FILE_BYTES:
-        raise LimitError(f"{len(data)} bytes are too many for a tokenizer file", path=name)
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"no valid JSON: {error}", path=name) from error
-    if not isinstance(value, dict):
-        raise CorruptError("the top level is no JSON object", path=name)
-    return value
+# --- special ids and flags ---
 
 
-def _special_map(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The roles of special_tokens_map.json, which count where tokenizer_config.json does not name one."""
-    entries = _object(files, "special_tokens_map.json").items()
-    return {key: value for key, value in entries if key.endswith(("_token", "_special_tokens"))}
+def _special_ids(
+    document: Document, tokenizer: Tokenizer, added: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, bool]]:
+    """Special ids by role, and the add_* flags.
+
+    Ids come from the texts in tokenizer_config.json, then from the ids in config.json (the first of a list).
+    Flags come from the post-processor, then from tokenizer_config.json's add_*_token. What the files name and the
+    vocabulary does not have is added to the tokenizer's notes. `added` holds the ids of the added tokens by text.
+
+    Raises RefusedError where a token that is put around every text is not in the vocabulary.
+    """
+    settings, config, tokens, notes = document.settings, document.config, tokenizer.tokens, tokenizer.notes
+    texts = {role: token_text(settings.get(f"{role}_token")) or None for role in _ROLES}
+    texts["bos"] = texts["bos"] or texts["cls"]
+    texts["eos"] = texts["eos"] or texts["sep"]
+    flags: dict[str, bool] = {}
+    for processor in _processors(document.parsed.get("post_processor")):
+        _apply_processor(processor, texts, flags)
+    for role in _ROLES:
+        value = settings.get(f"add_{role}_token")
+        if isinstance(value, bool):
+            flags.setdefault(f"add_{role}", value)
+    found: dict[str, int] = {}
+    for role, text in texts.items():
+        if text is None:
+            continue
+        if text in added:
+            found[role] = added[text]
+        elif text in tokens:
+            found[role] = tokens.index(text)
+        elif flags.get(f"add_{role}"):
+            raise RefusedError(
+                f"every text is to get the {role} token {text!r}, which is not in the vocabulary",
+                path="tokenizer_config.json",
+                hint="the tokenizer files belong to different models: take all of them from one",
+            )
+        else:
+            notes.append(f"tokenizer_config.json: the {role} token {text!r} is not in the vocabulary")
+    _add_from_config(config, len(tokens), found, notes)
+    if _is_llama(config):
+        prefix = settings.get("add_prefix_space")
+        if isinstance(prefix, bool):
+            flags["add_space_prefix"] = prefix
+        if config.get("vocab_size") == _NO_BOS_VOCAB_SIZE:
+            flags["add_bos"] = False
+    return found, {flag: value for flag, value in flags.items() if flag in _FLAGS}
 
 
-def _vocab(vocab: object, source: str) -> dict[str, int]:
-    """Checks model.vocab: text -> id."""
-    if not isinstance(vocab, dict):
-        raise CorruptError("model.vocab is no JSON object", path=source)
-    for text, i in vocab.items():
-        if type(i) is not int or not 0 <= i <= MAX_TOKEN_ID:
-            raise CorruptError(f"model.vocab[{text!r}] is no token id: {i!r}", path=source)
-    try:
-        "".join(vocab).encode()
-    except UnicodeEncodeError as error:
-        raise CorruptError("model.vocab holds a text with a lone surrogate", path=source) from error
-    return vocab
+def _add_from_config(config: Mapping[str, Json], n: int, found: dict[str, int], notes: list[str]) -> None:
+    """Adds to `found` the ids of config.json for roles that are open."""
+    size, nested = config.get("vocab_size"), config.get("text_config")
+    most = max(n, size if isinstance(size, int) else 0)
+    for role in _ROLES:
+        key = f"{role}_token_id"
+        value = config.get(key)
+        if value is None and isinstance(nested, dict):
+            value = nested.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if type(value) is not int or value < 0:
+            continue
+        if value < most:
+            found.setdefault(role, value)
+        else:
+            notes.append(f"config.json: {key} {value} is not an id of the {n} tokens")
+
+
+def _is_llama(config: Mapping[str, Json]) -> bool:
+    classes = config.get("architectures")
+    names = classes if isinstance(classes, list) else []
+    return config.get("model_type") in _LLAMA_TYPES or any(
+        isinstance(name, str) and name.lower().startswith(_LLAMA_TYPES) for name in names
+    )
+
+
+def _processors(post_processor: Json) -> list[JsonObject]:
+    if not isinstance(post_processor, dict):
+        return []
+    inner = post_processor.get("processors", [post_processor])
+    return [step for step in inner if isinstance(step, dict)] if isinstance(inner, list) else []
+
+
+def _apply_processor(step: JsonObject, texts: dict[str, str | None], flags: dict[str, bool]) -> None:
+    """What a post-processor adds around a text, into `flags`; it may reveal or overrule special texts too."""
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        flags.setdefault("add_bos", False)
+        flags.setdefault("add_eos", False)
+    elif kind in ("RobertaProcessing", "BertProcessing"):
+        flags.update(add_bos=True, add_eos=True, add_sep=True)
+        for role, stand_in in (("cls", "bos"), ("sep", "eos")):
+            pair = step.get(role)
+            named = pair[0] if isinstance(pair, list) and pair else None
+            texts[role] = texts[role] or (named if isinstance(named, str) else texts[stand_in])
+    elif kind == "TemplateProcessing":
+        _apply_template(step, texts, flags)
+
+
+def _apply_template(step: JsonObject, texts: dict[str, str | None], flags: dict[str, bool]) -> None:
+    single, pair = step.get("single"), step.get("pair")
+    parts = single if isinstance(single, list) else []
+    first, last = (_inserted(parts[0]), _inserted(parts[-1])) if len(parts) > 1 else (None, None)
+    if first is not None:
+        if first not in (texts["bos"], texts["cls"]):
+            texts["bos"] = texts["bos"] or first
+        flags["add_bos"] = first in (texts["bos"], texts["cls"])
+    if last is not None:
+        if texts["eos"] is not None and last != texts["eos"]:
+            # The template ends texts with another token than the configured one, which then only ends turns.
+            texts["eot" if texts.get("eot") is None else "eom"] = texts["eos"]
+        texts["eos"] = last
+        flags["add_eos"] = True
+    middle = _between(pair if isinstance(pair, list) else [], first, last)
+    if middle:
+        separators = {texts["sep"], texts["eos"]} - {None}
+        # One separator is the end token of A where the template ends with one; a second one always counts.
+        counted = middle[1:2] if last is not None or len(middle) == 2 else middle[:1]
+        flags["add_sep"] = any(_inserted(part) in separators for part in counted) or (
+            last is None and _inserted(middle[0]) in separators
+        )
+
+
+def _template_id(part: Json, kind: str) -> str | None:
+    """The id of a template part that is a `kind`: "SpecialToken" (the text that it inserts) or "Sequence"."""
+    inner = part.get(kind) if isinstance(part, dict) else None
+    name = inner.get("id") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _inserted(part: Json) -> str | None:
+    return _template_id(part, "SpecialToken")
+
+
+def _between(pair: Sequence[Json], first: str | None, last: str | None) -> Sequence[Json]:
+    """What a pair template puts between its sequences, [] unless its form is [first] A ... B [last]."""
+    if pair and first is not None and _inserted(pair[0]) == first:
+        pair = pair[1:]
+    if pair and last is not None and _inserted(pair[-1]) == last:
+        pair = pair[:-1]
+    if len(pair) < 2 or _template_id(pair[0], "Sequence") != "A" or _template_id(pair[-1], "Sequence") != "B":
+        return []
+    return pair[1:-1]
+
+
+# --- chat templates ---
+
+
+def chat_templates(
+    files: Mapping[str, bytes], settings: Mapping[str, Json]
+) -> tuple[str | None, dict[str, str]]:
+    """The default chat template and the further ones by name.
+
+    Template files win over tokenizer_config.json, as they do for transformers. Raises CorruptError for files
+    that are not UTF-8 text or not JSON, and for templates that are not text.
+    """
+    folder, suffix = "additional_chat_templates/", ".jinja"
+    named = {
+        name[len(folder) : -len(suffix)]: read_text(files, name)
+        for name in sorted(files)
+        if name.startswith(folder) and name.endswith(suffix)
+    }
+    stored = settings.get("chat_template")
+    if "chat_template.jinja" in files:
+        stored = read_text(files, "chat_template.jinja")
+    elif stored is None and "chat_template.json" in files:
+        holder = read_json(files, "chat_template.json")
+        stored = holder.get("chat_template") if isinstance(holder, dict) else holder
+    if isinstance(stored, list):
+        named = {**_read_templates(stored), **named}
+        return named.pop("default", None), named
+    if stored is not None and not isinstance(stored, str):
+        raise CorruptError(f"chat_template is not text: {str(stored)[:60]}", path="tokenizer_config.json")
+    return stored, named
+
+
+def _read_templates(entries: list[Json]) -> dict[str, str]:
+    named = {}
+    for n, entry in enumerate(entries):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        text = entry.get("template") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise CorruptError(f"chat_template[{n}] is not a name with a text", path="tokenizer_config.json")
+        named[name] = text
+    return named

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from aprfmt.errors import UnsupportedError
-from aprfmt.tokenizer.hf_write_pieces import llama_parts, unigram_parts
-from aprfmt.tokenizer.hf_write_words import wordpiece_parts
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.ggml import CHARSMAP
+from aprfmt.tokenizer.model import UNDERLINE, Tokenizer, TokenType
 from aprfmt.tokenizer.pre import Rule, rule
 
-__all__ = ["to_hf_files"]
+__all__ = ["from_phantom", "to_hf_files"]
 
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenType.USER_DEFINED): False}
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-
 
 # What llama.cpp assumes where a file says nothing: special ids, add_bos, add_eos.
 _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
@@ -26,12 +25,6 @@ _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
     "gemma4": ({}, True, False),
     "t5": ({"eos": 1, "unk": 2, "pad": 0}, False, True),
     "bert": ({"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103}, True, True),
-}
-_PARTS: dict[str, Callable[[Tokenizer], dict[str, Any]]] = {
-    "llama": llama_parts,
-    "gemma4": llama_parts,
-    "t5": unigram_parts,
-    "bert": wordpiece_parts,
 }
 
 
@@ -71,7 +64,7 @@ def to_hf_files(
 
 
 def _with_assumed(tok: Tokenizer) -> Tokenizer:
-    """The tokenizer with what llama.cpp takes for granted said outright."""
+    """The tokenizer with what llama.cpp takes for granted spelled out."""
     known = rule(tok.pre)
     ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
     special = {role: i for role, i in {**ids, **tok.special}.items() if i < len(tok.tokens)}
@@ -83,7 +76,7 @@ def _with_assumed(tok: Tokenizer) -> Tokenizer:
 
 
 def _dump(value: object) -> bytes:
-    """Indented JSON; texts that are no Unicode cannot be told to Hugging Face and become question marks."""
+    """Indented JSON; what is not Unicode has no place in Hugging Face files and becomes question marks."""
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
@@ -92,11 +85,13 @@ def _content(tok: Tokenizer, role: str) -> str | None:
     return tok.tokens[i] if i is not None and i < len(tok.tokens) else None
 
 
-def _types(tok: Tokenizer) -> list[int]:
-    return tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
+def _typed_tokens(tok: Tokenizer) -> list[tuple[str, int]]:
+    """Text and type of each id."""
+    types = tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
+    return list(zip(tok.tokens, types, strict=True))
 
 
-def _added(tok: Tokenizer, name: str) -> list[dict[str, Any]]:
+def _added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
     """Entries of added_tokens: every token that is looked for in the text before it is split."""
     swallows = any(word in name.lower() for word in ("phi-3", "phi3"))
     return [
@@ -109,12 +104,12 @@ def _added(tok: Tokenizer, name: str) -> list[dict[str, Any]]:
             "normalized": False,
             "special": _ADDED[kind],
         }
-        for i, (text, kind) in enumerate(zip(tok.tokens, _types(tok), strict=True))
+        for i, (text, kind) in enumerate(_typed_tokens(tok))
         if kind in _ADDED
     ]
 
 
-def _tokenizer_json(tok: Tokenizer, added: list[dict[str, Any]]) -> dict[str, Any]:
+def _tokenizer_json(tok: Tokenizer, added: list[dict[str, object]]) -> dict[str, object]:
     parts = _PARTS.get(tok.model, _byte_level_parts)(tok)
     bare = {**_BYTE_LEVEL, "trim_offsets": False} if tok.model not in _PARTS else None
     return {
@@ -130,7 +125,7 @@ def _tokenizer_json(tok: Tokenizer, added: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def _byte_level_parts(tok: Tokenizer) -> dict[str, Any]:
+def _byte_level_parts(tok: Tokenizer) -> dict[str, object]:
     known = rule(tok.pre)
     if tok.model != "gpt2" or known is None:
         what = f"the pre-tokenizer {tok.pre}" if tok.pre else "a tokenizer that names no pre-tokenizer"
@@ -139,25 +134,38 @@ def _byte_level_parts(tok: Tokenizer) -> dict[str, Any]:
             f"{what} cannot be written as tokenizer.json",
             hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
         )
-    kinds = _types(tok)
-    # The first of equal texts keeps its id; pads that only fill the embedding are no tokens.
-    vocab = {tok.tokens[i]: i for i in reversed(range(len(tok.tokens))) if kinds[i] != TokenType.UNUSED}
+    # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
+    entries = [(i, text) for i, (text, kind) in enumerate(_typed_tokens(tok)) if kind != TokenType.UNUSED]
+    vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
+    merges = [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab]
     return {
         "normalizer": {"type": "NFC"} if known.nfc else None,
         "pre_tokenizer": _pre_tokenizer(known),
         "decoder": {**_BYTE_LEVEL, "add_prefix_space": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": known.ignore_merges,
-            "vocab": dict(sorted(vocab.items(), key=lambda entry: entry[1])),
-            "merges": [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab],
-        },
+        "model": _bpe_model(vocab, merges, ignore_merges=known.ignore_merges),
+    }
+
+
+def _bpe_model(
+    vocab: dict[str, int],
+    merges: list[list[str]],
+    unk: str | None = None,
+    *,
+    pieces: bool = False,
+    ignore_merges: bool = False,
+) -> dict[str, object]:
+    """A BPE of the byte alphabet, or of pieces with single bytes for the rest."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unk,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": pieces,
+        "byte_fallback": pieces,
+        "ignore_merges": ignore_merges,
+        "vocab": vocab,
+        "merges": merges,
     }
 
 
@@ -167,24 +175,26 @@ def _halves(merge: str) -> tuple[str, str]:
     return (merge[:cut], merge[cut + 1 :]) if cut > 0 else (merge, "")
 
 
-def _pre_tokenizer(known: Rule) -> dict[str, Any]:
-    steps: list[dict[str, Any]] = [
-        {"type": "Digits", "individual_digits": True}
-        if split == "digits"
-        else {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+def _split(regex: str) -> dict[str, object]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def _pre_tokenizer(known: Rule) -> dict[str, object]:
+    steps: list[dict[str, object]] = [
+        {"type": "Digits", "individual_digits": True} if split == "digits" else _split(split)
         for split in known.splits
     ]
     steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})
     return {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
 
 
-def _post_processor(tok: Tokenizer) -> dict[str, Any] | None:
+def _post_processor(tok: Tokenizer) -> dict[str, object] | None:
     bos = _content(tok, "bos") if tok.flags["add_bos"] else None
     eos = _content(tok, "eos") if tok.flags["add_eos"] else None
     if bos is None and eos is None:
         return None
 
-    def around(name: str, type_id: int) -> list[dict[str, Any]]:
+    def around(name: str, type_id: int) -> list[dict[str, object]]:
         parts = [("SpecialToken", bos), ("Sequence", name), ("SpecialToken", eos)]
         return [{kind: {"id": text, "type_id": type_id}} for kind, text in parts if text is not None]
 
@@ -197,8 +207,10 @@ def _post_processor(tok: Tokenizer) -> dict[str, Any] | None:
     }
 
 
-def _tokenizer_config(tok: Tokenizer, added: list[dict[str, Any]], max_length: int | None) -> dict[str, Any]:
-    config: dict[str, Any] = {
+def _tokenizer_config(
+    tok: Tokenizer, added: list[dict[str, object]], max_length: int | None
+) -> dict[str, object]:
+    config: dict[str, object] = {
         "add_bos_token": tok.flags["add_bos"],
         "add_eos_token": tok.flags["add_eos"],
         "add_prefix_space": tok.flags.get("add_space_prefix", False),
@@ -217,3 +229,164 @@ def _tokenizer_config(tok: Tokenizer, added: list[dict[str, Any]], max_length: i
             {"name": n, "template": text} for n, text in named.items() if text is not None
         ]
     return config
+
+
+# --- pieces: SentencePiece merges and Unigram ---
+
+_TO_UNDERLINE: dict[str, object] = {"type": "Replace", "pattern": {"String": " "}, "content": UNDERLINE}
+_PREPEND: dict[str, object] = {"type": "Prepend", "prepend": UNDERLINE}
+_DECODERS: tuple[dict[str, object], ...] = (
+    {"type": "Replace", "pattern": {"String": UNDERLINE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+)
+_STRIP_ONE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def _llama_parts(tok: Tokenizer) -> dict[str, object]:
+    """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, single bytes for the rest.
+
+    llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut
+    a token in two tokens, best score first.
+
+    Raises UnsupportedError when the 256 byte tokens are not complete.
+    """
+    missing = {f"<0x{n:02X}>" for n in range(256)} - set(tok.tokens)
+    if missing:
+        raise UnsupportedError(
+            f"a {tok.model} tokenizer without the byte token {min(missing)} cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer",
+        )
+    gemma = tok.model == "gemma4"
+    prefix = tok.flags.get("add_space_prefix", not gemma) and not gemma
+    # Without the pads; of equal texts llama.cpp finds the last.
+    vocab = {text: i for i, (text, kind) in enumerate(_typed_tokens(tok)) if kind != TokenType.UNUSED}
+    halves = map(_halves, tok.merges) if gemma else _merges_of_scores(tok, vocab)
+    merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _TO_UNDERLINE]}
+        if prefix
+        else _TO_UNDERLINE,
+        # Gemma 4's only split: runs of line ends and what stands between them.
+        "pre_tokenizer": _split("[^\\n]+|[\\n]+") if gemma else None,
+        "decoder": {"type": "Sequence", "decoders": [*_DECODERS, *([_STRIP_ONE] if prefix else [])]},
+        "model": _bpe_model(vocab, merges, tok.tokens[tok.special.get("unk", 0)], pieces=True),
+    }
+
+
+def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """The merges that scores stand for, best first; equal ones by the ids of their halves."""
+    scores = tok.scores or [0.0] * len(tok.tokens)
+    found = []
+    for text, i in vocab.items():
+        for cut in range(1, len(text)):
+            left, right = vocab.get(text[:cut]), vocab.get(text[cut:])
+            if left is not None and right is not None:
+                found.append((-scores[i], i, left, right))
+    found.sort()
+    return ((tok.tokens[left], tok.tokens[right]) for _, _, left, right in found)
+
+
+def _unigram_parts(tok: Tokenizer) -> dict[str, object]:
+    """normalizer, pre_tokenizer, decoder and model of a Unigram tokenizer.
+
+    Raises UnsupportedError without scores, or with one that is not a finite number.
+    """
+    if len(tok.scores) != len(tok.tokens) or not all(map(math.isfinite, tok.scores)):
+        raise UnsupportedError(
+            "a t5 tokenizer without a score for each token cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer",
+        )
+    typed = _typed_tokens(tok)
+    unk = tok.special.get("unk", 2)
+    normal = [score for score, (_, kind) in zip(tok.scores, typed, strict=True) if kind == TokenType.NORMAL]
+    worst = min(normal, default=0.0)
+    end = max((i + 1 for i, (_, kind) in enumerate(typed) if kind != TokenType.UNUSED), default=0)
+    # What is not a normal piece must not lower the score of unknown text, which hangs on the worst one.
+    pieces = [
+        [text, score if kind == TokenType.NORMAL else max(score, worst)]
+        for score, (text, kind) in zip(tok.scores, typed[:end], strict=False)
+    ]
+    prefix = tok.flags.get("add_space_prefix", True)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": _unigram_normalizers(tok, prefix)},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Metaspace",
+            "replacement": UNDERLINE,
+            "prepend_scheme": "always" if prefix else "never",
+        },
+        "model": {
+            "type": "Unigram",
+            "unk_id": unk if unk < end else None,
+            "vocab": pieces,
+            "byte_fallback": False,
+        },
+    }
+
+
+def _unigram_normalizers(tok: Tokenizer, prefix: bool) -> list[dict[str, object]]:
+    steps: list[dict[str, object]] = []
+    _, charsmap = tok.extra.get(CHARSMAP, ("", None))
+    if isinstance(charsmap, bytes):
+        encoded = base64.b64encode(charsmap).decode()
+        steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+    merge = tok.flags.get("remove_extra_whitespaces", False)
+    if merge:
+        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    if prefix or merge:  # merged spaces include one before the first word
+        steps.append(_PREPEND)
+    return [*steps, _TO_UNDERLINE]
+
+
+# --- WordPiece ---
+
+_LONGEST_WORD = 10_000
+"""llama.cpp has no limit; this one keeps a crafted text from taking quadratic time."""
+
+
+def from_phantom(text: str, kind: int) -> str:
+    """WordPiece's spelling of llama.cpp's token: the tails of words begin with ##, words with nothing."""
+    if kind != TokenType.NORMAL:
+        return text
+    return text[len(UNDERLINE) :] if text.startswith(UNDERLINE) else "##" + text
+
+
+def _wordpiece_parts(tok: Tokenizer) -> dict[str, object]:
+    """normalizer, pre_tokenizer, decoder and model of a WordPiece tokenizer. Raises UnsupportedError without unk."""
+    typed = _typed_tokens(tok)
+    vocab = {from_phantom(*entry): i for i, entry in enumerate(typed) if entry[1] != TokenType.UNUSED}
+    unk = tok.special.get("unk", 100)
+    if unk >= len(tok.tokens):
+        raise UnsupportedError(
+            "a bert tokenizer without an unknown token cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer",
+        )
+    lowercase = tok.flags.get("lowercase", True)
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": tok.flags.get("strip_accents", lowercase),
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": from_phantom(*typed[unk]),
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": _LONGEST_WORD,
+            "vocab": vocab,
+        },
+    }
+
+
+_PARTS: dict[str, Callable[[Tokenizer], dict[str, object]]] = {
+    "llama": _llama_parts,
+    "gemma4": _llama_parts,
+    "t5": _unigram_parts,
+    "bert": _wordpiece_parts,
+}

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import TypeAlias
+
+UNDERLINE = "\u2581"
+"""SentencePiece's space."""
+
+KvType: TypeAlias = str | tuple[str, str]
+"""A GGUF type by name: "UINT32", or ("ARRAY", "STRING")."""
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: without lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class TokenType(IntEnum):
@@ -58,7 +73,7 @@ class Tokenizer:
     chat_templates: dict[str, str] = field(default_factory=dict)
     n_added: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
-    extra: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    extra: dict[str, tuple[KvType, object]] = field(default_factory=dict)
     gguf_keys: list[str] = field(default_factory=list, compare=False)
     pre_note: str = field(default="", compare=False)
     notes: list[str] = field(default_factory=list, compare=False)

@@ -22,7 +22,7 @@ from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from aprfmt.errors import CorruptError
-from aprfmt.tokenizer.hf_write_words import from_phantom
+from aprfmt.tokenizer.hf_write import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
 
 __all__ = ["explain", "join", "sized", "split"]

@@ -29,8 +29,7 @@ from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
-from aprfmt.tokenizer.hf import is_tokenizer_file
-from aprfmt.tokenizer.hf_special import chat_templates
+from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
