@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, block, embedding, linear, must_be, norm, rename, tensor
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    LAYER_EPS,
+    block,
+    convert,
+    embedding,
+    linear,
+    must_be,
+    norm,
+    rename,
+    tensor,
+)
 from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, classes, gelu, hf_only
 
 
@@ -39,9 +50,7 @@ def _bert(positions: TensorRow) -> tuple[TensorRow, ...]:
     )
 
 
-def _positions(**more: object) -> TensorRow:
-    row = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
-    return replace(row, **more)  # type: ignore[arg-type]
+_POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weight", "positions,hidden")
 
 
 _BERT_DEFAULTS = {
@@ -61,14 +70,14 @@ _BERT = Architecture(
     bare_classes=classes("Bert", *HEADS, "ForPreTraining"),
     model_types=("bert",),
     tensors=(
-        *_bert(_positions()),
+        *_bert(_POSITIONS),
         *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
         *hf_only("hidden", "cls.predictions.transform.LayerNorm"),
         *hf_only("vocab,hidden", "cls.predictions.decoder"),
         *hf_only("vocab", "cls.predictions.bias"),
         *hf_only("num_labels,hidden", "cls.seq_relationship", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False, "bool")),
+    keys=(*DIMS, LAYER_EPS, *ENCODER, TYPES, gelu(), must_be("is_decoder", False)),
     gguf_only=(),
     ignored=("embeddings.position_ids",),
     prefixes=(("bert.", ""),),
@@ -89,7 +98,9 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
         model_types=(model_type, *(name.lower() for name in more)),
         when=f"tokenizer.ggml.model={vocabulary}",
         tensors=(
-            *_bert(_positions(gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
+            *_bert(
+                replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")
+            ),
             *linear("classifier.dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
             *linear("classifier.out_proj", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
             *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"),
@@ -99,16 +110,13 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             *hf_only("num_labels,hidden", "classifier", "qa_outputs"),
         ),
         keys=(
-            *(
-                replace(k, via="offset_positions") if k.field == "max_position_embeddings" else k
-                for k in DIMS
-            ),
+            *convert(DIMS, max_position_embeddings="offset_positions"),
             LAYER_EPS,
             *ENCODER,
             TYPES,
             *LABELS,
             gelu(),
-            must_be("is_decoder", False, "bool"),
+            must_be("is_decoder", False),
         ),
         gguf_only=(),
         ignored=("embeddings.position_ids",),
@@ -128,7 +136,7 @@ _DISTILBERT = Architecture(
     when="tensors&!tensors=token_types.weight",
     tensors=(
         embedding("embeddings.word_embeddings"),
-        _positions(),
+        _POSITIONS,
         *_layer_norm("embeddings.LayerNorm", "token_embd_norm"),
         *block(
             *linear("attention.q_lin", "attn_q", "q,hidden", REQUIRED),

@@ -15,13 +15,17 @@ from aprfmt.arch.rows.parts import (
     ROPE_DIM,
     TEXT_PREFIXES,
     TOWERS,
+    More,
     block,
+    convert,
     embedding,
     final_norm,
     gated_mlp,
     head,
     linear,
+    must_be,
     norm,
+    split,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import router_and_experts, shared_expert
@@ -35,19 +39,18 @@ _RUN = f"{_V}/{_K_HEADS}"
 _TILED = f"1,{_K_HEADS},{_V_HEADS}/{_K_HEADS}"
 """Heads of V: Hugging Face has those of a head of K together, GGUF the first of each head of K, then the second."""
 _V_ORDER, _QKV_ORDER = (f"swap:{_TILED}",), (f"tail:2*{_K},{_TILED}",)
-_PLUS_ONE = {"value": "plus_one"}
 
 
 def _attention() -> tuple[TensorRow, ...]:
     """Attention of the full_attention layers; the rows of Q hold a gate behind each head."""
-    bias, at = "attention_bias", {"layers": "full_attention"}
+    bias, at = "attention_bias", More(layers="full_attention")
     return (
         *linear("self_attn.q_proj", "attn_q", "2*q,hidden", bias, **at),
         *linear("self_attn.k_proj", "attn_k", "kv,hidden", bias, **at),
         *linear("self_attn.v_proj", "attn_v", "kv,hidden", bias, **at),
         *linear("self_attn.o_proj", "attn_output", "hidden,q", bias, **at),
-        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", **at, **_PLUS_ONE),
-        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", **at, **_PLUS_ONE),
+        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", layers="full_attention", value="plus_one"),
+        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", layers="full_attention", value="plus_one"),
     )
 
 
@@ -76,10 +79,10 @@ def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
 
 
 _FUSED = _delta_net(
-    replace(
-        tensor("in_proj_qkvz.weight", "", f"{_QKV}+{_V},hidden"),
-        gguf=("attn_qkv.weight", "attn_gate.weight"),
-        gguf_dims=(f"{_QKV},hidden", f"{_V},hidden"),
+    split(
+        "in_proj_qkvz.weight",
+        f"{_QKV}+{_V},hidden",
+        {"attn_qkv.weight": f"{_QKV},hidden", "attn_gate.weight": f"{_V},hidden"},
         order=(f"deal:{_K_HEADS},{_K_DIM},{_K_DIM},{_RUN},{_RUN}",),
     ),
     *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"),
@@ -107,23 +110,20 @@ def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
     return (
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm", **_PLUS_ONE),
+            *norm("input_layernorm", "attn_norm", value="plus_one"),
             *_attention(),
             *layer,
-            *norm("post_attention_layernorm", "post_attention_norm", **_PLUS_ONE),
+            *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
         ),
-        *final_norm(**_PLUS_ONE),
+        *final_norm(value="plus_one"),
         *head(),
     )
 
 
 def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     count, used, width = EXPERTS
-    sizes = (
-        replace(key, via="if_given") if key.field == "intermediate_size" and experts else key for key in DIMS
-    )
     return (
-        *sizes,
+        *(convert(DIMS, intermediate_size="if_given") if experts else DIMS),
         GROUPED,
         ROPE,
         RMS_EPS,
@@ -142,8 +142,8 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
         Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers"),
         Key("full_attention_interval", ("full_attention_interval",)),
         ROPE_DIM,
-        Key("", ("attention_bias",), "bool", constant=False),
-        Key("", ("hidden_act",), "str", constant="silu"),
+        must_be("attention_bias", False),
+        must_be("hidden_act", "silu"),
         *family,
     )
 
@@ -204,7 +204,7 @@ ROWS: tuple[Architecture, ...] = (
         bare_classes=("Qwen3NextModel",),
         model_types=("qwen3_next",),
         tensors=_decoder(*_FUSED, *_EXPERTS),
-        keys=_keys(Key("", ("norm_topk_prob",), "bool", constant=True), experts=True),
+        keys=_keys(must_be("norm_topk_prob", True), experts=True),
         left_out=_MTP,
         defaults={
             "": _DEFAULTS

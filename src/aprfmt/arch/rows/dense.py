@@ -17,6 +17,7 @@ from aprfmt.arch.rows.parts import (
     ROPE_DIM,
     SILU,
     VOCAB,
+    WINDOW,
     attention,
     block,
     embedding,
@@ -28,10 +29,10 @@ from aprfmt.arch.rows.parts import (
     linear,
     must_be,
     norm,
+    plain_mlp,
     tensor,
 )
 
-_WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
 
 
@@ -80,14 +81,6 @@ def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
 _STABLELM_FFN_NORM = norm(
     "post_attention_layernorm", "ffn_norm", bias="!use_parallel_residual", need="!use_parallel_residual"
 )
-
-
-def _mlp(bias: str, up: str, down: str) -> tuple[TensorRow, ...]:
-    """An MLP without a gate."""
-    return (
-        *linear(up, "ffn_up", "ffn,hidden", bias),
-        *linear(down, "ffn_down", "hidden,ffn", bias),
-    )
 
 
 def _layer_eps(*names: str) -> Key:
@@ -175,7 +168,7 @@ ROWS: tuple[Architecture, ...] = (
                 *norm("input_layernorm", "attn_norm", bias=REQUIRED, value="plus_one"),
                 *attention("attention_bias", "attention_bias"),
                 *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED, value="plus_one"),
-                *_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
+                *plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
             ),
             *final_norm(bias=REQUIRED, value="plus_one"),
             *head(),
@@ -218,7 +211,7 @@ ROWS: tuple[Architecture, ...] = (
                 *attention(REQUIRED, REQUIRED, o_proj="dense"),
                 *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
                 *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
-                *_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
+                *plain_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
             ),
             *final_norm("model.final_layernorm", bias=REQUIRED),
             *head(bias=REQUIRED),
@@ -229,7 +222,7 @@ ROWS: tuple[Architecture, ...] = (
             ROPE,
             LAYER_EPS,
             ROPE_DIM,
-            must_be("qk_layernorm", False, "bool"),
+            must_be("qk_layernorm", False),
             must_be("hidden_act", "gelu_new"),
         ),
         defaults={
@@ -295,7 +288,7 @@ ROWS: tuple[Architecture, ...] = (
                 *norm("input_layernorm", "attn_norm", bias=REQUIRED),
                 *attention("use_bias", "use_bias"),
                 *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
-                *_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
+                *plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
             ),
             *final_norm(bias=REQUIRED),
             *head(),
@@ -306,8 +299,8 @@ ROWS: tuple[Architecture, ...] = (
             ROPE,
             _layer_eps("norm_epsilon"),
             HEAD_DIM,
-            _WINDOW,
-            must_be("use_bias", True, "bool"),
+            WINDOW,
+            must_be("use_bias", True),
             must_be("hidden_act", "gelu_pytorch_tanh"),
         ),
         defaults={

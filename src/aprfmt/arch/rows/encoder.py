@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
@@ -184,7 +186,7 @@ _MODERN = Architecture(
     keys=(
         *DIMS,
         ROPE,
-        rename((LAYER_EPS,), rms_norm_eps="norm_eps")[0],
+        replace(LAYER_EPS, hf=("norm_eps",)),
         *ENCODER,
         Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
         *LABELS,
@@ -194,9 +196,9 @@ _MODERN = Architecture(
         NO_SCALING,
         VOCAB,
         Key("hidden_activation", ("hidden_activation",), "str", via="glu"),
-        must_be("norm_bias", False, "bool"),
-        must_be("attention_bias", False, "bool"),
-        must_be("mlp_bias", False, "bool"),
+        must_be("norm_bias", False),
+        must_be("attention_bias", False),
+        must_be("mlp_bias", False),
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),
@@ -246,8 +248,8 @@ _EUROBERT = Architecture(
         *ENCODER,
         NO_SCALING,
         must_be("hidden_act", "silu"),
-        must_be("mlp_bias", False, "bool"),
-        must_be("attention_bias", False, "bool"),
+        must_be("mlp_bias", False),
+        must_be("attention_bias", False),
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),

@@ -18,6 +18,7 @@ from aprfmt.arch.rows.parts import (
     VOCAB,
     attention,
     block,
+    convert,
     embedding,
     final_norm,
     flag,
@@ -34,24 +35,23 @@ _SOME_LAYERS = replace(_ODD_LAYERS, via="some_layer_types")
 _QUERY_SCALE = Key("", ("query_pre_attn_scalar",), via="query_scale")
 _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
-_NO_BIAS = must_be("attention_bias", False, "bool")
+_NO_BIAS = must_be("attention_bias", False)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 _CAUSAL = Key("", ("use_bidirectional_attention",), "bool", via="never")
 
 
 def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
     """Gemma's decoder: its norms scale by their weight + 1."""
-    one = {"value": "plus_one"}
     return (
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm", **one),
+            *norm("input_layernorm", "attn_norm", value="plus_one"),
             *attention("attention_bias", "attention_bias"),
-            *norm("post_attention_layernorm", after, **one),
+            *norm("post_attention_layernorm", after, value="plus_one"),
             *more,
             *gated_mlp(),
         ),
-        *final_norm(**one),
+        *final_norm(value="plus_one"),
         *head(),
     )
 
@@ -213,7 +213,7 @@ ROWS: tuple[Architecture, ...] = (
             _WINDOW,
             _ODD_LAYERS,
             Key("pooling_type", ("pooling",), via="pooling"),
-            must_be("use_bidirectional_attention", True, "bool"),
+            must_be("use_bidirectional_attention", True),
         ),
         nested_rope=True,
         defaults={"": {**_GEMMA3_DEFAULTS, "use_bidirectional_attention": False}},
@@ -231,7 +231,7 @@ ROWS: tuple[Architecture, ...] = (
             *norm("self_attn.k_norm", "attn_k_norm", "kv_heads,head_dim", need="use_qk_norm"),
         ),
         keys=(
-            *(replace(key, via="trained_length") if key.gguf == "context_length" else key for key in _COHERE),
+            *convert(_COHERE, max_position_embeddings="trained_length"),
             Key("", ("model_max_length",)),
             flag("use_qk_norm"),
         ),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
+    EPSILON,
     GROUPED,
     LAYER_EPS,
     ROPE,
+    More,
     block,
+    convert,
     embedding,
     final_norm,
+    flag,
     head,
+    hf_names,
     linear,
     must_be,
     norm,
@@ -23,7 +27,7 @@ from aprfmt.arch.rows.parts import (
     tensor,
 )
 
-_DEALT: dict[str, Any] = {"order": ("deal:kv_heads,q/kv_heads,head_dim,head_dim",)}
+_DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
 _QKV = "q+2*kv,hidden"
 _GPT_DIMS = rename(
@@ -34,12 +38,6 @@ _GPT_DIMS = rename(
     intermediate_size=("n_inner",),
     num_heads=("n_head", "num_attention_heads"),
 )
-_FOUR_HIDDEN = {"intermediate_size": "four_hidden"}
-
-
-def _via(keys: tuple[Key, ...], names: dict[str, str]) -> tuple[Key, ...]:
-    """`keys`, those of some fields with a converter."""
-    return tuple(replace(key, via=names[key.field]) if key.field in names else key for key in keys)
 
 
 def _activation(name: str) -> Key:
@@ -49,16 +47,6 @@ def _activation(name: str) -> Key:
 
 def _positions(hf: str) -> TensorRow:
     return tensor(f"{hf}.weight", "position_embd.weight", "positions,hidden")
-
-
-def _named(stem: str, model_type: str, *, causal: str = "ForCausalLM") -> dict[str, Any]:
-    return {
-        "hf_class": stem + causal,
-        "model_type": model_type,
-        "hf_classes": (stem + causal, f"{stem}Model"),
-        "bare_classes": (f"{stem}Model",),
-        "model_types": (model_type,),
-    }
 
 
 def _gpt(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
@@ -93,7 +81,7 @@ def _bare(*names: str) -> tuple[tuple[str, str], ...]:
 _GPT2 = Architecture(
     id="gpt2",
     gguf="gpt2",
-    **_named("GPT2", "gpt2", causal="LMHeadModel"),
+    **hf_names("GPT2", "gpt2", end="LMHeadModel"),
     tensors=_gpt(
         (
             *_conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
@@ -103,11 +91,11 @@ _GPT2 = Architecture(
         )
     ),
     keys=(
-        *_via(_GPT_DIMS, _FOUR_HIDDEN),
-        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        *convert(_GPT_DIMS, intermediate_size="four_hidden"),
+        EPSILON,
         _activation("activation_function"),
-        must_be("scale_attn_weights", True, "bool"),
-        must_be("scale_attn_by_inverse_layer_idx", False, "bool"),
+        must_be("scale_attn_weights", True),
+        must_be("scale_attn_by_inverse_layer_idx", False),
     ),
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
@@ -127,7 +115,7 @@ _GPT2 = Architecture(
 _BIGCODE = Architecture(
     id="gpt_bigcode",
     gguf="starcoder",
-    **_named("GPTBigCode", "gpt_bigcode"),
+    **hf_names("GPTBigCode", "gpt_bigcode"),
     tensors=_gpt(
         (
             *linear("attn.c_attn", "attn_qkv", _QKV, REQUIRED, **_DEALT),
@@ -137,12 +125,12 @@ _BIGCODE = Architecture(
         )
     ),
     keys=(
-        *_via(_GPT_DIMS, _FOUR_HIDDEN),
+        *convert(_GPT_DIMS, intermediate_size="four_hidden"),
         replace(GROUPED, via="multi_query_kv"),
         Key("", ("multi_query",), "bool", via="multi_query"),
-        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        EPSILON,
         _activation("activation_function"),
-        must_be("scale_attn_weights", True, "bool"),
+        must_be("scale_attn_weights", True),
     ),
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
@@ -163,7 +151,7 @@ _BIGCODE = Architecture(
 _NEOX = Architecture(
     id="gpt_neox",
     gguf="gptneox",
-    **_named("GPTNeoX", "gpt_neox"),
+    **hf_names("GPTNeoX", "gpt_neox"),
     tensors=(
         embedding("gpt_neox.embed_in"),
         *block(
@@ -184,7 +172,7 @@ _NEOX = Architecture(
         Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
         LAYER_EPS,
         ROPE,
-        must_be("attention_bias", True, "bool"),
+        must_be("attention_bias", True),
         _activation("hidden_act"),
     ),
     gguf_only=(),
@@ -245,7 +233,7 @@ _FALCON = Architecture(
         *head(),
     ),
     keys=(
-        *_via(
+        *convert(
             rename(
                 DIMS,
                 num_layers=("num_hidden_layers", "n_layer"),
@@ -253,18 +241,18 @@ _FALCON = Architecture(
                 intermediate_size=("ffn_hidden_size",),
                 num_heads=("num_attention_heads", "n_head"),
             ),
-            _FOUR_HIDDEN,
+            intermediate_size="four_hidden",
         ),
         Key("tensor_data_layout", kind="str", constant="jploski"),
         Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", via="falcon_kv"),
-        Key("", ("multi_query",), "bool"),
+        flag("multi_query"),
         Key("", ("num_ln_in_parallel_attn",)),
         Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"),
-        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        EPSILON,
         ROPE,
-        must_be("alibi", False, "bool"),
-        must_be("parallel_attn", True, "bool"),
-        must_be("bias", False, "bool"),
+        must_be("alibi", False),
+        must_be("parallel_attn", True),
+        must_be("bias", False),
         _activation("activation"),
     ),
     gguf_only=(),
@@ -287,7 +275,7 @@ _FALCON = Architecture(
 _BLOOM = Architecture(
     id="bloom",
     gguf="bloom",
-    **_named("Bloom", "bloom"),
+    **hf_names("Bloom", "bloom"),
     tensors=(
         embedding("transformer.word_embeddings"),
         *norm("transformer.word_embeddings_layernorm", "token_embd_norm", bias=REQUIRED),
@@ -304,7 +292,7 @@ _BLOOM = Architecture(
         *head(),
     ),
     keys=(
-        *_via(
+        *convert(
             rename(
                 DIMS,
                 num_layers=("n_layer", "num_hidden_layers"),
@@ -313,11 +301,11 @@ _BLOOM = Architecture(
                 intermediate_size=(),
                 num_heads=("n_head", "num_attention_heads"),
             ),
-            _FOUR_HIDDEN,
+            intermediate_size="four_hidden",
         ),
         Key("attention.head_count_kv", field="num_kv_heads"),
-        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
-        must_be("apply_residual_connection_post_layernorm", False, "bool"),
+        EPSILON,
+        must_be("apply_residual_connection_post_layernorm", False),
     ),
     gguf_only=(),
     prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
@@ -358,7 +346,7 @@ _MPT = Architecture(
         *head(),
     ),
     keys=(
-        *_via(
+        *convert(
             rename(
                 DIMS,
                 num_layers="n_layers",
@@ -367,18 +355,18 @@ _MPT = Architecture(
                 intermediate_size=(),
                 num_heads="n_heads",
             ),
-            {"intermediate_size": "expansion_width"},
+            intermediate_size="expansion_width",
         ),
         Key("", ("expansion_ratio",), via="expansion"),
         Key("attention.head_count_kv", field="num_kv_heads", via="kv_if_named"),
         Key("", ("attn_config.kv_n_heads",), via="kv_named"),
-        rename((LAYER_EPS,), rms_norm_eps="layer_norm_epsilon")[0],
+        EPSILON,
         Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"),
-        Key("", ("attn_config.alibi",), "bool"),
+        flag("attn_config.alibi"),
         Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),
         Key("", ("attn_config.softmax_scale",), "f32", via="nothing"),
         Key("", ("logit_scale",), "f32", via="nothing"),
-        Key("", ("no_bias",), "bool"),
+        flag("no_bias"),
     ),
     gguf_only=(),
     prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),

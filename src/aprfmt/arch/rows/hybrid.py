@@ -10,31 +10,38 @@ from aprfmt.arch.rows.parts import (
     EXPERTS,
     GROUPED,
     MULTIMODAL,
-    PAIRS,
+    RMS_EPS,
     ROPE,
     ROPE_DIM,
+    SCALES,
+    SILU,
     VOCAB,
+    More,
+    attention,
     block,
     embedding,
     experts,
     final_norm,
+    flag,
     fused_experts,
+    gated_mlp,
     head,
     linear,
+    must_be,
     norm,
+    split,
     tensor,
 )
 from aprfmt.arch.rows.parts_ssm import dual, mixer
 
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 _SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
-_SILU = Key("", ("hidden_act",), "str", constant="silu")
 _CONV = "conv_L_cache"
 
 
 def _short_conv() -> tuple[TensorRow, ...]:
     """The conv layers of LFM2: three projections of the input, a gated convolution over a few tokens."""
-    at, bias = {"layers": "conv"}, "conv_bias"
+    at, bias = More(layers="conv"), "conv_bias"
     return (
         tensor(
             "conv.conv.weight",
@@ -49,30 +56,16 @@ def _short_conv() -> tuple[TensorRow, ...]:
     )
 
 
-def _projections(
-    at: str, hf: str = "self_attn.", o_proj: str = "o_proj", bias: str | None = None, permuted: bool = False
-) -> tuple[TensorRow, ...]:
-    """Q, K, V and output of the layers that have attention."""
-    q, k = (PAIRS["q"], PAIRS["kv"]) if permuted else ((), ())
-    return (
-        *linear(f"{hf}q_proj", "attn_q", "q,hidden", bias, order=q, layers=at),
-        *linear(f"{hf}k_proj", "attn_k", "kv,hidden", bias, order=k, layers=at),
-        *linear(f"{hf}v_proj", "attn_v", "kv,hidden", bias, layers=at),
-        *linear(f"{hf}{o_proj}", "attn_output", "hidden,q", bias, layers=at),
-    )
-
-
 def _lfm2(*mlp: TensorRow) -> tuple[TensorRow, ...]:
-    at = {"layers": _ATTENTION}
     return (
         embedding(),
         *norm("model.embedding_norm", "token_embd_norm"),
         *block(
             *norm("operator_norm", "attn_norm"),
             *_short_conv(),
-            *_projections(_ATTENTION, o_proj="out_proj"),
-            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", **at),
-            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", **at),
+            *attention(o_proj="out_proj", layers=_ATTENTION),
+            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers=_ATTENTION),
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers=_ATTENTION),
             *norm("ffn_norm", "ffn_norm"),
             *mlp,
         ),
@@ -80,19 +73,11 @@ def _lfm2(*mlp: TensorRow) -> tuple[TensorRow, ...]:
     )
 
 
-def _w123(layers: str = "") -> tuple[TensorRow, ...]:
-    return (
-        *linear("feed_forward.w1", "ffn_gate", "ffn,hidden", layers=layers),
-        *linear("feed_forward.w3", "ffn_up", "ffn,hidden", layers=layers),
-        *linear("feed_forward.w2", "ffn_down", "hidden,ffn", layers=layers),
-    )
-
-
 _SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
 """KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
 _KINDS = Key("", ("layer_types",), via="mixed_layers")
-_LFM2_EPS = Key("attention.layer_norm_rms_epsilon", ("norm_eps",), "f32", field="rms_norm_eps")
-_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), Key("", ("conv_bias",), "bool", constant=False))
+_LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
+_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False))
 _LFM2 = {
     "max_position_embeddings": 128000,
     "norm_eps": 1e-5,
@@ -104,10 +89,10 @@ _LFM2 = {
 }
 
 _GRANITE_SHARED = (
-    replace(
-        tensor("shared_mlp.input_linear.weight", "", "2*shared_intermediate_size,hidden"),
-        gguf=("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-        gguf_dims=("shared_intermediate_size,hidden",) * 2,
+    split(
+        "shared_mlp.input_linear.weight",
+        "2*shared_intermediate_size,hidden",
+        dict.fromkeys(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_intermediate_size,hidden"),
     ),
     *linear("shared_mlp.output_linear", "ffn_down_shexp", "hidden,shared_intermediate_size"),
 )
@@ -144,7 +129,7 @@ _GRANITE = Architecture(
         *block(
             *norm("input_layernorm", "attn_norm"),
             *mixer("mamba.", _GRANITE_MIXER, _SSM),
-            *_projections(_ATTENTION, bias="attention_bias", permuted=True),
+            *attention("attention_bias", "attention_bias", permuted=True, layers=_ATTENTION),
             *norm("post_attention_layernorm", "ffn_norm"),
             *_granite_mlp(),
         ),
@@ -159,15 +144,12 @@ _GRANITE = Architecture(
         _HEADS,
         _SOME_HEADS,
         ROPE,
-        Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32", field="rms_norm_eps"),
+        RMS_EPS,
         replace(EXPERTS[0], hf=("num_local_experts",), via="some_experts"),
         replace(EXPERTS[1], via="used_experts"),
         VOCAB,
         ROPE_DIM,
-        Key("attention.scale", ("attention_multiplier",), "f32"),
-        Key("embedding_scale", ("embedding_multiplier",), "f32"),
-        Key("residual_scale", ("residual_multiplier",), "f32"),
-        Key("logit_scale", ("logits_scaling",), "f32"),
+        *SCALES,
         Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
         Key("ssm.conv_kernel", ("mamba_d_conv",)),
         Key("ssm.state_size", ("mamba_d_state",)),
@@ -176,10 +158,10 @@ _GRANITE = Architecture(
         Key("ssm.time_step_rank", ("mamba_n_heads",)),
         Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"),
         _KINDS,
-        _SILU,
-        Key("", ("attention_bias",), "bool"),
-        Key("", ("mamba_proj_bias",), "bool", constant=False),
-        Key("", ("mamba_conv_bias",), "bool", constant=True),
+        SILU,
+        flag("attention_bias"),
+        must_be("mamba_proj_bias", False),
+        must_be("mamba_conv_bias", True),
     ),
     defaults={
         "": {
@@ -214,7 +196,7 @@ ROWS: tuple[Architecture, ...] = (
         model_type="lfm2",
         hf_classes=("Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"),
         model_types=("lfm2",),
-        tensors=_lfm2(*_w123()),
+        tensors=_lfm2(*gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))),
         keys=(
             _BLOCKS,
             _CONTEXT,
@@ -245,7 +227,7 @@ ROWS: tuple[Architecture, ...] = (
         hf_classes=("Lfm2MoeForCausalLM",),
         model_types=("lfm2_moe",),
         tensors=_lfm2(
-            *_w123("dense"),
+            *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
             tensor(
                 "feed_forward.expert_bias", "exp_probs_b.bias", "experts", "use_expert_bias", layers="moe"
@@ -262,9 +244,9 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_gating_func", constant=2),
             *_LFM2_END,
             _KINDS,
-            Key("", ("use_expert_bias",), "bool", constant=True),
-            Key("", ("norm_topk_prob",), "bool", constant=True),
-            Key("", ("routed_scaling_factor",), "f32", constant=1.0),
+            must_be("use_expert_bias", True),
+            must_be("norm_topk_prob", True),
+            must_be("routed_scaling_factor", 1.0),
         ),
         defaults={
             "": _LFM2

@@ -12,6 +12,7 @@ from aprfmt.arch.rows.parts import (
     PAD,
     ROPE,
     ROPE_DIM,
+    SCALES,
     SILU,
     SLIDING_LAYERS,
     VOCAB,
@@ -24,8 +25,8 @@ from aprfmt.arch.rows.parts import (
     gated_mlp,
     head,
     hf_names,
-    linear,
     must_be,
+    plain_mlp,
 )
 
 _LLAMA = (*DECODER, VOCAB, ROPE_DIM)
@@ -138,10 +139,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True),
-            mlp=(
-                *linear("mlp.up_proj", "ffn_up", "ffn,hidden", "mlp_bias"),
-                *linear("mlp.down_proj", "ffn_down", "hidden,ffn", "mlp_bias"),
-            ),
+            mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_BIASES),
         defaults={
@@ -168,7 +166,7 @@ ROWS: tuple[Architecture, ...] = (
             *_BIASES,
             Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
             Key("", ("no_rope_layer_interval",)),
-            must_be("use_sliding_window", False, "bool"),
+            must_be("use_sliding_window", False),
             Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
@@ -193,10 +191,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_BIASED,
         keys=(
             *_LLAMA,
-            Key("attention.scale", ("attention_multiplier",), "f32"),
-            Key("embedding_scale", ("embedding_multiplier",), "f32"),
-            Key("residual_scale", ("residual_multiplier",), "f32"),
-            Key("logit_scale", ("logits_scaling",), "f32"),
+            *SCALES,
             SILU,
             *_BIASES,
         ),

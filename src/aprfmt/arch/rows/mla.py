@@ -16,6 +16,7 @@ from aprfmt.arch.rows.parts import (
     norm,
     optional,
     rename,
+    split,
 )
 from aprfmt.arch.rows.parts_moe import (
     COUNT,
@@ -45,11 +46,10 @@ def _latent_attention() -> tuple[TensorRow, ...]:
         *linear("self_attn.q_b_proj", "attn_q_b", f"{q},{rank}", need=rank),
         *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+{_ROPE_PART},hidden", bias),
         *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", _LATENT),
-        TensorRow(
-            ("self_attn.kv_b_proj.weight",),
-            ("attn_k_b.weight", "attn_v_b.weight"),
-            (f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",),
-            gguf_dims=(f"heads,{_LATENT},{_NOPE}", f"heads,v_head_dim,{_LATENT}"),
+        split(
+            "self_attn.kv_b_proj.weight",
+            f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",
+            {"attn_k_b.weight": f"heads,{_LATENT},{_NOPE}", "attn_v_b.weight": f"heads,v_head_dim,{_LATENT}"},
             order=(f"deal:heads,{_NOPE},v_head_dim",),
             gguf_transposed=(True, False),
         ),
@@ -92,7 +92,7 @@ def _keys(*family: Key) -> tuple[Key, ...]:
         Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
         Key("rope.dimension_count", ("qk_rope_head_dim",)),
         Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"),
-        must_be("attention_bias", False, "bool"),
+        must_be("attention_bias", False),
         SILU,
         *family,
     )
@@ -138,15 +138,12 @@ ROWS: tuple[Architecture, ...] = (
         id="deepseek_v3",
         gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
-        **{
-            **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite"),
-            "model_types": ("deepseek_v3", "glm4_moe_lite"),
-        },
+        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),
         **MULTIMODAL,
         rope_type=0,
         tensors=_decoder(selection_bias()),
         keys=_keys(
-            must_be("rope_interleave", True, "bool"),
+            must_be("rope_interleave", True),
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="unsaid_drafts"),
             Key("", ("moe_layer_freq",)),
             Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     MULTIMODAL,
     ROPE_DIM,
+    SCALES,
     VOCAB,
+    WINDOW,
     attention,
     experts,
     flag,
@@ -17,6 +17,7 @@ from aprfmt.arch.rows.parts import (
     hf_names,
     linear,
     must_be,
+    split,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
@@ -28,9 +29,8 @@ from aprfmt.arch.rows.parts_moe import (
     shared_expert,
 )
 
-_WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
-_SPARSE = (must_be("decoder_sparse_step", 1, "u32"), must_be("mlp_only_layers", [], "i32[]"))
+_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 
 
 def _mixtral_experts() -> tuple[TensorRow, ...]:
@@ -50,21 +50,16 @@ def _granite_experts() -> tuple[TensorRow, ...]:
 def _granite_shared() -> tuple[TensorRow, ...]:
     width, need = "shared_intermediate_size", "shared_intermediate_size"
     return (
-        replace(
-            tensor("shared_mlp.input_linear.weight", "", f"2*{width},hidden", need),
-            gguf=("ffn_gate_shexp.weight", "ffn_up_shexp.weight"),
-            gguf_dims=(f"{width},hidden", f"{width},hidden"),
+        split(
+            "shared_mlp.input_linear.weight",
+            f"2*{width},hidden",
+            dict.fromkeys(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), f"{width},hidden"),
+            need,
         ),
         *linear("shared_mlp.output_linear", "ffn_down_shexp", f"hidden,{width}", need=need),
     )
 
 
-_GRANITE_KEYS = (
-    Key("attention.scale", ("attention_multiplier",), "f32"),
-    Key("embedding_scale", ("embedding_multiplier",), "f32"),
-    Key("residual_scale", ("residual_multiplier",), "f32"),
-    Key("logit_scale", ("logits_scaling",), "f32"),
-)
 _GRANITE_DEFAULTS = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -88,7 +83,7 @@ ROWS: tuple[Architecture, ...] = (
         **MULTIMODAL,
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
-        keys=moe_keys(VOCAB, ROPE_DIM, _WINDOW, count="num_local_experts"),
+        keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
         defaults={
             "": {
                 "num_local_experts": 8,
@@ -118,10 +113,10 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             WIDTH,
             Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
-            must_be("norm_topk_prob", False, "bool"),
+            must_be("norm_topk_prob", False),
             flag("qkv_bias"),
             *_SPARSE,
-            _WINDOW,
+            WINDOW,
             *_WINDOWED,
         ),
         defaults={
@@ -153,10 +148,10 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             WIDTH,
-            must_be("norm_topk_prob", True, "bool"),
+            must_be("norm_topk_prob", True),
             BIAS_FLAG,
             *_SPARSE,
-            _WINDOW,
+            WINDOW,
             *_WINDOWED,
         ),
         defaults={
@@ -188,7 +183,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(
             ROPE_DIM,
-            _WINDOW,
+            WINDOW,
             BIAS_FLAG,
             flag("lm_head_bias"),
             Key("", via="mscales"),
@@ -221,7 +216,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()
         ),
-        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False, "bool")),
+        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)),
         defaults={
             "": {
                 "num_experts": 64,
@@ -243,7 +238,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()
         ),
-        keys=moe_keys(VOCAB, ROPE_DIM, *_GRANITE_KEYS, BIAS_FLAG, count="num_local_experts"),
+        keys=moe_keys(VOCAB, ROPE_DIM, *SCALES, BIAS_FLAG, count="num_local_experts"),
         defaults={"": _GRANITE_DEFAULTS},
     ),
     Architecture(
@@ -260,7 +255,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             VOCAB,
             ROPE_DIM,
-            *_GRANITE_KEYS,
+            *SCALES,
             Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
             BIAS_FLAG,
             count="num_local_experts",

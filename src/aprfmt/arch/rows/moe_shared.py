@@ -19,6 +19,7 @@ from aprfmt.arch.rows.parts import (
     linear,
     must_be,
     norm,
+    split,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
@@ -42,8 +43,7 @@ from aprfmt.arch.rows.parts_moe import (
 def _gpt_oss_experts() -> tuple[TensorRow, ...]:
     """Gate and up rows take turns. Weights stand as [experts, in, out] or as MXFP4 blocks of [experts, out, in]."""
     hf, turns = "mlp.experts.", ("deal:experts*moe_ffn,1,1",)
-    halves = ("experts,moe_ffn,hidden", "experts,moe_ffn,hidden")
-    both = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+    halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
     down = ("experts,hidden,moe_ffn",)
 
     def pieces(name: str) -> tuple[str, ...]:
@@ -53,11 +53,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
         return (f"experts,{rows},{columns}/32,16", f"experts,{rows},{columns}/32")
 
     return (
-        replace(
-            tensor(f"{hf}gate_up_proj", "", "experts,hidden,2*moe_ffn", transposed=True, order=turns),
-            gguf=both,
-            gguf_dims=halves,
-        ),
+        split(f"{hf}gate_up_proj", "experts,hidden,2*moe_ffn", halves, transposed=True, order=turns),
         tensor(
             f"{hf}down_proj",
             "ffn_down_exps.weight",
@@ -67,9 +63,9 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
         ),
         TensorRow(
             pieces("gate_up_proj"),
-            both,
+            tuple(halves),
             blocks("2*moe_ffn", "hidden"),
-            gguf_dims=halves,
+            gguf_dims=tuple(halves.values()),
             order=turns,
             pack="mxfp4",
         ),
@@ -80,11 +76,10 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
             gguf_dims=down,
             pack="mxfp4",
         ),
-        TensorRow(
-            (f"{hf}gate_up_proj_bias",),
-            ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
-            ("experts,2*moe_ffn",),
-            gguf_dims=("experts,moe_ffn", "experts,moe_ffn"),
+        split(
+            f"{hf}gate_up_proj_bias",
+            "experts,2*moe_ffn",
+            dict.fromkeys(("ffn_gate_exps.bias", "ffn_up_exps.bias"), "experts,moe_ffn"),
             order=turns,
             flat=True,
         ),
@@ -125,8 +120,8 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="odd_layer_types"),
             Key("", via="untruncated"),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
-            must_be("swiglu_alpha", 1.702, "f32"),
-            must_be("swiglu_limit", 7.0, "f32"),
+            must_be("swiglu_alpha", 1.702),
+            must_be("swiglu_limit", 7.0),
             BIAS_FLAG,
             count="num_local_experts",
         ),

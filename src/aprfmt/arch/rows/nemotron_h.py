@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
@@ -16,6 +15,7 @@ from aprfmt.arch.rows.parts import (
     block,
     embedding,
     final_norm,
+    flag,
     head,
     linear,
     must_be,
@@ -81,7 +81,9 @@ _MIXER = dual(
 _EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "f32", field="rms_norm_eps")
 
 
-def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], **more: Any) -> Architecture:
+def _row(
+    id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = ""
+) -> Architecture:
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
         id=id,
@@ -126,9 +128,9 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], **
             Key("", ("hybrid_override_pattern",), "str"),
             must_be("mlp_hidden_act", "relu2"),
             must_be("mamba_hidden_act", "silu"),
-            must_be("use_bias", False, "bool"),
-            must_be("use_conv_bias", True, "bool"),
-            Key("", ("mlp_bias",), "bool"),
+            must_be("use_bias", False),
+            must_be("use_conv_bias", True),
+            flag("mlp_bias"),
         ),
         defaults={
             "": {
@@ -156,7 +158,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], **
                 "topk_group": 1,
             }
         },
-        **more,
+        hf_when=hf_when,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any
+from typing import TypedDict, Unpack
 
+from aprfmt.arch.hyperparams import FIELD
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Key, TensorRow
 
 # What follows `hf` and `gguf`. A thousand rows are made whenever a model is looked at: `replace` is too slow.
@@ -15,27 +16,72 @@ PAIRS = {"q": ("swap:heads,2,head_dim/2",), "kv": ("swap:kv_heads,2,head_dim/2",
 """Row orders of llama's Q and K: Hugging Face rotates halves of a head against each other, GGUF neighbours."""
 
 
-def tensor(hf: str, gguf: str, dims: str, need: str = REQUIRED, **more: Any) -> TensorRow:
-    """One tensor that is the same on both sides, but for what `more` fields of TensorRow say."""
-    return TensorRow((hf,), (gguf,), (dims,), need, **more)
+class More(TypedDict, total=False):
+    """Fields of a TensorRow that a building block passes on."""
+
+    layers: str
+    order: tuple[str, ...]
+    columns: tuple[str, ...]
+    transposed: bool
+    gguf_transposed: tuple[bool, ...]
+    value: str
+    flat: bool
+    count: str
+    skip: str
+
+
+class Classes(TypedDict):
+    """Fields of an Architecture: how its classes and model types are called."""
+
+    hf_class: str
+    model_type: str
+    hf_classes: tuple[str, ...]
+    bare_classes: tuple[str, ...]
+    model_types: tuple[str, ...]
+
+
+class Parts(TypedDict):
+    """Fields of an Architecture whose network is part of larger ones."""
+
+    prefixes: tuple[tuple[str, str], ...]
+    left_out: tuple[str, ...]
+
+
+def tensor(
+    hf: str, gguf: str, dims: str, need: str = REQUIRED, gguf_dims: tuple[str, ...] = (), **more: Unpack[More]
+) -> TensorRow:
+    """One tensor that is the same on both sides, but for what other fields of TensorRow say."""
+    return TensorRow((hf,), (gguf,), (dims,), need, gguf_dims, **more)
+
+
+def split(hf: str, dims: str, gguf: dict[str, str], need: str = REQUIRED, **more: Unpack[More]) -> TensorRow:
+    """One tensor of a checkpoint that is several in a GGUF: their names and shapes."""
+    return TensorRow((hf,), tuple(gguf), (dims,), need, tuple(gguf.values()), **more)
 
 
 def linear(
-    hf: str, gguf: str, dims: str, bias: str | None = None, need: str = REQUIRED, **more: Any
+    hf: str, gguf: str, dims: str, bias: str | None = None, need: str = REQUIRED, **more: Unpack[More]
 ) -> tuple[TensorRow, ...]:
     """Weight [out, in] of a linear layer and, where `bias` names its need, the bias [out]."""
     weight = tensor(f"{hf}.weight", f"{gguf}.weight", dims, need, **more)
     if bias is None:
         return (weight,)
-    kept = {key: value for key, value in more.items() if key in ("order", "layers")}
-    return weight, tensor(f"{hf}.bias", f"{gguf}.bias", dims.partition(",")[0], bias, **kept)
+    of_rows = More(order=more.get("order", ()), layers=more.get("layers", ""))
+    return weight, tensor(f"{hf}.bias", f"{gguf}.bias", dims.partition(",")[0], bias, **of_rows)
 
 
 def norm(
-    hf: str, gguf: str, dim: str = "hidden", bias: str | None = None, need: str = REQUIRED, **more: Any
+    hf: str,
+    gguf: str,
+    dim: str = "hidden",
+    bias: str | None = None,
+    need: str = REQUIRED,
+    *,
+    value: str = "",
+    layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """Weight of a normalisation and, where `bias` names its need, the bias."""
-    return linear(hf, gguf, dim, bias, need, **more)
+    return linear(hf, gguf, dim, bias, need, value=value, layers=layers)
 
 
 def embedding(hf: str = "model.embed_tokens") -> TensorRow:
@@ -43,9 +89,9 @@ def embedding(hf: str = "model.embed_tokens") -> TensorRow:
     return tensor(f"{hf}.weight", "token_embd.weight", "vocab,hidden")
 
 
-def final_norm(hf: str = "model.norm", bias: str | None = None, **more: Any) -> tuple[TensorRow, ...]:
+def final_norm(hf: str = "model.norm", bias: str | None = None, value: str = "") -> tuple[TensorRow, ...]:
     """The normalisation before the head."""
-    return norm(hf, "output_norm", bias=bias, **more)
+    return norm(hf, "output_norm", bias=bias, value=value)
 
 
 def head(hf: str = "lm_head", bias: str | None = None) -> tuple[TensorRow, ...]:
@@ -61,67 +107,67 @@ def attention(
     qk_norm: str = "",
     hf: str = "self_attn",
     o_proj: str = "o_proj",
-    **more: Any,
+    layers: str = "",
 ) -> tuple[TensorRow, ...]:
-    """Separate Q, K, V and output projections; `permuted` for llama's rotary order, `qk_norm` its length in words."""
-    q: dict[str, Any] = {"order": PAIRS["q"]} if permuted else {}
-    k: dict[str, Any] = {"order": PAIRS["kv"]} if permuted else {}
-    norms = (
-        (
-            *norm(f"{hf}.q_norm", "attn_q_norm", qk_norm, **more),
-            *norm(
-                f"{hf}.k_norm",
-                "attn_k_norm",
-                qk_norm.replace("q", "kv") if qk_norm == "q" else qk_norm,
-                **more,
-            ),
-        )
-        if qk_norm
-        else ()
-    )
+    """Separate Q, K, V and output projections.
+
+    `permuted` is for llama's rotary order. `qk_norm` is the length of the norms of Q and K: "head_dim", or "q", which
+    for K means "kv".
+    """
+    q, k = (PAIRS["q"], PAIRS["kv"]) if permuted else ((), ())
+    k_norm = "kv" if qk_norm == "q" else qk_norm
     return (
-        *linear(f"{hf}.q_proj", "attn_q", "q,hidden", qkv_bias, **q, **more),
-        *linear(f"{hf}.k_proj", "attn_k", "kv,hidden", qkv_bias, **k, **more),
-        *linear(f"{hf}.v_proj", "attn_v", "kv,hidden", qkv_bias, **more),
-        *linear(f"{hf}.{o_proj}", "attn_output", "hidden,q", o_bias, **more),
-        *norms,
+        *linear(f"{hf}.q_proj", "attn_q", "q,hidden", qkv_bias, order=q, layers=layers),
+        *linear(f"{hf}.k_proj", "attn_k", "kv,hidden", qkv_bias, order=k, layers=layers),
+        *linear(f"{hf}.v_proj", "attn_v", "kv,hidden", qkv_bias, layers=layers),
+        *linear(f"{hf}.{o_proj}", "attn_output", "hidden,q", o_bias, layers=layers),
+        *(norm(f"{hf}.q_norm", "attn_q_norm", qk_norm, layers=layers) if qk_norm else ()),
+        *(norm(f"{hf}.k_norm", "attn_k_norm", k_norm, layers=layers) if qk_norm else ()),
     )
 
 
-def gated_mlp(bias: str | None = None, *, hf: str = "mlp", **more: Any) -> tuple[TensorRow, ...]:
+def gated_mlp(
+    bias: str | None = None,
+    *,
+    hf: str = "mlp",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    layers: str = "",
+) -> tuple[TensorRow, ...]:
     """Gate, up and down projections of width ffn."""
+    gate, up, down = names
     return (
-        *linear(f"{hf}.gate_proj", "ffn_gate", "ffn,hidden", bias, **more),
-        *linear(f"{hf}.up_proj", "ffn_up", "ffn,hidden", bias, **more),
-        *linear(f"{hf}.down_proj", "ffn_down", "hidden,ffn", bias, **more),
+        *linear(f"{hf}.{gate}", "ffn_gate", "ffn,hidden", bias, layers=layers),
+        *linear(f"{hf}.{up}", "ffn_up", "ffn,hidden", bias, layers=layers),
+        *linear(f"{hf}.{down}", "ffn_down", "hidden,ffn", bias, layers=layers),
     )
+
+
+def plain_mlp(bias: str | None, up: str, down: str) -> tuple[TensorRow, ...]:
+    """An MLP without a gate, under the names of its two projections."""
+    return (*linear(up, "ffn_up", "ffn,hidden", bias), *linear(down, "ffn_down", "hidden,ffn", bias))
 
 
 def experts(
     hf: str = "mlp.experts.{e}.",
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    **more: Any,
+    layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """One gate, up and down projection an expert, of width moe_ffn; GGUF stacks them."""
     gate, up, down = names
     return (
-        tensor(f"{hf}{gate}.weight", "ffn_gate_exps.weight", "moe_ffn,hidden", **more),
-        tensor(f"{hf}{up}.weight", "ffn_up_exps.weight", "moe_ffn,hidden", **more),
-        tensor(f"{hf}{down}.weight", "ffn_down_exps.weight", "hidden,moe_ffn", **more),
+        tensor(f"{hf}{gate}.weight", "ffn_gate_exps.weight", "moe_ffn,hidden", layers=layers),
+        tensor(f"{hf}{up}.weight", "ffn_up_exps.weight", "moe_ffn,hidden", layers=layers),
+        tensor(f"{hf}{down}.weight", "ffn_down_exps.weight", "hidden,moe_ffn", layers=layers),
     )
 
 
-def fused_experts(gate_up: str, down: str, **more: Any) -> tuple[TensorRow, ...]:
+def fused_experts(gate_up: str, down: str, layers: str = "") -> tuple[TensorRow, ...]:
     """All experts in two tensors, gate over up: [experts, 2 moe_ffn, hidden] and [experts, hidden, moe_ffn]."""
-    stacked = "experts,moe_ffn,hidden"
+    halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
+    order = ("deal:experts,moe_ffn,moe_ffn",)
     return (
-        replace(
-            tensor(gate_up, "", "experts,2*moe_ffn,hidden", **more),
-            gguf=("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-            gguf_dims=(stacked, stacked),
-            order=("deal:experts,moe_ffn,moe_ffn",),
-        ),
-        tensor(down, "ffn_down_exps.weight", "experts,hidden,moe_ffn", **more),
+        split(gate_up, "experts,2*moe_ffn,hidden", halves, order=order, layers=layers),
+        tensor(down, "ffn_down_exps.weight", "experts,hidden,moe_ffn", layers=layers),
     )
 
 
@@ -138,38 +184,35 @@ def optional(*rows: TensorRow) -> tuple[TensorRow, ...]:
     return tuple(replace(row, need=OPTIONAL) for row in rows)
 
 
-DIMS: tuple[Key, ...] = (
-    Key("block_count", ("num_hidden_layers", "n_layer", "num_layers", "n_layers"), field="num_layers"),
-    Key(
-        "context_length", ("max_position_embeddings", "n_positions", "n_ctx"), field="max_position_embeddings"
-    ),
-    Key("embedding_length", ("hidden_size", "n_embd", "n_embed", "d_model"), field="hidden_size"),
-    Key("feed_forward_length", ("intermediate_size", "n_inner", "ffn_dim"), field="intermediate_size"),
-    Key("attention.head_count", ("num_attention_heads", "n_head", "num_heads", "n_heads"), field="num_heads"),
+def number(name: str) -> Key:
+    """The key of a typed number of Hyperparams, with the spellings that any family may have."""
+    f = FIELD[name]
+    return Key(f.gguf, f.hf, f.kind, f.name)
+
+
+DIMS = tuple(
+    map(number, ("num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads"))
 )
 """Sizes of every transformer."""
 
-GROUPED = Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads")
-RMS_EPS = Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32", field="rms_norm_eps")
+GROUPED = number("num_kv_heads")
+RMS_EPS = number("rms_norm_eps")
 LAYER_EPS = Key(
     "attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon"), "f32", field="rms_norm_eps"
 )
+EPSILON = replace(LAYER_EPS, hf=("layer_norm_epsilon",))
 ROPE = Key("rope", via="rope")
 """Stands for the rope keys: freq_base, scaling.*, dimension_sections, the sliding layers' own; see arch.rope."""
 ROPE_DIM = Key("rope.dimension_count", via="rotary_dim")
 """Rotated values of a head: head_dim x partial_rotary_factor."""
-HEAD_DIM = Key("attention.key_length", ("head_dim",), field="head_dim", via="head_dim")
+HEAD_DIM = replace(number("head_dim"), via="head_dim")
 """Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
-VOCAB = Key("vocab_size", ("vocab_size",), field="vocab_size")
+VOCAB = number("vocab_size")
 WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
 PAD = Key("", ("pad_token_id",), via="pad_token")
 """For families whose configs name a padding token where they are silent; a GGUF keeps it with the tokenizer."""
 SLIDING_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="sliding_layers")
-EXPERTS: tuple[Key, ...] = (
-    Key("expert_count", ("num_experts", "num_local_experts", "n_routed_experts"), field="num_experts"),
-    Key("expert_used_count", ("num_experts_per_tok", "num_experts_per_token"), field="num_experts_per_tok"),
-    Key("expert_feed_forward_length", ("moe_intermediate_size",), field="moe_intermediate_size"),
-)
+EXPERTS = tuple(map(number, ("num_experts", "num_experts_per_tok", "moe_intermediate_size")))
 
 DECODER: tuple[Key, ...] = (*DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM)
 """Keys of a plain decoder with grouped-query attention, rotary positions and RMS norms."""
@@ -181,15 +224,25 @@ def rename(keys: tuple[Key, ...], **hf: tuple[str, ...] | str) -> tuple[Key, ...
     return tuple(replace(key, hf=names[key.field]) if key.field in names else key for key in keys)
 
 
-def hf_names(stem: str, model_type: str, *more: str) -> dict[str, Any]:
-    """Fields of an Architecture whose classes transformers calls after `stem` ("Qwen2"), `more` stems beside it."""
+def convert(keys: tuple[Key, ...], **via: str) -> tuple[Key, ...]:
+    """`keys`, those of some fields with a converter: convert(DIMS, intermediate_size="four_hidden")."""
+    return tuple(replace(key, via=via[key.field]) if key.field in via else key for key in keys)
+
+
+def hf_names(
+    stem: str, model_type: str, *more: str, end: str = "ForCausalLM", also: tuple[str, ...] = ()
+) -> Classes:
+    """What transformers calls the classes of a family, after `stem` ("Qwen2"); `more` stems are known beside it.
+
+    `also` are further model types.
+    """
     stems = (stem, *more)
     return {
-        "hf_class": f"{stem}ForCausalLM",
+        "hf_class": stem + end,
         "model_type": model_type,
-        "hf_classes": tuple(f"{name}{end}" for name in stems for end in ("ForCausalLM", "Model")),
+        "hf_classes": tuple(name + e for name in stems for e in (end, "Model")),
         "bare_classes": tuple(f"{name}Model" for name in stems),
-        "model_types": (model_type,),
+        "model_types": (model_type, *also),
     }
 
 
@@ -198,13 +251,16 @@ def flag(name: str) -> Key:
     return Key("", (name,), "bool")
 
 
-def must_be(name: str, value: Any, kind: str = "str") -> Key:
-    """A config.json key for which llama.cpp's network has one value only; another cannot become a GGUF."""
-    return Key("", (name,), kind, constant=value)
+_KINDS = {bool: "bool", int: "u32", float: "f32", str: "str", list: "i32[]"}
+
+
+def must_be(name: str, value: object) -> Key:
+    """A config.json key for which llama.cpp's network knows one value only; another cannot become a GGUF."""
+    return Key("", (name,), _KINDS[type(value)], constant=value)
 
 
 def decoder(*attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
-    """A decoder that normalises what attention and MLP take; the MLP is a gated one where `mlp` is empty."""
+    """A decoder that normalises the inputs of attention and MLP; the MLP is a gated one where `mlp` is empty."""
     return (
         embedding(),
         *block(
@@ -218,6 +274,16 @@ def decoder(*attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = ()) -> tupl
     )
 
 
+SCALES = (
+    Key("attention.scale", ("attention_multiplier",), "f32"),
+    Key("embedding_scale", ("embedding_multiplier",), "f32"),
+    Key("residual_scale", ("residual_multiplier",), "f32"),
+    Key("logit_scale", ("logits_scaling",), "f32"),
+)
+"""Granite's multipliers."""
+NO_SCALES = {
+    "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0
+}  # fmt: skip
 SILU = must_be("hidden_act", "silu")
 """The activation of most gated MLPs."""
 
@@ -235,5 +301,5 @@ TOWERS: tuple[str, ...] = (
     "model.image_newline", "embed_vision.", "model.embed_vision.", "embed_audio.", "model.embed_audio.",
 )  # fmt: skip
 """How the names of their other parts begin."""
-MULTIMODAL: dict[str, Any] = {"prefixes": TEXT_PREFIXES, "left_out": TOWERS}
-"""Fields of an Architecture whose network is the language model of multimodal ones too."""
+MULTIMODAL: Parts = {"prefixes": TEXT_PREFIXES, "left_out": TOWERS}
+"""Of a network that is also the language model of multimodal ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, block, embedding, final_norm, head, norm
+from aprfmt.arch.rows.parts import DIMS, SILU, block, embedding, final_norm, head, must_be, norm
 from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
 
 _BLOCKS, _, _WIDTH, _, _ = DIMS
@@ -12,7 +12,6 @@ _UNBOUNDED = Key("context_length", constant=1 << 20)
 _EPS = Key(
     "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", "rms_norm_eps"), "f32", field="rms_norm_eps"
 )
-_SILU = Key("", ("hidden_act",), "str", constant="silu")
 
 
 def _mamba(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
@@ -36,9 +35,9 @@ def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
         Key("ssm.state_size", ("state_size", "d_state")),
         *family,
         _EPS,
-        _SILU,
-        Key("", ("use_bias",), "bool", constant=False),
-        Key("", ("use_conv_bias",), "bool", constant=True),
+        SILU,
+        must_be("use_bias", False),
+        must_be("use_conv_bias", True),
     )
 
 

@@ -6,19 +6,17 @@ Hugging Face folder of the language model alone is one of these.
 
 from __future__ import annotations
 
-from typing import Any
-
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import DECODER, MULTIMODAL, SILU, attention, decoder, flag, must_be
 
-_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
+_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key(
     "n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), via="number_of"
 )
 """How many layers of the vision tower also feed the first layers of the language model."""
 
 
-def _language(name: str) -> dict[str, Any]:
+def _language(name: str) -> dict[str, object]:
     """What a config.json of the language model alone says, whatever network it was part of."""
     return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
@@ -33,7 +31,7 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
-        keys=(*DECODER, SILU, must_be("use_sliding_window", False, "bool")),
+        keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
         defaults={
             "": _DEFAULTS
             | {
@@ -59,7 +57,7 @@ ROWS: tuple[Architecture, ...] = (
             *DECODER,
             _DEEPSTACK,
             SILU,
-            must_be("use_sliding_window", False, "bool"),
+            must_be("use_sliding_window", False),
             flag("attention_bias"),
         ),
         defaults={"": _DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5}},
