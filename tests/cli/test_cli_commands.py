@@ -155,7 +155,7 @@ def test_the_machine_options(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     assert "--max-memory" in small.json["error"]["hint"]
     none = apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--threads", "0")
     assert none.code == 2
-    assert "--threads takes 1 to" in none.stderr
+    assert "threads must be a number from 1 to" in none.stderr
     assert apr("convert", tiny_gguf, "-o", tmp_path / "x.apr", "--max-memory", "much").code == 2
     assert list(tmp_path.iterdir()) == []
     wish = ("--threads", "3", "--max-memory", "2GiB", "--no-fsync")
@@ -206,7 +206,7 @@ def test_validate_wraps_on_a_terminal(apr: Apr, tiny_apr: Path, monkeypatch: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     lines = apr("validate", tiny_apr).stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert " " * 28 + "unknown one" in lines
+    assert " " * 28 + "others" in lines
 
 
 def test_validate(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_wrappers(put: Put, magic: bytes, algorithm: int) -> None:
         assert bytes(model.tensors["w"].raw()) == np.arange(8, dtype="<f4").tobytes()
         assert model.checksum()["footer"] == "ok"
     if algorithm == 2:
-        with pytest.raises(CorruptError, match="announces"):
+        with pytest.raises(CorruptError, match="declares"):
             aprfmt.open(put(head + struct.pack("<I", len(inner) + 1) + packed))
         with pytest.raises(CorruptError):
             aprfmt.open(put(head + struct.pack("<I", 3) + zstandard.compress(b"xyz")))
