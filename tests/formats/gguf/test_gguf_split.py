@@ -100,7 +100,7 @@ def part(
 def test_a_wrong_tensor_count_is_refused(tmp_path: Path) -> None:
     part(tmp_path / name(1, 2), 0, 2, 5, "a")
     part(tmp_path / name(2, 2), 1, 2, 5, "b")
-    with pytest.raises(RefusedError, match="hold 2 tensors, the first one announces 5"):
+    with pytest.raises(RefusedError, match="hold 2 tensors, the first one declares 5"):
         aprfmt.open(tmp_path / name(1, 2))
 
 
