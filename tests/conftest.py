@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
 
@@ -23,25 +24,20 @@ TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 
 def _need(path: Path, what: str) -> Path:
     if not path.exists():
-        message = f"{what} is not in the material cache: run tools/fetch_material.py"
-        if os.environ.get("APR_REQUIRE_MATERIAL") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
+        _fail_or_skip(f"{what} is not in the material cache: run tools/fetch_material.py")
     return path
+
+
+def _fail_or_skip(message: str) -> None:
+    if os.environ.get("APR_REQUIRE_MATERIAL") == "1":
+        pytest.fail(message)
+    pytest.skip(message)
 
 
 def pytest_configure() -> None:
     """A shell that starts the suite in the background ignores SIGINT for all its children; ours are interrupted."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_sessionfinish() -> None:
-    """llama-cpp-python leaves two handles of /dev/null open, which would be reported as a leak of ours."""
-    utils = sys.modules.get("llama_cpp._utils")
-    for name in ("outnull_file", "errnull_file"):
-        if hasattr(utils, name):
-            getattr(utils, name).close()
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +68,15 @@ def llama_cpp_models() -> Path:
 def llama_cpp_converter() -> Path:
     """The folder of llama.cpp's own converter: convert_hf_to_gguf.py, conversion/, gguf-py/gguf."""
     return _need(CACHE / "llama.cpp-converter", "llama.cpp's converter")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp() -> Iterator[LlamaPeer]:
+    """llama-cpp-python's llama.cpp, in a process of its own."""
+    if find_spec("llama_cpp") is None:
+        _fail_or_skip("llama-cpp-python is not installed: run tools/install_llama.sh")
+    with LlamaPeer() as peer:
+        yield peer
 
 
 Built = tuple[Path, Any]

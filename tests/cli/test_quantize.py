@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quantize_peer import old_imatrix
+from imatrix_files import old_imatrix
 
 import aprfmt
 from aprfmt.codecs import libggml

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 import arch_models  # noqa: E402
-from quantize_peer import quantize  # noqa: E402
+from llama_peer import LlamaPeer  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 MODULES = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -170,13 +170,13 @@ def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(
 @pytest.mark.llama
 @pytest.mark.parametrize("mix", ["mxfp4_moe", "q8_0", "q5_0"])
 def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantise_them_again(
-    mix: str, tmp_path: Path, tokenizers: dict[str, Path]
+    mix: str, tmp_path: Path, tokenizers: dict[str, Path], llama_cpp: LlamaPeer
 ) -> None:
-    pytest.importorskip("llama_cpp")
     small = arch_models.write_tokenizers(tmp_path / "small", list(tokenizers), limit=512)
     _packed_gpt_oss(tmp_path / "hf", small)
     convert_model(tmp_path / "hf", tmp_path / "a.gguf")
-    quantize(tmp_path / "a.gguf", tmp_path / "theirs.gguf", MIXES[mix].file_type, allow_requantize=True)
+    theirs, file_type = tmp_path / "theirs.gguf", MIXES[mix].file_type
+    llama_cpp.quantize(tmp_path / "a.gguf", theirs, file_type, allow_requantize=True)
     again = mix != "mxfp4_moe"
     for source in ("hf", "a.gguf"):
         if again:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from quantize_peer import new_imatrix, old_imatrix, write_gguf
+from imatrix_files import new_imatrix, old_imatrix, write_gguf
 
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, TruncatedError
 from aprfmt.formats.gguf_kv import GgufType

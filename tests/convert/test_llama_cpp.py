@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llama_peer import LlamaPeer
 from texts import make_texts
 from tiny_models import BYTES, CASES
 
@@ -16,30 +17,6 @@ import aprfmt
 pytestmark = pytest.mark.llama
 
 IDS = [[1, 5, 9, 200, 33, 7, 301, 12], [17] * 6, list(range(40, 72))]
-
-
-@pytest.fixture
-def load() -> Any:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    loaded = []
-
-    def open_it(path: Path, **options: Any) -> Any:
-        # F32 keys and values: with F16, its default, llama.cpp itself rounds to 1e-3
-        llama = llama_cpp.Llama(
-            str(path), n_ctx=128, logits_all=True, verbose=False, type_k=0, type_v=0, **options
-        )
-        loaded.append(llama)
-        return llama
-
-    yield open_it
-    for llama in loaded:
-        llama.close()
-
-
-def llama_logits(llama: Any, ids: list[int]) -> Any:
-    llama.reset()
-    llama.eval(ids)
-    return np.asarray(llama.scores[: len(ids)]).copy()
 
 
 def torch_logits(model: Any, ids: list[int]) -> Any:
@@ -55,35 +32,34 @@ def distance(a: Any, b: Any) -> float:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_hf_to_apr_to_gguf_gives_the_logits_of_transformers(
-    name: str, tiny_model: Callable[[str], Any], tmp_path: Path, load: Any
+    name: str, tiny_model: Callable[[str], Any], tmp_path: Path, llama_cpp: LlamaPeer
 ) -> None:
     folder, reference = tiny_model(name)
     aprfmt.import_model(folder, tmp_path / "m.apr")
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", dtype="f32")
-    llama = load(tmp_path / "m.gguf")
-    assert llama.n_vocab() == CASES[name].config.get("vocab_size", 320)
     for ids in IDS:
         expected = torch_logits(reference, ids)
-        actual = llama_logits(llama, ids)
+        actual = llama_cpp.logits(tmp_path / "m.gguf", ids)
+        assert actual.shape[1] == CASES[name].config.get("vocab_size", 320)
         assert distance(actual, expected) < 5e-3
         assert (actual.argmax(-1) == expected.argmax(-1)).all()
 
 
 @pytest.mark.parametrize("name", [case.id for case in CASES.values() if case.tokenizer != BYTES])
 def test_the_exported_tokenizer_gives_the_ids_of_tokenizers(
-    name: str, tiny_model: Callable[[str], Any], tmp_path: Path, load: Any
+    name: str, tiny_model: Callable[[str], Any], tmp_path: Path, llama_cpp: LlamaPeer
 ) -> None:
     from tokenizers import Tokenizer
 
     folder, _ = tiny_model(name)
     aprfmt.import_model(folder, tmp_path / "m.apr")
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", dtype="f16")
-    llama = load(tmp_path / "m.gguf", vocab_only=True)
     reference = Tokenizer.from_file(str(folder / "tokenizer.json"))
     specials = [token.content for token in reference.get_added_tokens_decoder().values()][:40]
-    for text in make_texts(1000, specials):
-        expected = reference.encode(text, add_special_tokens=False).ids
-        assert llama.tokenize(text.encode(), add_bos=False, special=True) == expected, repr(text)
+    texts = make_texts(1000, specials)
+    actual = llama_cpp.vocabulary(tmp_path / "m.gguf").tokenize(texts, add_bos=False)
+    for text, ids in zip(texts, actual, strict=True):
+        assert ids == reference.encode(text, add_special_tokens=False).ids, repr(text)
 
 
 @pytest.mark.parametrize("name", ["qwen2-untied", "llama-bias", "mistral", "qwen3"])
@@ -125,7 +101,9 @@ PROMPTS = [
 ]
 
 
-def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(smollm2_gguf: Path, tmp_path: Path, load: Any) -> None:
+def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(
+    smollm2_gguf: Path, tmp_path: Path, llama_cpp: LlamaPeer
+) -> None:
     """F32: 5e-3. Against the Q4_1 file itself 3 %: llama.cpp quantises activations there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -137,10 +115,8 @@ def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(smollm2_gguf: Path, tmp_pat
     ids = [tokenizer.encode(prompt) for prompt in PROMPTS]
     expected = [torch_logits(model, each) for each in ids]
     for path, tolerance in ((tmp_path / "m.gguf", 5e-3), (smollm2_gguf, 3e-2)):
-        llama = load(path)
-        for prompt, each in zip(PROMPTS, ids, strict=True):
-            assert llama.tokenize(prompt.encode(), add_bos=False, special=True) == each
-        actual = [llama_logits(llama, each) for each in ids]
+        assert llama_cpp.vocabulary(path).tokenize(PROMPTS, add_bos=False) == ids
+        actual = [llama_cpp.logits(path, each) for each in ids]
         assert distance(np.concatenate(actual), np.concatenate(expected)) < tolerance
         if tolerance < 1e-2:
             assert all(a[-1].argmax() == e[-1].argmax() for a, e in zip(actual, expected, strict=True))

@@ -10,7 +10,8 @@ from typing import Any
 import plain_models
 import pytest
 from gguf.constants import LlamaFileType
-from quantize_peer import quantize, write_gguf
+from imatrix_files import write_gguf
+from llama_peer import LlamaPeer
 
 import aprfmt
 from aprfmt.codecs import ggml, libggml
@@ -130,7 +131,6 @@ def write(path: Path, net: Network, shapes: Mapping[str, Shape]) -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    pytest.importorskip("llama_cpp")
     folder = tmp_path_factory.mktemp("networks")
     for name, (net, shapes) in NETWORKS.items():
         write(folder / f"{name}.gguf", net, shapes)
@@ -150,12 +150,14 @@ _NO_FALLBACK = {"q1_0": ("odd-rows", "odd-head")}
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(mix: str, files: dict[str, Path]) -> None:
+def test_every_tensor_gets_the_type_that_llama_cpp_gives_it(
+    mix: str, files: dict[str, Path], llama_cpp: LlamaPeer
+) -> None:
     for name, path in files.items():
         if name in _NO_FALLBACK.get(mix, ()):
             continue
         for imatrix in (None, {"token_embd.weight": [1.0]}):
-            theirs = quantize(path, None, MIXES[mix].file_type, imatrix=imatrix)
+            theirs = llama_cpp.quantize(path, None, MIXES[mix].file_type, imatrix=imatrix)
             assert ours(name, mix, QuantizeOverrides(imatrix=imatrix is not None)) == theirs, name
 
 
@@ -175,7 +177,9 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_overrides_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[str, Path]) -> None:
+def test_overrides_go_before_the_rules_as_in_llama_cpp(
+    wish: str, files: dict[str, Path], llama_cpp: LlamaPeer
+) -> None:
     asked = WISHES[wish]
     patterns = tuple((re.compile(p), find_dtype(name).name) for p, name in asked.get("overrides", ()))
     options = {key: value for key, value in asked.items() if key != "overrides"} | {"patterns": patterns}
@@ -184,7 +188,7 @@ def test_overrides_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[st
         for name, path in files.items():
             if name.startswith("odd") and {"output", "embedding"} & set(asked):
                 continue  # llama.cpp writes a broken file where the type that was asked for does not fit
-            theirs = quantize(path, None, MIXES[mix].file_type, **asked)
+            theirs = llama_cpp.quantize(path, None, MIXES[mix].file_type, **asked)
             assert ours(name, mix, QuantizeOverrides(**options)) == theirs, (mix, name)
 
 

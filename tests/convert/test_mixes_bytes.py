@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from arch_models import ArchCase, find_case
-from quantize_peer import old_imatrix, quantize
+from imatrix_files import old_imatrix
+from llama_peer import LlamaError, LlamaPeer
 from tiny_models import BYTES, build
 
 import aprfmt
@@ -42,8 +43,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """Folder in bf16 and GGUF of the same values, by name."""
-    for package in ("llama_cpp", "transformers"):
-        pytest.importorskip(package)
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("mixes")
     for name, case in CASES.items():
         build(case, folder / name, None, dtype="bfloat16")
@@ -90,9 +90,18 @@ SLOW = tuple(mix for mix in MIXES if mix.startswith("iq"))
 NEED = ("iq3_xs", "iq3_xxs", "q2_k_s", "iq2_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
 
 
-def expected(gguf: Path, mix: str, out: Path, imatrix: Any = None, **wishes: Any) -> dict[str, Any]:
-    quantize(gguf, out, MIXES[mix].file_type, imatrix=imatrix, **wishes)
-    return dict(contents(out))
+Expected = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def expected(llama_cpp: LlamaPeer) -> Expected:
+    """The tensors of what llama.cpp makes of a GGUF by a mix."""
+
+    def run(gguf: Path, mix: str, out: Path, imatrix: Any = None, **wishes: Any) -> dict[str, Any]:
+        llama_cpp.quantize(gguf, out, MIXES[mix].file_type, imatrix=imatrix, **wishes)
+        return dict(contents(out))
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def expected(gguf: Path, mix: str, out: Path, imatrix: Any = None, **wishes: Any
     ],
 )
 def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
-    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path
+    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     folder, gguf = models[name]
     theirs = expected(gguf, mix, tmp_path / "theirs.gguf")
@@ -122,7 +131,7 @@ def test_a_folder_becomes_what_llama_cpp_makes_of_its_gguf(
     ],
 )
 def test_so_it_does_with_an_importance_matrix(
-    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path
+    name: str, mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     folder, gguf = models[name]
     weights = importance(gguf)
@@ -192,8 +201,9 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_kind_of_family_comes_out_as_from_llama_cpp(family: str, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
+def test_every_kind_of_family_comes_out_as_from_llama_cpp(
+    family: str, tmp_path: Path, expected: Expected
+) -> None:
     pytest.importorskip("transformers")
     build(replace(find_case(family), tokenizer=BYTES), tmp_path / "hf", None, dtype="bfloat16")
     aprfmt.export_model(tmp_path / "hf", tmp_path / "m.gguf")
@@ -221,7 +231,7 @@ WISHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("wish", WISHES)
 def test_wishes_give_the_bytes_of_llama_cpp(
-    wish: str, models: dict[str, tuple[Path, Path]], tmp_path: Path
+    wish: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     ours, theirs = WISHES[wish]
     for name in ("llama", "mixtral"):
@@ -232,7 +242,7 @@ def test_wishes_give_the_bytes_of_llama_cpp(
 
 
 def test_requantising_gives_the_bytes_of_llama_cpp(
-    models: dict[str, tuple[Path, Path]], tmp_path: Path
+    models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     aprfmt.convert_model(models["llama"][1], tmp_path / "q8.gguf", dtype="q8_0")
     want = expected(tmp_path / "q8.gguf", "q4_k_m", tmp_path / "theirs.gguf", allow_requantize=True)
@@ -249,10 +259,10 @@ def test_requantising_gives_the_bytes_of_llama_cpp(
 
 @pytest.mark.parametrize("mix", NEED)
 def test_a_mix_that_needs_weights_is_refused_without(
-    mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path
+    mix: str, models: dict[str, tuple[Path, Path]], tmp_path: Path, llama_cpp: LlamaPeer
 ) -> None:
-    with pytest.raises(ValueError, match="imatrix"):
-        quantize(models["qwen2"][1], tmp_path / "theirs.gguf", MIXES[mix].file_type)
+    with pytest.raises(LlamaError, match="imatrix"):
+        llama_cpp.quantize(models["qwen2"][1], tmp_path / "theirs.gguf", MIXES[mix].file_type)
     with pytest.raises(RefusedError, match="needs an importance matrix"):
         aprfmt.convert_model(models["qwen2"][0], tmp_path / "ours.gguf", dtype=mix)
     assert not (tmp_path / "ours.gguf").exists()

@@ -257,14 +257,6 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal") 
     return (out.last_hidden_state if kind == "encoder" else out.logits)[0].float().numpy()
 
 
-def llama_logits(gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
-    """The same of llama.cpp, in a process of its own. Raises llama_peer.LlamaError."""
-    from llama_peer import LlamaPeer
-
-    with LlamaPeer() as peer:
-        return peer.logits(gguf, ids, kind)
-
-
 def relative_error(a: Any, b: Any) -> float:
     """Norm of the difference over the norm of `b`; infinite where a value is not finite or the shapes differ."""
     import numpy as np

@@ -1,21 +1,26 @@
-"""llama.cpp in a process of its own, since it aborts on bad files: one model after the other, all positions.
+"""llama.cpp as a peer to compare with: llama-cpp-python's C functions, in a process of its own that may die.
 
-python llama_peer.py    reads {"gguf", "ids", "kind", "out"} a line, writes {"error"} a line
+python llama_peer.py    reads [name, arguments] a line, writes {"ok": …} or {"error": message} a line
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-import subprocess
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
+from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.llama.client import Worker, WorkerDiedError, reason_in
+
+_SECONDS = 300.0
 _F32 = 0
+_TYPE_LINE = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- \[.*?\], type = +(\w+), (.*)")
 
 
 class LlamaError(Exception):
@@ -26,14 +31,15 @@ class LlamaPeer:
     """A running llama.cpp, started on the first question and again after a crash. Use in `with`."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._log: IO[str] | None = None
+        self._worker: Worker | None = None
 
     def __enter__(self) -> LlamaPeer:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._stop()
+    def __exit__(self, *_: object) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def logits(self, gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
         """(tokens, vocabulary) float32, or (tokens, hidden) of an encoder. Raises LlamaError."""
@@ -41,63 +47,66 @@ class LlamaPeer:
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "logits.npy")
-            answer = self._ask({"gguf": str(gguf), "ids": list(ids), "kind": kind, "out": str(out)})
-            if answer["error"]:
-                raise LlamaError(answer["error"])
+            self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out))
             return np.load(out)
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        if self._process is None:
-            self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-            self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                text=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                # An abort would start a debugger, whose words come where the answers do.
-                env=os.environ | {"GGML_NO_BACKTRACE": "1"},
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        assert self._log is not None
-        mark = self._log.seek(0, 2)
+    def vocabulary(self, gguf: Path) -> Vocabulary:
+        """The tokenizer of a file."""
+        size = self._ask("vocabulary_size", gguf=str(gguf))
+        return Vocabulary(size, lambda **arguments: self._ask("tokenize", gguf=str(gguf), **arguments))
+
+    def quantize(
+        self,
+        source: Path,
+        target: Path | None,
+        file_type: int,
+        *,
+        imatrix: Mapping[str, Any] | None = None,
+        overrides: Sequence[tuple[str, str]] = (),
+        **options: Any,
+    ) -> dict[str, str]:
+        """Writes `target` by llama_model_quantize; without one it is a dry run that gives {tensor: dtype}.
+
+        Options: pure, output, embedding, leave_output, allow_requantize. Raises LlamaError with what llama.cpp said.
+        """
+        weights = {name: [float(x) for x in values] for name, values in (imatrix or {}).items()}
+        types: dict[str, str] = self._ask(
+            "quantize",
+            source=str(source),
+            target=str(target) if target else None,
+            file_type=file_type,
+            imatrix=weights,
+            overrides=list(overrides),
+            **options,
+        )
+        return types
+
+    def _ask(self, call: str, **arguments: Any) -> Any:
+        if self._worker is None:
+            self._worker = Worker([sys.executable, __file__])
         try:
-            print(json.dumps(question), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        self._log.seek(mark)
-        said = self._log.read()
-        if not line:
-            code = self._process.wait()
-            self._stop()
-            return {"error": _reason(said, f"llama.cpp died with code {code}")}
-        answer: dict[str, Any] = json.loads(line)
-        if answer["error"]:
-            answer["error"] = _reason(said, answer["error"])
-        return answer
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.wait()
-            self._process = None
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+            answer = self._worker.ask([call, arguments], _SECONDS)
+        except WorkerDiedError as death:
+            self.__exit__()
+            raise LlamaError(reason_in(death.log) or f"llama.cpp {death}") from None
+        if "error" in answer:
+            raise LlamaError(answer["error"])
+        return answer["ok"]
 
 
-def _reason(log: str, otherwise: str) -> str:
-    """The line in which llama.cpp says what was wrong."""
-    for line in log.splitlines():
-        for word in ("error loading model", "GGML_ASSERT", "failed to load", "unknown model architecture"):
-            if word in line:
-                return line[line.index(word) :].strip()
-    return otherwise
+class Vocabulary:
+    """A tokenizer of llama.cpp."""
+
+    def __init__(self, size: int, ask: Callable[..., list[list[int]]]) -> None:
+        self.size = size
+        self._ask = ask
+
+    def tokenize(self, texts: Sequence[str], *, add_bos: bool, special: bool = True) -> list[list[int]]:
+        """The ids of each text."""
+        return self._ask(texts=list(texts), add_bos=add_bos, special=special)
+
+
+# --- in the process of llama.cpp ---
 
 
 def _serve() -> None:
@@ -106,29 +115,80 @@ def _serve() -> None:
     llama_cpp.llama_backend_init()
     reply = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # llama.cpp prints now and then
+    calls: dict[str, Callable[..., Any]] = {
+        "logits": _logits,
+        "vocabulary_size": _vocabulary_size,
+        "tokenize": _tokenize,
+        "quantize": _quantize,
+    }
+
+    @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+    def keep(level: int, text: bytes, data: Any) -> None:
+        _SAID.append(text.decode("utf-8", "replace"))
+        print(_SAID[-1], end="", file=sys.stderr, flush=True)  # for the case that it dies
+
+    llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
     for line in sys.stdin:
-        question = json.loads(line)
+        name, arguments = json.loads(line)
+        _SAID.clear()
+        answer: dict[str, Any]
         try:
-            _compute(question)
-            error = ""
+            answer = {"ok": calls[name](llama_cpp, **arguments)}
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        print(json.dumps({"error": error}), file=reply, flush=True)
+            answer = {"error": reason_in("".join(_SAID)) or f"{type(failure).__name__}: {failure}"}
+        print(json.dumps(answer), file=reply, flush=True)
 
 
-def _compute(question: dict[str, Any]) -> None:
-    import llama_cpp
-    import numpy as np
+_SAID: list[str] = []
+"""What llama.cpp says of the question."""
 
-    ids, encoder = question["ids"], question["kind"] == "encoder"
+
+def _load(llama_cpp: Any, gguf: str, *, vocab_only: bool) -> Any:
+    """The model, which is kept for the next question."""
+    status = os.stat(gguf)
+    key = (gguf, vocab_only, status.st_ino, status.st_mtime_ns, status.st_size)
+    if key in _LOADED:
+        return _LOADED[key]
+    for model in _LOADED.values():
+        llama_cpp.llama_model_free(model)
+    _LOADED.clear()
     options = llama_cpp.llama_model_default_params()
-    options.n_gpu_layers = 0
-    model = llama_cpp.llama_model_load_from_file(question["gguf"].encode(), options)
+    options.n_gpu_layers, options.vocab_only = 0, vocab_only
+    model = llama_cpp.llama_model_load_from_file(gguf.encode(), options)
     if not model:
         raise ValueError("llama.cpp does not load the file")
+    _LOADED[key] = model
+    return model
+
+
+_LOADED: dict[tuple[object, ...], Any] = {}
+
+
+def _vocabulary_size(llama_cpp: Any, gguf: str) -> int:
+    vocab = llama_cpp.llama_model_get_vocab(_load(llama_cpp, gguf, vocab_only=True))
+    return int(llama_cpp.llama_vocab_n_tokens(vocab))
+
+
+def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, special: bool) -> list[list[int]]:
+    vocab = llama_cpp.llama_model_get_vocab(_load(llama_cpp, gguf, vocab_only=True))
+    out = []
+    for text in texts:
+        data = text.encode()
+        ids = (llama_cpp.llama_token * (2 * len(data) + 8))()
+        n = llama_cpp.llama_tokenize(vocab, data, len(data), ids, len(ids), add_bos, special)
+        if n < 0:
+            raise ValueError(f"{-n} tokens for {len(data)} bytes")
+        out.append(list(ids[:n]))
+    return out
+
+
+def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> None:
+    import numpy as np
+
+    encoder = kind == "encoder"
+    model = _load(llama_cpp, gguf, vocab_only=False)
     context = llama_cpp.llama_init_from_model(model, _context_options(llama_cpp, len(ids), encoder))
     if not context:
-        llama_cpp.llama_model_free(model)
         raise ValueError("llama.cpp makes no context for the file")
     width = (
         llama_cpp.llama_model_n_embd(model)
@@ -139,17 +199,16 @@ def _compute(question: dict[str, Any]) -> None:
     try:
         _decode(llama_cpp, context, ids, encoder)
         rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(len(ids))]
-        np.save(question["out"], np.stack(rows))
+        np.save(out, np.stack(rows))
     finally:
         llama_cpp.llama_free(context)
-        llama_cpp.llama_model_free(model)
 
 
 def _context_options(llama_cpp: Any, n: int, encoder: bool) -> Any:
     options = llama_cpp.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = max(64, n)
     options.n_threads = options.n_threads_batch = 1
-    options.type_k = options.type_v = _F32
+    options.type_k = options.type_v = _F32  # with F16, its default, llama.cpp itself rounds to 1e-3
     options.flash_attn_type = 0
     options.embeddings = encoder
     if encoder:
@@ -171,6 +230,54 @@ def _decode(llama_cpp: Any, context: Any, ids: Sequence[int], encoder: bool) -> 
     llama_cpp.llama_batch_free(batch)
     if code:
         raise ValueError(f"llama.cpp does not compute the file (code {code})")
+
+
+def _quantize(
+    llama_cpp: Any,
+    source: str,
+    target: str | None,
+    file_type: int,
+    *,
+    imatrix: Mapping[str, Sequence[float]],
+    overrides: Sequence[tuple[str, str]],
+    pure: bool = False,
+    output: str | None = None,
+    embedding: str | None = None,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+) -> dict[str, str]:
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.nthread, params.ftype = 1, file_type
+    params.pure, params.allow_requantize = pure, allow_requantize
+    params.quantize_output_tensor, params.dry_run = not leave_output, target is None
+    if output:
+        params.output_tensor_type = DTYPES[find_dtype(output).name].ggml_id
+    if embedding:
+        params.token_embedding_type = DTYPES[find_dtype(embedding).name].ggml_id
+    kept = []  # what the C side points at
+    if imatrix:
+        entries = (llama_cpp.llama_model_imatrix_data * (len(imatrix) + 1))()
+        for entry, (name, values) in zip(entries, imatrix.items(), strict=False):
+            data = (ctypes.c_float * len(values))(*values)
+            kept.append(data)
+            entry.name, entry.size = name.encode(), len(values)
+            entry.data = ctypes.cast(data, ctypes.POINTER(ctypes.c_float))
+        params.imatrix = entries
+    if overrides:
+        patterns = (llama_cpp.llama_model_tensor_override * (len(overrides) + 1))()
+        for item, (pattern, name) in zip(patterns, overrides, strict=False):
+            item.pattern, item.type = pattern.encode(), DTYPES[find_dtype(name).name].ggml_id
+        params.tt_overrides = patterns
+    out = target or f"{source}.none"
+    if llama_cpp.llama_model_quantize(source.encode(), out.encode(), params):
+        raise ValueError("llama.cpp does not quantise the file")
+    return dict(_types("".join(_SAID)))
+
+
+def _types(text: str) -> Iterator[tuple[str, str]]:
+    for name, old, rest in _TYPE_LINE.findall(re.sub(r"\nwarning: .*|\n=+ .*", "", text)):
+        found = re.search(r"\((\w+)\)|converting to (\w+)", rest)
+        yield name, find_dtype(next(filter(None, found.groups())) if found else old).name
 
 
 if __name__ == "__main__":

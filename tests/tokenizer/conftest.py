@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_peer import LlamaPeer, Vocabulary
 from texts import make_texts
 
 
@@ -17,15 +19,16 @@ def mixed_texts() -> Callable[[int, Sequence[str]], list[str]]:
 
 
 @pytest.fixture
-def llama_vocabulary(tmp_path: Path) -> Iterator[Callable[[Sequence[tuple[str, Any, Any]]], Any]]:
+def llama_vocabulary(
+    tmp_path: Path, llama_cpp: LlamaPeer
+) -> Callable[[Sequence[tuple[str, Any, Any]]], Vocabulary]:
     """Writes tokenizer keys into a vocabulary-only GGUF and loads it with llama.cpp."""
-    llama_cpp = pytest.importorskip("llama_cpp")
     import gguf
 
-    loaded: list[Any] = []
+    count = itertools.count()
 
-    def load(keys: Sequence[tuple[str, Any, Any]]) -> Any:
-        path = tmp_path / f"vocabulary{len(loaded)}.gguf"
+    def load(keys: Sequence[tuple[str, Any, Any]]) -> Vocabulary:
+        path = tmp_path / f"vocabulary{next(count)}.gguf"
         writer = gguf.GGUFWriter(path, "llama")
         for key, kind, value in keys:
             if isinstance(kind, tuple):
@@ -36,9 +39,6 @@ def llama_vocabulary(tmp_path: Path) -> Iterator[Callable[[Sequence[tuple[str, A
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.close()
-        loaded.append(llama_cpp.Llama(str(path), vocab_only=True, verbose=False))
-        return loaded[-1]
+        return llama_cpp.vocabulary(path)
 
-    yield load
-    for model in loaded:
-        model.close()
+    return load

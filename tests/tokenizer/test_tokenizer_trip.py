@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_peer import LlamaPeer, Vocabulary
 from natives import apr2_native, gguf_parts
 from texts import make_texts
 from tokenizer_folders import write_folder
@@ -41,21 +42,6 @@ def trip(real_tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     return get
 
 
-@pytest.fixture
-def vocabulary() -> Iterator[Callable[[Path], Any]]:
-    """Loads the vocabulary of a GGUF with llama.cpp."""
-    llama_cpp = pytest.importorskip("llama_cpp")
-    loaded = []
-
-    def load(path: Path) -> Any:
-        loaded.append(llama_cpp.Llama(str(path), vocab_only=True, verbose=False))
-        return loaded[-1]
-
-    yield load
-    for model in loaded:
-        model.close()
-
-
 def hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
@@ -64,13 +50,13 @@ def added(tok: Tokenizer) -> list[str]:
     return [text for text, kind in zip(tok.tokens, tok.types, strict=True) if kind in (3, 4)]
 
 
-def different(fast: Any, model: Any, texts: list[str]) -> list[str]:
+def different(fast: Any, model: Vocabulary, texts: list[str]) -> list[str]:
     """The texts whose ids differ between `tokenizers` and llama.cpp."""
     expected = fast.encode_batch(texts)
     return [
         text
-        for text, known in zip(texts, expected, strict=True)
-        if model.tokenize(text.encode(), add_bos=True, special=True) != list(known.ids)
+        for text, known, ids in zip(texts, expected, model.tokenize(texts, add_bos=True), strict=True)
+        if ids != list(known.ids)
     ]
 
 
@@ -92,14 +78,14 @@ def test_folder_comes_back_and_stores_its_vocabulary_once(
 @pytest.mark.llama
 @pytest.mark.parametrize("name", FAMILIES)
 def test_llama_cpp_gives_the_ids_of_tokenizers(
-    trip: Callable[[str], Trip], vocabulary: Callable[[Path], Any], tmp_path: Path, name: str
+    trip: Callable[[str], Trip], llama_cpp: LlamaPeer, tmp_path: Path, name: str
 ) -> None:
     from tokenizers import Tokenizer as Fast
 
     folder, apr = trip(name)
     aprfmt.export_model(apr, tmp_path / "m.gguf")
-    model = vocabulary(tmp_path / "m.gguf")
-    assert model.n_vocab() == SIZES[name]
+    model = llama_cpp.vocabulary(tmp_path / "m.gguf")
+    assert model.size == SIZES[name]
     with aprfmt.open(apr) as opened:
         assert opened.tokenizer is not None
         texts = make_texts(10_000, added(opened.tokenizer))
@@ -110,7 +96,7 @@ def test_llama_cpp_gives_the_ids_of_tokenizers(
 @pytest.mark.llama
 @pytest.mark.slow
 def test_gpt_4o_needs_another_rule_than_the_one_of_its_name(
-    trip: Callable[[str], Trip], vocabulary: Callable[[Path], Any], tmp_path: Path
+    trip: Callable[[str], Trip], llama_cpp: LlamaPeer, tmp_path: Path
 ) -> None:
     """Under `gpt-4o` llama.cpp ends words before combining marks: a tenth of the mixed texts differ."""
     from tokenizers import Tokenizer as Fast
@@ -118,14 +104,14 @@ def test_gpt_4o_needs_another_rule_than_the_one_of_its_name(
     folder, apr = trip("gpt4o")
     aprfmt.export_model(apr, tmp_path / "m.gguf", pre="gpt-4o")
     fast = Fast.from_file(str(folder / "tokenizer.json"))
-    wrong = different(fast, vocabulary(tmp_path / "m.gguf"), make_texts(1000, []))
+    wrong = different(fast, llama_cpp.vocabulary(tmp_path / "m.gguf"), make_texts(1000, []))
     assert 50 < len(wrong) < 200
     assert "हिन्दी" not in wrong
 
 
 @pytest.mark.llama
 @pytest.mark.slow
-def test_smollm2(smollm2_gguf: Path, vocabulary: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_smollm2(smollm2_gguf: Path, llama_cpp: LlamaPeer, tmp_path: Path) -> None:
     from tokenizers import Tokenizer as Fast
 
     aprfmt.import_model(smollm2_gguf, tmp_path / "m.apr")
@@ -134,7 +120,7 @@ def test_smollm2(smollm2_gguf: Path, vocabulary: Callable[[Path], Any], tmp_path
         tok = model.tokenizer
     assert tok is not None
     fast = Fast.from_buffer(hf_write.to_hf_files(tok)["tokenizer.json"])
-    wrong = different(fast, vocabulary(tmp_path / "m.gguf"), make_texts(10_000, added(tok)))
+    wrong = different(fast, llama_cpp.vocabulary(tmp_path / "m.gguf"), make_texts(10_000, added(tok)))
     assert not wrong, f"{len(wrong)}, the first {wrong[0]!r}"
 
 
@@ -158,18 +144,19 @@ def cases(path: Path) -> list[tuple[str, list[int]]]:
 @pytest.mark.llama
 @pytest.mark.parametrize("name", CASES)
 def test_llama_cpps_own_cases_after_the_trip(
-    llama_cpp_models: Path, vocabulary: Callable[[Path], Any], tmp_path: Path, name: str
+    llama_cpp_models: Path, llama_cpp: LlamaPeer, tmp_path: Path, name: str
 ) -> None:
     source = llama_cpp_models / f"ggml-vocab-{name}.gguf"
     aprfmt.import_model(source, tmp_path / "m.apr")
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     assert report.lossless
     assert (tmp_path / "m.gguf").read_bytes() == source.read_bytes()
-    model = vocabulary(tmp_path / "m.gguf")
+    model = llama_cpp.vocabulary(tmp_path / "m.gguf")
     known = cases(source)
     assert len(known) >= 46
-    wrong = [t for t, ids in known if model.tokenize(t.encode(), add_bos=False, special=False) != ids]
-    assert wrong == []
+    texts = [text for text, _ in known]
+    ids = model.tokenize(texts, add_bos=False, special=False)
+    assert [t for t, (_, own), its in zip(texts, known, ids, strict=True) if own != its] == []
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -202,7 +189,7 @@ WRITTEN = [
 @pytest.mark.llama
 @pytest.mark.parametrize(("name", "most"), WRITTEN)
 def test_written_tokenizer_json_gives_llama_cpps_ids(
-    llama_cpp_models: Path, vocabulary: Callable[[Path], Any], name: str, most: int
+    llama_cpp_models: Path, llama_cpp: LlamaPeer, name: str, most: int
 ) -> None:
     from tokenizers import Tokenizer as Fast
 
@@ -212,7 +199,7 @@ def test_written_tokenizer_json_gives_llama_cpps_ids(
     assert tok is not None
     files = hf_write.to_hf_files(tok, name=title)
     fast = Fast.from_buffer(files["tokenizer.json"])
-    wrong = different(fast, vocabulary(path), make_texts(2000, added(tok)))
+    wrong = different(fast, llama_cpp.vocabulary(path), make_texts(2000, added(tok)))
     assert len(wrong) <= most, f"{len(wrong)}, the first {wrong[0]!r}"
     if name in CASES:
         encoded = [(text, list(fast.encode(text, add_special_tokens=False).ids)) for text, _ in cases(path)]
@@ -223,9 +210,7 @@ def test_written_tokenizer_json_gives_llama_cpps_ids(
 
 
 @pytest.mark.llama
-def test_written_wordpiece_gives_llama_cpps_ids(
-    llama_cpp_models: Path, vocabulary: Callable[[Path], Any]
-) -> None:
+def test_written_wordpiece_gives_llama_cpps_ids(llama_cpp_models: Path, llama_cpp: LlamaPeer) -> None:
     """Equal but for Hangul and spacing marks, of which llama.cpp takes more away than BERT, and for control
     characters, some of which end words there."""
     import unicodedata
@@ -250,7 +235,7 @@ def test_written_wordpiece_gives_llama_cpps_ids(
 
     texts = [text for text in make_texts(6000, added(tok)) if plain(text)]
     assert len(texts) > 1000
-    wrong = different(fast, vocabulary(path), texts)
+    wrong = different(fast, llama_cpp.vocabulary(path), texts)
     assert wrong == []
     again = hf.read_files(files, {"type_vocab_size": 2})
     assert again is not None

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from llama_peer import LlamaPeer
 from train_children import forked, started
 from train_runs import lines, weights
 
@@ -70,12 +71,13 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.llama
 def test_distil_package_run(
-    teacher_file: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    teacher_file: Path,
+    corpus_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    llama_cpp: LlamaPeer,
 ) -> None:
     """The user's whole way: distil, export, load in llama.cpp, and its greedy tokens are those of our own forward."""
-    pytest.importorskip("llama_cpp")
-    from llama_peer import LlamaPeer
-
     assert apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "40", "--json")) == 0
     body = answer(capsys)
     assert body["schema"] == "apr.distill/1"
@@ -87,10 +89,10 @@ def test_distil_package_run(
     with open_network(model) as network:
         decoder = load_decoder(network)
     ids = [40, 50, 60, 70]
-    with LlamaPeer() as peer, torch.inference_mode():
+    with torch.inference_mode():
         for _ in range(32):
             ours = decoder.logits(decoder(torch.tensor([ids])))[0]
-            theirs = torch.from_numpy(peer.logits(tmp_path / "keep.gguf", ids))
+            theirs = torch.from_numpy(llama_cpp.logits(tmp_path / "keep.gguf", ids))
             assert torch.allclose(ours, theirs, atol=5e-3)
             assert int(ours[-1].argmax()) == int(theirs[-1].argmax())
             ids.append(int(ours[-1].argmax()))

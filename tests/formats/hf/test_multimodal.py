@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,6 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"bytes": folder}
 
 
-@pytest.fixture(scope="module")
-def llama() -> Iterator[LlamaPeer]:
-    pytest.importorskip("llama_cpp")
-    with LlamaPeer() as peer:
-        yield peer
-
-
 def text_logits(model: Any, ids: list[int]) -> Any:
     import torch
 
@@ -47,7 +39,7 @@ def tensors(folder: Path) -> dict[str, bytes]:
 @pytest.mark.llama
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
 def test_the_language_model_is_taken(
-    case: ArchCase, tokenizers: dict[str, Path], tmp_path: Path, llama: LlamaPeer
+    case: ArchCase, tokenizers: dict[str, Path], tmp_path: Path, llama_cpp: LlamaPeer
 ) -> None:
     source, apr, back, gguf = (tmp_path / name for name in ("whole", "text.apr", "text", "text.gguf"))
     model = build(case, source, tokenizers)
@@ -64,7 +56,7 @@ def test_the_language_model_is_taken(
     assert len(text) == len(whole) - n_left
 
     aprfmt.export_model(apr, gguf, dtype="f32")
-    got = llama.logits(gguf, ids)
+    got = llama_cpp.logits(gguf, ids)
     assert relative_error(got, wanted) <= 5e-3
     assert top1_equal(got, wanted)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import train_runs
+from llama_peer import LlamaPeer
 from train_children import forked
 
 import aprfmt
@@ -97,17 +98,13 @@ def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
 
 @pytest.mark.llama
 def test_a_checkpoint_is_a_model_that_llama_cpp_runs_as_we_do(
-    tmp_path: Path, network: Network, decoder: Decoder
+    tmp_path: Path, network: Network, decoder: Decoder, llama_cpp: LlamaPeer
 ) -> None:
-    pytest.importorskip("llama_cpp")
     train(decoder, FlatAdamW(decoder), 8)
     save_model(train_runs.snapshot(decoder.hf_tensors(), "f32"), identity_of(network), tmp_path / "m.apr", {})
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
-    from llama_peer import LlamaPeer
-
     ids = [1, 20, 30, 40, 50, 60]
-    with LlamaPeer() as peer:
-        theirs = torch.from_numpy(peer.logits(tmp_path / "m.gguf", ids))
+    theirs = torch.from_numpy(llama_cpp.logits(tmp_path / "m.gguf", ids))
     ours = decoder.logits(decoder(torch.tensor([ids])))[0]
     assert torch.allclose(theirs, ours, atol=2e-3)
     with Llama(tmp_path / "m.gguf") as llama:

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from llama_peer import LlamaPeer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from train_models import Maker, error, load, our_logits, same_winners
@@ -223,11 +224,10 @@ def test_every_tensor_of_the_shape_is_loaded(tiny: Maker) -> None:
 
 @pytest.mark.llama
 @pytest.mark.parametrize("case_id", ["llama/llama3", "qwen2/yarn", "qwen3", "gemma2", "gemma3_text"])
-def test_llama_cpp_computes_the_same(case_id: str, tiny: Maker, tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
+def test_llama_cpp_computes_the_same(case_id: str, tiny: Maker, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     model = tiny(case_id)
     aprfmt.export_model(model.folder, tmp_path / "m.gguf", dtype="f32")
-    peer = arch_models.llama_logits(tmp_path / "m.gguf", model.ids_NT[0].tolist())
+    peer = llama_cpp.logits(tmp_path / "m.gguf", model.ids_NT[0].tolist())
     logits = our_logits(load(tmp_path / "m.gguf"), model.ids_NT)[0].numpy()
     # Its tables of activations and of the exponential are half precision.
     assert arch_models.relative_error(logits, peer) < 2e-3

@@ -266,15 +266,13 @@ def test_bf16_is_as_exact_as_in_transformers(
     assert far[0] < 0.05 * float(exact.std())
 
 
-def test_logits_of_the_blocks_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
+def test_logits_of_the_blocks_are_those_of_llama_cpp(tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     path = tmp_path / "t.gguf"
     aprfmt.export_model(made.write_folder(tmp_path / "t"), path, dtype="Q4_K_M")
     one = teacher(path)
     ids = tokens(4, 1, 48)
     ours = functional.linear(one.hidden(ids), one.head_weight)[0].float()
-    with LlamaPeer() as peer:
-        theirs = torch.from_numpy(np.array(peer.logits(path, ids[0].tolist())))
+    theirs = torch.from_numpy(np.array(llama_cpp.logits(path, ids[0].tolist())))
     near = functional.cosine_similarity(ours[:, :VOCAB], theirs[:, :VOCAB])
     assert float(near.mean()) > 0.999  # llama.cpp multiplies 8-bit activations
 
