@@ -28,13 +28,16 @@ from aprfmt.llama.client import Llama
 
 with tempfile.TemporaryDirectory() as folder:
     build(Path(folder, "tiny.gguf"))
-    for mix in ("q4_0", "q8_0"):
-        path = Path(folder, f"{mix}.gguf")
-        aprfmt.convert_model(Path(folder, "tiny.gguf"), path, dtype=mix)
-        with Llama(path, engines=["llama_cpp"]) as llama:
-            llama.generate("The capital of France is")
-            if "off" in llama.engine:
-                sys.exit("it dies unless its extra buffers are off")
+    try:
+        for mix in ("q4_0", "q8_0"):
+            path = Path(folder, f"{mix}.gguf")
+            aprfmt.convert_model(Path(folder, "tiny.gguf"), path, dtype=mix)
+            with Llama(path, engines=["llama_cpp"]) as llama:
+                llama.generate("The capital of France is")
+                if "off" in llama.engine:
+                    sys.exit("it dies unless its extra buffers are off")
+    except aprfmt.AprError as error:
+        sys.exit(str(error))
 EOF
 }
 

@@ -9,13 +9,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 import typer
 
+import aprfmt
+from aprfmt.cli.demo_model import build
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out, printable
 from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, RunError
+from aprfmt.inspection.describe import inspect
+from aprfmt.inspection.validate import validate
+from aprfmt.io.pipe import source_chunks
+from aprfmt.io.source import Source
 from aprfmt.llama.client import Llama, LlamaDiedError
 from aprfmt.llama.verify import PROMPT
 from aprfmt.text import format_bytes, format_count, format_seconds
@@ -43,18 +49,15 @@ def command(
     with ExitStack() as stack:
         folder = _folder(output, stack)
         source = _find_model(file, folder)
-        demo = Demo(source, folder)
-        demo.run()
-    seconds = sum(step["seconds"] for step in demo.steps)
+        if aprfmt.detect(source) != "gguf":
+            raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
+        out.line(f"{out.style('apr demo', 'bold')} on {printable(str(source))}")
+        files = Files(source, folder / f"{source.stem}.apr", folder / f"{source.stem}.roundtrip.gguf")
+        steps, skipped = _run(files)
+    seconds = sum(step["seconds"] for step in steps)
     kept = str(output) if output else None
-    body = {
-        "model": str(source),
-        "output": kept,
-        "steps": demo.steps,
-        "skipped": demo.skipped,
-        "seconds": seconds,
-    }
-    summary = f"all steps but {demo.skipped[0]['name']} passed" if demo.skipped else "all steps passed"
+    body = {"model": str(source), "output": kept, "steps": steps, "skipped": skipped, "seconds": seconds}
+    summary = f"all steps but {skipped[0]['name']} passed" if skipped else "all steps passed"
     out.result(body, [f"{out.style(summary, 'green')} in {format_seconds(seconds)}"])
     if output is None:
         out.hint(f"apr import {source if file else 'model.gguf'} -o model.apr")
@@ -79,12 +82,18 @@ def _find_model(file: Path | None, folder: Path) -> Path:
         found = sorted(Path(place).glob("*.gguf"))
         if found:
             return found[0]
-    from aprfmt.cli.demo_model import build
-
     path = folder / "demo-tiny.gguf"
     path.unlink(missing_ok=True)
     build(path)
     return path
+
+
+class Files(NamedTuple):
+    """The source, the .apr made of it, and the GGUF made of that."""
+
+    source: Path
+    packed: Path
+    back: Path
 
 
 class Step(TypedDict):
@@ -95,96 +104,80 @@ class Step(TypedDict):
     detail: str
 
 
-class Demo:
-    """The steps on one model.
-
-    Attributes:
-        steps: those that passed.
-        skipped: {name, reason} of those that could not be run here.
-    """
-
-    def __init__(self, source: Path, folder: Path) -> None:
-        from aprfmt.formats import detect
-
-        if detect(source) != "gguf":
-            raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
-        self.source = source
-        self.packed = folder / f"{source.stem}.apr"
-        self.back = folder / f"{source.stem}.roundtrip.gguf"
-        self.steps: list[Step] = []
-        self.skipped: list[dict[str, str]] = []
-
-    def run(self) -> None:
-        """All steps in order. Raises AprError at the first that fails."""
-        out.line(f"{out.style('apr demo', 'bold')} on {printable(str(self.source))}")
-        self._step("import", self._import)
-        self._step("inspect", self._inspect)
-        self._step("validate", self._validate)
-        self._step("export", self._export)
-        self._step("compare", self._compare)
+def _run(files: Files) -> tuple[list[Step], list[dict[str, str]]]:
+    """(the steps that passed, {name, reason} of those that cannot run here). Raises AprError where one fails."""
+    steps: list[Step] = []
+    skipped: list[dict[str, str]] = []
+    for name, run in _STEPS.items():
+        start = time.monotonic()
         try:
-            self._step("generate", self._generate)
-        except (MissingDependencyError, LlamaDiedError) as error:  # not a fault of the files
-            self.skipped.append({"name": "generate", "reason": error.message})
-            out.line(f"  {out.style('--', 'yellow')}  {'generate':<9} skipped: {printable(error.message)}")
+            detail = run(files)
+        except (MissingDependencyError, LlamaDiedError) as error:
+            if run is not _generate:
+                raise
+            skipped.append({"name": name, "reason": error.message})
+            out.line(f"  {out.style('--', 'yellow')}  {name:<9} skipped: {printable(error.message)}")
             if error.hint:
                 out.hint(error.hint)
-
-    def _step(self, name: str, run: Callable[[], str]) -> None:
-        start = time.monotonic()
-        detail = run()
+            continue
         seconds = round(time.monotonic() - start, 3)
-        self.steps.append({"name": name, "seconds": seconds, "detail": detail})
+        steps.append({"name": name, "seconds": seconds, "detail": detail})
         mark = out.style("ok", "green")
         out.line(f"  {mark}  {name:<9} {format_seconds(seconds):>8}  {printable(detail)}")
+    return steps, skipped
 
-    def _import(self) -> str:
-        from aprfmt.convert.api import import_model
 
-        report = import_model(self.source, self.packed, force=True)
-        return f"{format_bytes(report.input_bytes)} GGUF to {format_bytes(report.output_bytes)} .apr"
+def _import(files: Files) -> str:
+    report = aprfmt.import_model(files.source, files.packed, force=True)
+    return f"{format_bytes(report.input_bytes)} GGUF to {format_bytes(report.output_bytes)} .apr"
 
-    def _inspect(self) -> str:
-        from aprfmt.inspection.describe import inspect
 
-        found = inspect(self.packed)
-        tokens = found.tokenizer.vocab_size if found.tokenizer is not None else 0
-        size = f"{found.tensor_count} tensors, {format_count(found.param_count)} parameters"
-        return f"{found.architecture}, {size}, {tokens:,} tokens"
+def _inspect(files: Files) -> str:
+    found = inspect(files.packed)
+    tokens = found.tokenizer.vocab_size if found.tokenizer is not None else 0
+    size = f"{found.tensor_count} tensors, {format_count(found.param_count)} parameters"
+    return f"{found.architecture}, {size}, {tokens:,} tokens"
 
-    def _validate(self) -> str:
-        from aprfmt.inspection.validate import validate
 
-        found = validate(self.packed)
-        if not found.passed:
-            bad = next(check for check in found.checks if check.status == "fail")
-            raise RefusedError(bad.message, path=self.packed, tensor=bad.tensor)
-        return f"passed, score {found.score} of 100"
+def _validate(files: Files) -> str:
+    found = validate(files.packed)
+    if not found.passed:
+        bad = next(check for check in found.checks if check.status == "fail")
+        raise RefusedError(bad.message, path=files.packed, tensor=bad.tensor)
+    return f"passed, score {found.score} of 100"
 
-    def _export(self) -> str:
-        from aprfmt.convert.api import export_model
 
-        report = export_model(self.packed, self.back, force=True)
-        return f"{format_bytes(report.output_bytes)} GGUF"
+def _export(files: Files) -> str:
+    report = aprfmt.export_model(files.packed, files.back, force=True)
+    return f"{format_bytes(report.output_bytes)} GGUF"
 
-    def _compare(self) -> str:
-        from aprfmt.io.pipe import source_chunks
-        from aprfmt.io.source import Source
 
-        with Source.open(self.source) as a, Source.open(self.back) as b:
-            pairs = zip(source_chunks(a, 0, a.size), source_chunks(b, 0, b.size), strict=False)
-            if a.size != b.size or any(x != y for x, y in pairs):
-                raise RunError("the exported GGUF differs from the source", path=self.back)
-            return f"{a.size:,} bytes, every one the same as in the source"
+def _compare(files: Files) -> str:
+    with Source.open(files.source) as a, Source.open(files.back) as b:
+        pairs = zip(source_chunks(a, 0, a.size), source_chunks(b, 0, b.size), strict=False)
+        if a.size != b.size or any(x != y for x, y in pairs):
+            raise RunError("the exported GGUF differs from the source", path=files.back)
+        return f"{a.size:,} bytes, every one the same as in the source"
 
-    def _generate(self) -> str:
-        generated = []
-        for path in (self.source, self.back):
-            with Llama(path) as llama:
-                generated.append(llama.generate(PROMPT))
-        if generated[0] != generated[1]:
-            raise RunError("the two files generate different text", path=self.back)
-        words = " ".join(generated[1].text.split())
-        if not words.isprintable() or "\ufffd" in words:
-            words = "(random weights have no words)"
-        return f"the same {len(generated[1].ids)} tokens from both: {PROMPT} {words}"
+
+def _generate(files: Files) -> str:
+    generated = []
+    for path in (files.source, files.back):
+        with Llama(path) as llama:
+            generated.append(llama.generate(PROMPT))
+    if generated[0] != generated[1]:
+        raise RunError("the two files generate different text", path=files.back)
+    words = " ".join(generated[1].text.split())
+    if not words.isprintable() or "\ufffd" in words:
+        words = "(random weights have no words)"
+    return f"the same {len(generated[1].ids)} tokens from both: {PROMPT} {words}"
+
+
+_STEPS: dict[str, Callable[[Files], str]] = {
+    "import": _import,
+    "inspect": _inspect,
+    "validate": _validate,
+    "export": _export,
+    "compare": _compare,
+    "generate": _generate,
+}

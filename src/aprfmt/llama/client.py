@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from typing import IO
+from typing import IO, Any
 
-from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, RunError, UsageError
 from aprfmt.llama.engine import ENGINES, LoadRequest
 from aprfmt.types import Json, JsonObject, PathLike
 
@@ -32,6 +32,7 @@ _REASON = re.compile(
     r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)|(unknown model architecture.+)"
 )
 _LAST_LINES, _LONGEST_LINE = 3, 300
+_INSTALL = "pip install 'aprfmt[llama]'"
 _SECONDS_TO_END = 5.0
 
 
@@ -67,7 +68,7 @@ class Worker:
             env=os.environ | {"GGML_NO_BACKTRACE": "1"},
         )
 
-    def ask(self, request: object, seconds: float | None = None) -> JsonObject:
+    def ask(self, request: object, seconds: float) -> JsonObject:
         """The answer. Raises WorkerDiedError, also when it takes more than `seconds` and was killed for it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -77,23 +78,21 @@ class Worker:
             late.set()
             self._process.kill()
 
-        timer = threading.Timer(seconds, end) if seconds is not None else None
-        if timer is not None:
-            timer.start()
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        line = ""
         try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+            with suppress(BrokenPipeError):
+                print(json.dumps(request), file=self._process.stdin, flush=True)
+                line = self._process.stdout.readline()
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
         if line.endswith("\n"):
             answer: JsonObject = json.loads(line)
             return answer
         code = self._process.wait()
         how = (
-            f"was killed after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
+            f"was ended after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
         )
         raise WorkerDiedError(how, self.log(), late=late.is_set())
 
@@ -138,7 +137,7 @@ def require_llama() -> None:
     if not any(find_spec(package) for package in ENGINES):
         raise MissingDependencyError(
             f"this needs llama.cpp: none of {', '.join(name for name, _ in ENGINES.values())} is installed",
-            hint="pip install 'aprfmt[llama]'",
+            hint=_INSTALL,
         )
 
 
@@ -156,9 +155,22 @@ class Llama:
     A worker that dies is started once more, without the weights repacked for special instructions: on machines whose
     processor reports AMX and whose kernel does not grant it, llama.cpp dies in its first computation.
 
+    Args:
+        path: a GGUF, or the first of its parts.
+        n_ctx: tokens of the context.
+        pooling: one of engine.POOLINGS, to ask for embeddings.
+        name: what errors call the file: the output that a temporary file becomes.
+        n_bytes: size of all parts, for the time limit.
+        engines: packages to try, in this order.
+
     Attributes:
         engine: the Python binding in use, with its version.
         n_vocab: tokens in the vocabulary.
+
+    Raises:
+        MissingDependencyError: no engine is installed, or none works.
+        RunError: llama.cpp refuses the file.
+        LlamaDiedError: it died twice, or took too long.
     """
 
     def __init__(
@@ -169,94 +181,67 @@ class Llama:
         pooling: str | None = None,
         name: PathLike | None = None,
         n_bytes: int | None = None,
-        seconds: float | None = None,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
-        """Loads a GGUF.
-
-        Args:
-            path: the file, or the first of its parts.
-            n_ctx: tokens of the context.
-            pooling: one of engine.POOLINGS, to ask for embeddings.
-            name: what errors call the file: the output that a temporary file becomes.
-            n_bytes: size of all parts, for the time limit.
-            seconds: time limit of a request, in place of the one by size.
-            engines: packages to try, in this order.
-
-        Raises:
-            MissingDependencyError: no engine is installed, or none works.
-            RunError: llama.cpp refuses the file.
-            LlamaDiedError: it died twice, or took too long.
-        """
         require_llama()
         self._name = os.fspath(name if name is not None else path)
-        self._request = LoadRequest(os.path.abspath(path), n_ctx, pooling)
-        self._engines = list(engines)
-        self._seconds = seconds or _time_limit(n_bytes or os.path.getsize(path))
+        self._request = LoadRequest(os.path.abspath(path), n_ctx, pooling, extra_buffers=True)
+        self._engines = engines
+        self._seconds = _time_limit(n_bytes or os.path.getsize(path))
         self._worker: Worker | None = None
-        self.engine = ""
-        self.n_vocab = _integer(self._ask("describe")["n_vocab"])
+        self._ask()
 
     def generate(self, prompt: str, n_tokens: int = 16) -> Generated:
         """The most likely continuation of `prompt`. Raises RunError, also for NaN or infinite logits."""
-        answer = self._ask("generate", prompt=prompt, n_tokens=n_tokens)
-        ids = answer["ids"]
-        assert isinstance(ids, list)
-        return Generated([_integer(token) for token in ids], str(answer["text"]))
+        return Generated(**self._ask("generate", prompt=prompt, n_tokens=n_tokens))
 
     def embed(self, text: str) -> list[float]:
         """The vector of a text, of a model loaded with `pooling`. Raises RunError, also for values that are NaN."""
-        vector = self._ask("embed", text=text)["vector"]
-        assert isinstance(vector, list)
-        return [value for value in vector if isinstance(value, float)]
+        vector: list[float] = self._ask("embed", text=text)["vector"]
+        return vector
 
-    def _ask(self, call: str, **arguments: Json) -> JsonObject:
+    def _ask(self, call: str | None = None, **arguments: Json) -> Any:
+        """What a call of worker.CALLS gives, or nothing but a loaded model."""
         while True:
             try:
-                worker = self._worker or self._load()
-                return self._accept(worker.ask([call, arguments], self._seconds), "")
+                if self._worker is None:
+                    self._load()
+                return self._reply(call, arguments) if call else None
             except WorkerDiedError as death:
                 self.close()
                 if death.late or not self._request.extra_buffers:
-                    raise self._died(death) from None
+                    reason = reason_in(death.log)
+                    raise LlamaDiedError(
+                        self._named(f"llama.cpp {death}: {reason}" if reason else f"llama.cpp {death}"),
+                        path=self._name,
+                        hint=f"{TIMEOUT_VARIABLE}=SECONDS allows more time" if death.late else None,
+                    ) from None
                 self._request = replace(self._request, extra_buffers=False)
 
-    def _load(self) -> Worker:
-        self._worker = worker = Worker([sys.executable, "-m", "aprfmt.llama.worker"])
-        arguments: JsonObject = {"engines": [*self._engines], "request": asdict(self._request)}
-        reply = worker.ask(["load", arguments], self._seconds)
+    def _load(self) -> None:
+        self._worker = Worker([sys.executable, "-m", "aprfmt.llama.worker"])
         try:
-            answer = self._accept(reply, worker.log() if "error" in reply else "")
-        except BaseException:
+            answer = self._reply("load", {"engines": [*self._engines], "request": asdict(self._request)})
+        except AprError:
             self.close()
             raise
-        repacked = "" if self._request.extra_buffers else ", extra buffers off"
-        self.engine = f"{answer['engine']}{repacked}"
-        return worker
+        self.n_vocab: int = answer["n_vocab"]
+        self.engine = answer["engine"] + ("" if self._request.extra_buffers else ", extra buffers off")
 
-    def _accept(self, reply: JsonObject, log: str) -> JsonObject:
-        """The answer in a reply. Raises what the reply says, or the log where it knows better."""
-        answer = reply.get("ok")
-        if isinstance(answer, dict):
-            return answer
+    def _reply(self, call: str, arguments: JsonObject) -> Any:
+        assert self._worker is not None
+        reply = self._worker.ask([call, arguments], self._seconds)
+        if "ok" in reply:
+            return reply["ok"]
         if "missing" in reply:
-            raise MissingDependencyError(
-                f"llama.cpp cannot be used: {reply['missing']}", hint="pip install 'aprfmt[llama]'"
-            )
-        reason = self._named(reason_in(log) or str(reply["error"]))
-        raise RunError(
-            f"llama.cpp does not load the file: {reason}" if log else reason,
-            path=self._name,
-            hint="apr validate shows what is wrong with it",
-        )
+            raise MissingDependencyError(f"llama.cpp cannot be used: {reply['missing']}", hint=_INSTALL)
+        message = str(reply["error"])
+        if call == "load":
+            message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
+        raise RunError(self._named(message), path=self._name, hint="apr validate shows what is wrong with it")
 
-    def _died(self, death: WorkerDiedError) -> LlamaDiedError:
-        words = self._named(reason_in(death.log))
-        hint = f"{TIMEOUT_VARIABLE}=SECONDS allows more time" if death.late else None
-        return LlamaDiedError(f"llama.cpp {death}{words and f': {words}'}", path=self._name, hint=hint)
-
-    def _named(self, text: str) -> str:
-        return text.replace(self._request.path, self._name)
+    def _named(self, message: str) -> str:
+        return message.replace(self._request.path, self._name)
 
     def __enter__(self) -> Llama:
         return self
@@ -269,11 +254,6 @@ class Llama:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-
-def _integer(value: Json) -> int:
-    assert isinstance(value, int)
-    return value
 
 
 def _time_limit(n_bytes: int) -> float:

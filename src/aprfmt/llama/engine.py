@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol, cast
+from typing import Protocol
 
 ENGINES = {
     "xllamacpp": ("xllamacpp", "aprfmt.llama.engine_xllamacpp"),
     "llama_cpp": ("llama-cpp-python", "aprfmt.llama.engine_llama_cpp"),
 }
-"""Package -> (name on PyPI, module with `load`); the first that is installed is used."""
+"""Package -> (name on PyPI, module whose `load` makes a Model of a LoadRequest); the first that works is used."""
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """How an encoder makes one vector of a text, by llama.cpp's number."""
@@ -32,8 +30,8 @@ class LoadRequest:
 
     path: str
     n_ctx: int
-    pooling: str | None = None
-    extra_buffers: bool = True
+    pooling: str | None
+    extra_buffers: bool
 
 
 class EngineError(Exception):
@@ -57,31 +55,7 @@ class Model(Protocol):
         """The vector of a text."""
 
 
-class Engine(Protocol):
-    """A module of ENGINES; importing it raises ImportError where its package does not work."""
-
-    def load(self, request: LoadRequest) -> Model:
-        """Raises EngineError where llama.cpp refuses the file; the reason is in its log."""
-
-
-def first_engine(packages: Iterable[str] = ENGINES) -> tuple[str, Engine]:
-    """(name and version, module) of the first engine that can be imported. Raises ImportError with all reasons."""
-    reasons = []
-    for package in packages:
-        name, module = ENGINES[package]
-        try:
-            engine = cast("Engine", importlib.import_module(module))
-        except ImportError as error:
-            reasons.append(f"{name}: {error}")
-            continue
-        try:
-            return f"{name} {version(name)}", engine
-        except PackageNotFoundError:  # a package on the path that pip did not install
-            return name, engine
-    raise ImportError("; ".join(reasons))
-
-
-def finite_or_refuse(values: Iterable[float | None], what: str) -> None:
+def require_finite(values: Iterable[float | None], what: str) -> None:
     """Raises EngineError where one of `values` is NaN, infinite or null, as JSON writes NaN."""
     if not all(value is not None and math.isfinite(value) for value in values):
         raise EngineError(f"the model computes NaN or infinite {what}")

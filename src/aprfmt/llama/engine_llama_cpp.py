@@ -8,7 +8,7 @@ import os
 import llama_cpp
 import numpy as np
 
-from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, finite_or_refuse
+from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, require_finite
 
 _LONGEST_PIECE = 4096
 
@@ -85,10 +85,10 @@ class CModel:
         if not pointer:
             raise EngineError("llama.cpp gives no embedding")
         vector = [float(x) for x in pointer[: llama_cpp.llama_model_n_embd(self._model)]]
-        finite_or_refuse(vector, "embeddings")
+        require_finite(vector, "embeddings")
         return vector
 
 
 def load(request: LoadRequest) -> CModel:
-    """See Engine.load."""
+    """The model. Raises EngineError where llama.cpp refuses it; the reason is in its log."""
     return CModel(request)

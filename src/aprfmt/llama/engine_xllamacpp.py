@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import xllamacpp
 
-from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, finite_or_refuse
+from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, require_finite
 from aprfmt.types import JsonObject
 
 _HTTP_OK = 200
@@ -73,17 +73,17 @@ class ServerModel:
         # The server has no logits. Its log-probabilities come from a softmax over all of them, so one NaN or +inf
         # makes each NaN, which JSON has as null. A single -inf it does not show.
         steps = answer.get("completion_probabilities", [])
-        finite_or_refuse((step["logprob"] for step in steps), "logits")
+        require_finite((step["logprob"] for step in steps), "logits")
         return answer["tokens"], answer["content"]
 
     def embed(self, text: str) -> list[float]:
         """See Model.embed."""
         answer = self._ask("POST", "/embeddings", {"content": text, "embd_normalize": -1})
         vector: list[float] = answer[0]["embedding"][0]
-        finite_or_refuse(vector, "embeddings")
+        require_finite(vector, "embeddings")
         return vector
 
 
 def load(request: LoadRequest) -> ServerModel:
-    """See Engine.load."""
+    """The model. Raises EngineError where llama.cpp refuses it; the reason is in its log."""
     return ServerModel(request)

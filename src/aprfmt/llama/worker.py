@@ -7,19 +7,17 @@ are CALLS. What llama.cpp prints goes to stderr, which the client keeps as its l
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from queue import SimpleQueue
 
-from aprfmt.llama.engine import EngineError, LoadRequest, Model, first_engine
+from aprfmt.llama.engine import ENGINES, EngineError, LoadRequest, Model
 from aprfmt.types import JsonObject
-
-
-def _describe(model: Model) -> JsonObject:
-    return {"n_vocab": model.n_vocab}
 
 
 def _generate(model: Model, prompt: str, n_tokens: int) -> JsonObject:
@@ -31,14 +29,23 @@ def _embed(model: Model, text: str) -> JsonObject:
     return {"vector": [*model.embed(text)]}
 
 
-CALLS: dict[str, Callable[..., JsonObject]] = {"describe": _describe, "generate": _generate, "embed": _embed}
+CALLS: dict[str, Callable[..., JsonObject]] = {"generate": _generate, "embed": _embed}
 """What can be asked of a loaded model; its arguments are theirs."""
 
 
 def _load(engines: list[str], request: dict[str, object]) -> tuple[Model, JsonObject]:
-    name, engine = first_engine(engines)
-    model = engine.load(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
-    return model, {"engine": name}
+    """The model, loaded by the first engine that can be imported. Raises EngineError, ImportError."""
+    reasons = []
+    for package in engines:
+        name, module = ENGINES[package]
+        try:
+            engine = importlib.import_module(module)
+        except ImportError as error:
+            reasons.append(f"{name}: {error}")
+        else:
+            model: Model = engine.load(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
+            return model, {"engine": f"{name} {version(name)}", "n_vocab": model.n_vocab}
+    raise ImportError("; ".join(reasons))
 
 
 def main() -> None:
