@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from aprfmt.tokenizer.pre import probe_ids
 from aprfmt.tokenizer.pre_hashes import PROBE
-from aprfmt.tokenizer.pre_probe import probe_ids
 
 
 def whole(parsed: dict[str, Any]) -> list[int]:

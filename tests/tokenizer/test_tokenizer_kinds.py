@@ -218,7 +218,7 @@ def wordpiece(**model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("parsed", "entry"),
     [
-        (unigram(vocab={"a": 0}), "no array"),
+        (unigram(vocab={"a": 0}), "not an array"),
         (unigram(vocab=[["a"]]), r"vocab\[0\]"),
         (unigram(vocab=[["a", "0"]]), r"vocab\[0\]"),
         (unigram(vocab=[["a", True]]), r"vocab\[0\]"),
@@ -229,7 +229,7 @@ def wordpiece(**model: Any) -> dict[str, Any]:
         ({**UNIGRAM, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "*"}}, "base64"),
         ({**UNIGRAM, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "trie"),
         (wordpiece(unk_token="none"), "unk_token"),
-        (wordpiece(vocab=[["a", 0.0]]), "no JSON object"),
+        (wordpiece(vocab=[["a", 0.0]]), "not a JSON object"),
         (wordpiece(continuing_subword_prefix=""), "prefix"),
         (unigram(type="WordLevel"), "WordLevel"),
     ],

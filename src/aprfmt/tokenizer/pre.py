@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
 
 from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
-from aprfmt.tokenizer.pre_nearest import nearest
-from aprfmt.tokenizer.pre_probe import probe_ids
+from aprfmt.types import Json, JsonObject
 
-__all__ = ["RULES", "PreChoice", "Rule", "detect", "hash_name", "rule"]
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["RULES", "PreChoice", "Rule", "detect", "hash_name", "probe_ids", "rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Rule:
     nfc: bool = False
 
 
+_SHOWN = 60
 _SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s+(?!\S)|\s+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
@@ -131,7 +135,7 @@ _MAX_GROWTH = 1 << 12
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 
 
-def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> PreChoice:
+def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice:
     """Finds llama.cpp's name for the pre-tokenizer of a tokenizer.json.
 
     Args:
@@ -147,15 +151,15 @@ def detect(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> Pr
             parsed = json.loads(tokenizer_json)
         except (ValueError, RecursionError) as error:
             return PreChoice(None, "none", f"tokenizer.json is not JSON text: {error}")
-    model = parsed.get("model") if isinstance(parsed, Mapping) else None
-    if not isinstance(model, Mapping) or model.get("type", "BPE") != "BPE":
+    model = parsed.get("model") if isinstance(parsed, dict) else None
+    if not isinstance(parsed, dict) or not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
         return PreChoice(None, "none", "only byte-level BPE tokenizers have a pre-tokenizer in GGUF")
     if model.get("byte_fallback") is True and _steps(parsed.get("pre_tokenizer")) is None:
         return PreChoice(None, "none", "a SentencePiece-style BPE needs no pre-tokenizer name")
     return _choose(tokenizer_json, parsed, model.get("ignore_merges") is True)
 
 
-def _choose(tokenizer_json: bytes, parsed: Mapping[str, Any], ignore_merges: bool) -> PreChoice:
+def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> PreChoice:
     """The hash's answer where it fits the merge rule, else the structure's, else the hash's all the same."""
     alike = _by_structure(parsed, ignore_merges)
     if alike in _EXACT and _merges_give_every_token(parsed):
@@ -179,15 +183,15 @@ def _contradicts(hashed: str, alike: str | None) -> bool:
     return alike is not None and row is not None and row.splits != RULES[alike].splits
 
 
-def _unknown(parsed: Mapping[str, Any], ignore_merges: bool) -> str:
+def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     """Why no known rule fits: the nearest one and what differs."""
     own = _spelled(parsed.get("pre_tokenizer"))
     if not own:
         return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
     known = {name: [*map(_canonical, row.splits), _final(row)] for name, row in RULES.items()}
-    name, difference = nearest(own, known)
+    name, difference = _nearest(own, known)
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
-        kind = normalizer.get("type") if isinstance(normalizer, Mapping) else normalizer
+        kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
         difference += f"; llama.cpp also has no normaliser {kind}"
     elif own == known[name] and ignore_merges != RULES[name].ignore_merges:
         difference = "only one of the two takes whole tokens before any merge"
@@ -198,20 +202,20 @@ def _final(row: Rule) -> str:
     return "byte-level-regex" if row.gpt2_regex else "byte-level"
 
 
-def _is_nfc(normalizer: object) -> bool:
-    return isinstance(normalizer, Mapping) and normalizer.get("type") == "NFC"
+def _is_nfc(normalizer: Json) -> bool:
+    return isinstance(normalizer, dict) and normalizer.get("type") == "NFC"
 
 
-def _merges_give_every_token(parsed: Mapping[str, Any]) -> bool:
+def _merges_give_every_token(parsed: JsonObject) -> bool:
     """Whether merging the characters of each token gives that token; False without `tokenizers`."""
     try:
         from tokenizers import Tokenizer, models
 
-        data = parsed["model"]
-        merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in data["merges"]]
-        plain = Tokenizer(models.BPE(vocab=data["vocab"], merges=merges))
-        added = {token["content"] for token in parsed.get("added_tokens") or []}
-        texts = [text for text in data["vocab"] if text not in added]
+        vocab, merges = _lists(_model_of(parsed))
+        ids = {text: i for text, i in vocab.items() if isinstance(i, int)}
+        plain = Tokenizer(models.BPE(vocab=ids, merges=[_halves(merge) for merge in merges]))
+        added = _added_texts(parsed)
+        texts = [text for text in vocab if text not in added]
         return all(len(found.ids) == 1 for found in plain.encode_batch_fast(texts))
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -224,19 +228,19 @@ def rule(name: str | None) -> Rule | None:
     return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
 
 
-def _growth(normalizer: object) -> int:
+def _growth(normalizer: Json) -> int:
     """By how much the Replace steps of a normaliser can multiply a text, at most."""
     growth, steps = 1, [normalizer]
     while steps and growth <= _MAX_GROWTH:
         step = steps.pop()
-        if isinstance(step, Mapping):
+        if isinstance(step, dict):
             inner, content = step.get("normalizers"), step.get("content")
             steps += inner if isinstance(inner, list) else []
             growth *= 1 + len(content) if isinstance(content, str) else 1
     return growth
 
 
-def hash_name(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) -> str | None:
+def hash_name(tokenizer_json: bytes, parsed: JsonObject | None = None) -> str | None:
     """llama.cpp's own choice, by the ids of the probe text; None when unknown or without `tokenizers`.
 
     With `parsed`, the same as an object whose tokens and merges were checked, only what matters of it is built.
@@ -260,7 +264,7 @@ def hash_name(tokenizer_json: bytes, parsed: Mapping[str, Any] | None = None) ->
     return HASHES.get(hashlib.sha256(str(ids).encode()).hexdigest())
 
 
-def _by_structure(parsed: Mapping[str, Any], ignore_merges: bool) -> str | None:
+def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
     """The first rule with the same steps, or None; a normaliser other than NFC means different ids."""
     if parsed.get("normalizer") and not _is_nfc(parsed.get("normalizer")):
         return None
@@ -280,15 +284,16 @@ def _canonical(pattern: str) -> str:
     return "digits" if spelled == r"\p{N}" else spelled
 
 
-def _parts(pre_tokenizer: object) -> list[Mapping[str, Any]]:
+def _parts(pre_tokenizer: Json) -> list[JsonObject]:
     """The steps of a pre-tokenizer, [] when it has another form."""
-    if not isinstance(pre_tokenizer, Mapping):
+    if not isinstance(pre_tokenizer, dict):
         return []
-    parts = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
-    return parts if isinstance(parts, list) and all(isinstance(part, Mapping) for part in parts) else []
+    inner = pre_tokenizer.get("pretokenizers") if pre_tokenizer.get("type") == "Sequence" else [pre_tokenizer]
+    parts = [part for part in inner if isinstance(part, dict)] if isinstance(inner, list) else []
+    return parts if isinstance(inner, list) and len(parts) == len(inner) else []
 
 
-def _spelled(pre_tokenizer: object) -> list[str]:
+def _spelled(pre_tokenizer: Json) -> list[str]:
     """The steps in canonical form; those of another kind by their name and settings."""
     return [
         _step(part) or " ".join(f"{key}={value}" for key, value in sorted(part.items(), key=str))[:400]
@@ -296,7 +301,7 @@ def _spelled(pre_tokenizer: object) -> list[str]:
     ]
 
 
-def _steps(pre_tokenizer: object) -> list[str] | None:
+def _steps(pre_tokenizer: Json) -> list[str] | None:
     """The steps in canonical form, ending in the byte-level one; None when a step is of another kind."""
     parts = _parts(pre_tokenizer)
     if not parts:
@@ -308,14 +313,154 @@ def _steps(pre_tokenizer: object) -> list[str] | None:
     return known if not any(step.startswith("byte-level") for step in known[:-1]) else None
 
 
-def _step(part: Mapping[str, Any]) -> str | None:
+def _step(part: JsonObject) -> str | None:
     kind = part.get("type")
     if kind == "ByteLevel" and part.get("add_prefix_space") is not True:
         return "byte-level" if part.get("use_regex") is False else "byte-level-regex"
     if kind == "Digits" and part.get("individual_digits") is True:
         return "digits"
     pattern = part.get("pattern")
-    regex = pattern.get("Regex") if isinstance(pattern, Mapping) else None
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
     # Removing what lies between the matches is isolating the matches when the regex covers every text.
     isolates = (part.get("behavior"), part.get("invert")) in (("Isolated", False), ("Removed", True))
     return _canonical(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
+
+
+# --- the nearest known rule ---
+
+
+def _nearest(own: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """The name whose steps are most alike, and one clause on the first difference.
+
+    Args:
+        own: steps of the unknown pre-tokenizer in canonical form: regexes and words for other steps.
+        known: the same for each name that llama.cpp has.
+    """
+    mine = [part for step in own for part in _alternatives(step)]
+    parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
+    # Equal alternatives count first, then how alike the spellings are.
+    ranked = max(
+        parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name])))
+    )
+    return ranked, _difference(mine, parts[ranked])
+
+
+def _alike(a: Sequence[str], b: Sequence[str]) -> float:
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    for kind, a, b, c, d in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+        here, there = _shown(mine[a:b]), _shown(theirs[c:d])
+        if kind == "replace":
+            return f"it has {there} where this tokenizer has {here}"
+        if kind == "delete":
+            return f"it lacks {here}, which this tokenizer has"
+        if kind == "insert":
+            return f"it has {there}, which this tokenizer lacks"
+    return "its splitting rules are the same"
+
+
+def _shown(parts: Sequence[str]) -> str:
+    text = "|".join(parts)
+    return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 1] + '…'}`"
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The alternatives of a regex at its top level, cut at every `|` outside of groups and classes."""
+    start, depth, in_class, escaped = 0, 0, False, False
+    for i, c in enumerate(pattern):
+        if escaped:
+            escaped = False
+        elif c == "\\":
+            escaped = True
+        elif c == "[":
+            in_class = True
+        elif c == "]":
+            in_class = False
+        elif not in_class and c in "()":
+            depth += 1 if c == "(" else -1
+        elif c == "|" and depth == 0 and not in_class:
+            yield pattern[start:i]
+            start = i + 1
+    yield pattern[start:]
+
+
+# --- ids of the probe text ---
+
+
+_MOST_PARTS = 200_000
+"""Parts of all pieces; a normaliser that makes the text longer, before no splitter, leaves millions."""
+
+
+def probe_ids(parsed: JsonObject) -> list[int] | None:
+    """Ids of the probe text by the BPE tokenizer `parsed` (tokenizer.json); None where this way does not serve.
+
+    A library that builds the whole tokenizer takes longer for it than everything else that an import does before it
+    moves bytes. Pieces of the probe text are what the tokenizer's own normaliser and pre-tokenizer make of it; only
+    tokens that are parts of them, and merges whose result is one, can take part.
+    """
+    model = parsed.get("model")
+    if not isinstance(model, dict) or model.get("type", "BPE") != "BPE":
+        return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    pieces = _pieces(parsed)
+    if pieces is None or sum(len(piece) * (len(piece) + 1) // 2 for piece in set(pieces)) > _MOST_PARTS:
+        return None
+    parts = {
+        piece[i:j] for piece in set(pieces) for i in range(len(piece)) for j in range(i + 1, len(piece) + 1)
+    }
+    vocab, merges = _lists(model)
+    if model.get("unk_token") is None and not all(char in vocab for piece in pieces for char in piece):
+        return None  # what is in no token is left out, and its neighbours may merge
+    kept = [merge for merge in merges if "".join(_halves(merge)) in parts]
+    small = _with_model(parsed, {text: vocab[text] for text in parts if text in vocab}, kept)
+    ids: list[int] = small.encode(PROBE).ids
+    return ids
+
+
+def _pieces(parsed: JsonObject) -> list[str] | None:
+    """What the model sees of the probe text; None where added tokens cut it."""
+    shell = _with_model(parsed, {}, [])
+    text = PROBE if shell.normalizer is None else shell.normalizer.normalize_str(PROBE)
+    if any(content in PROBE or content in text for content in _added_texts(parsed)):
+        return None
+    if shell.pre_tokenizer is None:
+        return [text]
+    return [piece for piece, _ in shell.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def _added_texts(parsed: JsonObject) -> set[str]:
+    listed = parsed.get("added_tokens")
+    entries = [token for token in listed if isinstance(token, dict)] if isinstance(listed, list) else []
+    return {text for token in entries if isinstance(text := token.get("content"), str)}
+
+
+def _model_of(parsed: JsonObject) -> JsonObject:
+    model = parsed.get("model")
+    return model if isinstance(model, dict) else {}
+
+
+def _lists(model: JsonObject) -> tuple[JsonObject, list[Json]]:
+    """Vocabulary and merges of a BPE model; empty ones where they are of another form."""
+    vocab, merges = model.get("vocab"), model.get("merges")
+    return vocab if isinstance(vocab, dict) else {}, merges if isinstance(merges, list) else []
+
+
+def _halves(merge: Json) -> tuple[str, str]:
+    """The two tokens of a merge. Raises ValueError for another form."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge if isinstance(merge, list) else []
+    return str(left), str(right)
+
+
+def _with_model(parsed: JsonObject, vocab: JsonObject, merges: list[Json]) -> Tokenizer:
+    """The tokenizer with another vocabulary, and without truncation and padding: the probe is short."""
+    from tokenizers import Tokenizer
+
+    model = _model_of(parsed)
+    always = [model.get("unk_token"), *(f"<0x{byte:02X}>" for byte in range(256))]
+    own, _ = _lists(model)
+    vocab |= {text: own[text] for text in always if isinstance(text, str) and text in own}
+    small = {**model, "vocab": vocab, "merges": merges}
+    return Tokenizer.from_str(json.dumps({**parsed, "model": small, "truncation": None, "padding": None}))

@@ -19,15 +19,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError
 from aprfmt.tokenizer.hf_write import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import Json
 
 __all__ = ["explain", "join", "sized", "split"]
 
-Piece = str | dict[str, Any]
+_T = TypeVar("_T")
+Piece: TypeAlias = str | Mapping[str, object]
 
 _MAX_RUNS = 4096
 _MAX_PLACES = 16
@@ -65,7 +67,7 @@ def _sized(text: bytes, tok: Tokenizer) -> tuple[list[tuple[Piece, int]] | None,
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError:
-        return None, "it is no UTF-8 text"
+        return None, "it is not UTF-8 text"
     try:
         parsed = json.loads(decoded)
     except (ValueError, RecursionError):
@@ -95,7 +97,7 @@ def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
 _Part = tuple[int, int, Piece]
 
 
-def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
+def _json_parts(text: str, parsed: Json, tok: Tokenizer) -> list[_Part] | str:
     """Where the vocabulary and the merges stand in a JSON file, and how to write them; or why not."""
     model = parsed.get("model") if isinstance(parsed, dict) else None
     holder = model if isinstance(model, dict) else {"vocab": parsed}
@@ -104,11 +106,12 @@ def _json_parts(text: str, parsed: object, tok: Tokenizer) -> list[_Part] | str:
         part = _scored_part(text, vocab, tok)
         return part if isinstance(part, str) else [part]
     opening = r'"vocab"\s*:\s*\{\s*' if holder is model else r"\s*\{\s*"
-    if not isinstance(vocab, dict) or not all(type(i) is int for i in vocab.values()):
-        return "its vocabulary is no object of ids"
+    ids = {key: i for key, i in vocab.items() if type(i) is int} if isinstance(vocab, dict) else {}
+    if not isinstance(vocab, dict) or len(ids) < len(vocab):
+        return "its vocabulary is not an object of ids"
     parts = []
     if vocab:
-        part = _vocabulary_part(text, opening, vocab, tok)
+        part = _vocabulary_part(text, opening, ids, tok)
         if isinstance(part, str):
             return part
         parts.append(part)
@@ -124,12 +127,12 @@ def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokeni
     ids = list(vocab.values())
     tokens = _texts(tok)
     if ids == list(range(len(ids))) and list(vocab) == list(tokens[: len(ids)]):  # nearly always
-        piece: dict[str, Any] = {"list": "vocabulary", "runs": [[0, len(ids)]], "patch": {}}
+        piece: dict[str, object] = {"list": "vocabulary", "runs": [[0, len(ids)]], "patch": {}}
         return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
     if len(set(ids)) < len(ids):
         return "it gives one id to two texts"
     if not all(0 <= i < len(tok.tokens) for i in ids):
-        return "it has ids that the tokenizer has not"
+        return "it has ids that the tokenizer does not have"
     starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
     if len(starts) > _MAX_RUNS:
         return "its ids are in no order"
@@ -148,20 +151,20 @@ def _texts(tok: Tokenizer) -> Sequence[str]:
     return [from_phantom(text, kind) for text, kind in zip(tok.tokens, tok.types, strict=True)]
 
 
-def _scored_part(text: str, vocab: list[Any], tok: Tokenizer) -> _Part | str:
+def _scored_part(text: str, vocab: list[Json], tok: Tokenizer) -> _Part | str:
     """A Unigram vocabulary: pieces with scores, by id."""
     patch = {}
     for i, entry in enumerate(vocab):
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
-            return "its vocabulary is no array of pieces and scores"
+            return "its vocabulary is not an array of pieces and scores"
         if entry != [tok.tokens[i], tok.scores[i]] or type(entry[1]) is not float:
             patch[str(i)] = entry
-    piece = {"list": "vocabulary", "form": "scored", "n": len(vocab), "patch": patch}
+    piece: dict[str, object] = {"list": "vocabulary", "form": "scored", "n": len(vocab), "patch": patch}
     found = _placed(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
     return found or "its vocabulary has an unusual layout"
 
 
-def _merges_part(text: str, merges: list[Any], tok: Tokenizer) -> _Part | str:
+def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | str:
     if len(merges) != len(tok.merges):
         return "it has other merges than the tokenizer"
     paired = isinstance(merges[0], list)
@@ -170,13 +173,13 @@ def _merges_part(text: str, merges: list[Any], tok: Tokenizer) -> _Part | str:
         for n, (merge, known) in enumerate(zip(merges, tok.merges, strict=True)):
             if merge != (known.split(" ") if paired else known):
                 patch[str(n)] = merge
-    piece = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
+    piece: dict[str, object] = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
     entry = _PAIR_ENTRY if paired else _TEXT_ENTRY
     return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok) or "its merges have an unusual layout"
 
 
 def _placed(
-    text: str, opening: str, entry: re.Pattern[str], piece: dict[str, Any], tok: Tokenizer
+    text: str, opening: str, entry: re.Pattern[str], piece: dict[str, object], tok: Tokenizer
 ) -> _Part | None:
     """The piece with the file's own punctuation, where what it gives stands in the text."""
     found = ((m, f) for m in re.finditer(opening, text) if (f := entry.match(text, m.end())) is not None)
@@ -203,58 +206,71 @@ def _lines(text: str, tok: Tokenizer) -> list[_Part] | str:
         lines = text[start:].removesuffix(between).split(between) if words else list(own)
         patch = {str(i): line for i, line in enumerate(lines) if i < len(own) and line != own[i]}
         piece: Piece = {"list": name, "form": "line", "between": between, "patch": patch}
-        body = between.join(_with(own, patch))
+        body = between.join(_with(own, patch, str))
         if body and len(patch) <= len(own) // 2 and text.startswith(body, start):
             return [(start, start + len(body), piece)]
     return f"it holds other {'tokens' if words else 'merges'} than the tokenizer"
 
 
-def _render(piece: Mapping[str, Any], tok: Tokenizer) -> str:
-    """The text that a reference stands for."""
-    patch: Mapping[str, Any] = piece["patch"]
+def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
+    """The text that a reference stands for. Raises what `join` catches for a piece of another form."""
     quote: Callable[[str], str] = encode_basestring_ascii if piece.get("ascii") else encode_basestring
-    between: str = piece["between"]
-    _check_punctuation(piece)
-    form = piece.get("form")
-    if form == "scored":
-        opening, comma, closing = piece["open"], piece["comma"], piece["close"]
-        entries = _with([list(pair) for pair in zip(tok.tokens, tok.scores, strict=True)], patch)
+    between, form, patch = _punctuation(piece, "between"), piece.get("form"), piece["patch"]
+    if not isinstance(patch, Mapping):
+        raise TypeError("a patch is not an object")
+    if form in ("scored", "pair"):
+        opening, comma, closing = (_punctuation(piece, name) for name in ("open", "comma", "close"))
+        if form == "scored":
+            scored = zip(tok.tokens, tok.scores, strict=True)
+            pairs: Sequence[list[object]] = _with([[text, score] for text, score in scored], patch, list)
+            pairs = pairs[: _count(piece["n"])]
+        else:
+            pairs = _with([[*merge.split(" ")] for merge in tok.merges], patch, list)
+        second: Callable[[object], str] = repr if form == "scored" else lambda right: quote(_string(right))
         return between.join(
-            f"{opening}{quote(text)}{comma}{score!r}{closing}" for text, score in entries[: piece["n"]]
+            f"{opening}{quote(_string(left))}{comma}{second(right)}{closing}" for left, right in pairs
         )
-    if piece["list"] == "vocabulary" and form == "line":
-        return between.join(_with(_texts(tok), patch))
-    if piece["list"] == "vocabulary":
-        colon: str = piece["colon"]
-        tokens = _with(_texts(tok), patch)
-        total = 0
-        for start, stop in piece["runs"]:
-            total += stop - start
-            if not 0 <= start < stop <= len(tokens) or total > len(tokens):
-                raise ValueError(f"run {start} to {stop} of {len(tokens)} tokens")
-        return between.join(
-            f"{quote(tokens[i])}{colon}{i}" for start, stop in piece["runs"] for i in range(start, stop)
-        )
-    if form == "pair":
-        opening, comma, closing = piece["open"], piece["comma"], piece["close"]
-        pairs = _with([merge.split(" ") for merge in tok.merges], patch)
-        return between.join(f"{opening}{quote(left)}{comma}{quote(right)}{closing}" for left, right in pairs)
-    merges = _with(tok.merges, patch)
-    return between.join(map(quote, merges) if form == "text" else merges)
+    is_vocabulary = piece["list"] == "vocabulary"
+    texts = _with(_texts(tok) if is_vocabulary else tok.merges, patch, str)
+    if form is not None or not is_vocabulary:
+        return between.join(map(quote, texts) if form == "text" else texts)
+    colon, runs, total = _punctuation(piece, "colon"), piece["runs"], 0
+    if not isinstance(runs, list):
+        raise TypeError("the runs are not an array")
+    for start, stop in runs:
+        total += stop - start
+        if not 0 <= start < stop <= len(texts) or total > len(texts):
+            raise ValueError(f"run {start} to {stop} of {len(texts)} tokens")
+    return between.join(f"{quote(texts[i])}{colon}{i}" for start, stop in runs for i in range(start, stop))
 
 
-def _check_punctuation(piece: Mapping[str, Any]) -> None:
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("a count is not an integer")
+    return value
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("an entry is not text")
+    return value
+
+
+def _punctuation(piece: Mapping[str, object], name: str) -> str:
     """Keeps a crafted piece from putting anything large, or anything but punctuation, between the entries."""
-    for name in ("open", "comma", "close", "colon", "between"):
-        if not _PUNCTUATION.fullmatch(piece.get(name, "")):
-            raise ValueError(f"{name} is no punctuation")
+    text = _string(piece[name])
+    if not _PUNCTUATION.fullmatch(text):
+        raise ValueError(f"{name} is not punctuation")
+    return text
 
 
-def _with(items: Sequence[Any], patch: Mapping[str, Any]) -> Sequence[Any]:
+def _with(items: Sequence[_T], patch: Mapping[str, object], kind: type[_T]) -> Sequence[_T]:
     """The items with some of them replaced by position."""
     if not patch:
         return items
     changed = list(items)
     for i, value in patch.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"entry {i} is not of type {kind.__name__}")
         changed[int(i)] = value
     return changed
