@@ -7,22 +7,28 @@ In a GGUF it is one key. The key `aprfmt.metadata` holds a JSON object:
     {"keys": sha-256 of all other entries, "metadata": {...}, "dtypes": {tensor: dtype}, "exact": {tensor: [...]}}
 
 `metadata` holds what an import of the other keys would not give, null for what it would give too much; `dtypes`
-names tensors that were widened for llama.cpp, `exact` what convert.exact keeps of mapped values. Without any of them
-there is no such key. A GGUF whose keys another program
-edited no longer fits the digest: then its keys count and this one is left aside.
+names tensors that were widened for llama.cpp, `exact` holds corrections of
+mapped values. Without any of them there is no such key. A GGUF whose keys another program edited does not fit the
+digest any more: then its keys count and this one is ignored.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from aprfmt.canonical.exact import Corrections
+from aprfmt.arch.links import Link
+from aprfmt.canonical.rowmap import BufferedPiece, produce
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.pieces import Piece
+from aprfmt.codecs.recode import encode
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
@@ -30,31 +36,40 @@ from aprfmt.io.files import is_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, is_location
+from aprfmt.types import Array
 
 KEY = "aprfmt.metadata"
 
 LEFT_ASIDE = "aprfmt.left_aside"
 """Key of an `.apr` whose GGUF held an envelope that contradicts its tensors."""
 
+MAX_CORRECTED_BYTES = 64 << 20
+"""Largest tensor that is looked at; only norms, decays and position tables are of this kind."""
+
+Corrections = dict[str, list[str]]
+"""Hugging Face name -> [dtype, base64 of the deflated differences]."""
+
+_FLOATS = ("F32", "F16", "BF16")
+
 
 @dataclass(slots=True)
 class Envelope:
-    """What the keys of a GGUF do not say: metadata (None: remove it) and, by HF name, dtypes of widened tensors and
-    residues of mapped ones."""
+    """What the keys of a GGUF do not say: metadata (None: remove it) and, by Hugging Face name, dtypes of widened
+    tensors and corrections of mapped ones."""
 
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     exact: Corrections = field(default_factory=dict)
 
 
-def differences(model: Model, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the `.apr` `model` holds otherwise than `said`, the metadata that an import of its GGUF gives."""
+def differences(model: Model, derived: Mapping[str, object]) -> dict[str, object]:
+    """What the `.apr` `model` holds otherwise than `derived`, the metadata that an import of its GGUF gives."""
     now = _comparable(apr_metadata.canonicalize_aliases(model.metadata))
-    then = _comparable(apr_metadata.parse(apr_metadata.dump(said)))
+    then = _comparable(apr_metadata.parse(apr_metadata.dump(derived)))
     return {key: now.get(key) for key in sorted({*now, *then}) if now.get(key) != then.get(key)}
 
 
-def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in metadata.items() if value is not None and not _is_derived(key)}
 
 
@@ -117,6 +132,58 @@ def _is_own(entry: bytes) -> bool:
     return entry[8 : 8 + len(name)] == name and int.from_bytes(entry[:8], "little") == len(name)
 
 
+# --- corrections ---
+
+
+def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -> Corrections:
+    """What the tensors of an `.apr` need beside a GGUF with these links, to be restored bit by bit.
+
+    `x + 1` and `-exp(x)` round, and rows that a GGUF has no place for are cut. What the inverse gives differs from
+    the original in a few last bits; the differences of the stored integers compress to almost nothing.
+    """
+    out: Corrections = {}
+    for link in links:
+        if not (link.row_map.value or link.row_map.skip) or len(link.hf) != 1:
+            continue
+        tensor = tensors[link.hf[0]]
+        if tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES:
+            continue
+        original = _bits(tensor.produced.data(), tensor.dtype)
+        made = produce([tensor.piece()], link.row_map, 0)
+        found = _bits(_inverse(made.piece(tensor.name), link, tensor.dtype), tensor.dtype)
+        if not (original == found).all():
+            packed = zlib.compress((original - found).tobytes(), 9)
+            out[tensor.name] = [tensor.dtype, base64.b64encode(packed).decode()]
+    return out
+
+
+def restore(link: Link, pieces: Sequence[Piece], correction: Sequence[str]) -> Piece | None:
+    """The original tensor from that of a GGUF and its correction; None unless it gives that tensor again."""
+    try:
+        dtype, text = str(correction[0]), str(correction[1])
+        n_bytes = DTYPES[dtype].n_bytes(link.row_map.before[0])
+        if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES or len(link.hf) != 1:
+            return None
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
+        bits = _bits(_inverse(pieces[0], link, dtype), dtype) + _bits(data, dtype)
+    except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
+        return None
+    original = bits.tobytes()
+    piece = BufferedPiece(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
+    return piece if produce([piece], link.row_map, 0).data() == pieces[0].raw() else None
+
+
+def _inverse(piece: Piece, link: Link, dtype: str) -> bytes:
+    made = produce([piece], link.row_map, 0, inverse=True)
+    return made.data() if made.dtype == dtype else encode(dtype, made.values())
+
+
+def _bits(data: bytes, dtype: str) -> Array:
+    import numpy as np
+
+    return np.frombuffer(data, f"<u{DTYPES[dtype].block_bytes}")
+
+
 # --- folders ---
 
 FOLDER_FILE = "apr_metadata.json"
@@ -125,7 +192,7 @@ FOLDER_FILE = "apr_metadata.json"
 _FOLDER_FIELDS = tuple(name for name in provenance.INFO_FIELDS if name != "name")
 
 
-def folder_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def folder_fields(metadata: Mapping[str, object]) -> dict[str, object]:
     """The fields of `metadata` that a folder's file may hold: descriptions and custom keys."""
     return {
         key: value
@@ -137,24 +204,24 @@ def folder_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_folder_fields(model: Model, info: Mapping[str, Any], texts: dict[str, bytes]) -> dict[str, bytes]:
+def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str, bytes]) -> dict[str, bytes]:
     """The text files of a folder made from the `.apr` `model`, with what they do not say in one more file."""
     if apr2.native_of(model) is None:
         return texts
-    says = provenance.card_fields(texts[CARD]) if CARD in texts else {}
+    on_card = provenance.card_fields(texts[CARD]) if CARD in texts else {}
     now = folder_fields(dict(model.metadata) | dict(info))
     if texts.keys() - {CARD} and is_location(now.get("source"), info.get("name")):
         del now["source"]  # the source folder's own place told it, as it told the name
-    unsaid = {key: value for key, value in sorted(now.items()) if says.get(key) != value}
+    missing = {key: value for key, value in sorted(now.items()) if on_card.get(key) != value}
     if (
         FOLDER_FILE in texts
-        and unsaid.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items()
+        and missing.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items()
     ):
         return texts  # what the source had, perhaps with what the card says too, or by another program
     others = {name: data for name, data in texts.items() if name != FOLDER_FILE}
-    if not unsaid:
+    if not missing:
         return others
-    return others | {FOLDER_FILE: (json.dumps(unsaid, indent=2, ensure_ascii=False) + "\n").encode()}
+    return others | {FOLDER_FILE: (json.dumps(missing, indent=2, ensure_ascii=False) + "\n").encode()}
 
 
 def read_folder(folder: Path) -> Envelope | None:
@@ -165,7 +232,7 @@ def read_folder(folder: Path) -> Envelope | None:
     return Envelope(_read_folder_fields(read_text_file(path)))
 
 
-def _read_folder_fields(data: bytes) -> dict[str, Any]:
+def _read_folder_fields(data: bytes) -> dict[str, object]:
     try:
         return folder_fields(apr_metadata.parse(apr_metadata.dump(folder_fields(json.loads(data)))))
     except (ValueError, TypeError, AttributeError, RecursionError):

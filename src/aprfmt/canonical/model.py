@@ -1,20 +1,19 @@
-"""Any opened model under one set of names: Hugging Face tensor names and row order, one hyper-parameter set."""
+"""An opened model under one set of names: Hugging Face tensor names and row order, one hyper-parameter set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope_math
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
-from aprfmt.canonical import envelope, exact
+from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.named import NamedTensors, name_tensors
+from aprfmt.canonical.named import name_tensors
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
@@ -54,11 +53,11 @@ class Canonical:
     arch: Architecture | None
     hparams: Hyperparams
     tokenizer: Tokenizer | None
-    info: dict[str, Any]
+    info: dict[str, str]
     tensors: dict[str, CanonicalTensor]
     dropped: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    general: dict[str, Any] | None = None
+    general: dict[str, object] | None = None
     stated: dict[str, str] = field(default_factory=dict)
     envelope: Envelope | None = None
     left_out: Sequence[str] = ()
@@ -79,11 +78,6 @@ class Canonical:
     def n_params(self) -> int:
         """Elements of all tensors."""
         return sum(n_elements(t.shape) for t in self.tensors.values())
-
-    @property
-    def weight_bytes(self) -> int:
-        """Stored bytes of all tensors."""
-        return sum(t.n_bytes for t in self.tensors.values())
 
 
 def canonical(
@@ -111,13 +105,18 @@ def canonical(
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
             _complete_from_shapes(hparams, model)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
-    found = name_tensors(model, row, hparams, allow_unmapped, packs)
-    tensors = found.tensors
+    tensors, parts_left_out = name_tensors(model, row, hparams, allow_unmapped, packs)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
-    warnings += [*_parts_left_out(found), *known.warnings, *([packs.warning] if packs.warning else [])]
+    if parts_left_out:
+        parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in parts_left_out})
+        warnings.append(
+            f"{len(parts_left_out)} tensors are no part of the language model and are not carried: "
+            f"{first_few(parts)}"
+        )
+    warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
     told: Envelope | None = None
     left_out: list[str] = []
     if (gguf := model.native_as(GgufNative)) is not None:
@@ -130,7 +129,7 @@ def canonical(
         left_out = folder.left_out()
         warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
         facts = told.metadata if told is not None else {}
-        known.info |= {name: value for name, value in facts.items() if name in provenance.INFO_FIELDS}
+        known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
     n_params = sum(n_elements(t.shape) for t in tensors.values())
     if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
         known.general.setdefault("size_label", provenance.size_label(n_params))
@@ -146,7 +145,7 @@ def canonical(
         known.general,
         envelope=told,
         left_out=left_out,
-        parts_left_out=found.left_out,
+        parts_left_out=parts_left_out,
         packs=packs,
     )
 
@@ -156,19 +155,9 @@ def _restore(tensors: dict[str, CanonicalTensor], told: Envelope) -> None:
     for name, correction in told.exact.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
-            piece = exact.restore(tensor.link, tensor.pieces, correction)
+            piece = envelope.restore(tensor.link, tensor.pieces, correction)
             if piece is not None:
                 tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
-
-
-def _parts_left_out(found: NamedTensors) -> list[str]:
-    if not found.left_out:
-        return []
-    parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in found.left_out})
-    return [
-        f"{len(found.left_out)} tensors are no part of the language model and are not carried: "
-        f"{first_few(parts)}"
-    ]
 
 
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
@@ -269,10 +258,10 @@ def embedding_rows(c: Canonical) -> int | None:
 _ORIGINAL = {"gguf": "gguf", "hf": "safetensors"}
 
 
-def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, Any]:
+def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]:
     """The metadata of an `.apr` for `c`, without the record of its source files."""
     h = c.hparams
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "model_type": h.hf_model_type or h.architecture or "",
         **c.info,
         "original_format": _ORIGINAL.get(c.model.convention),

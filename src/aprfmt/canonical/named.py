@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from aprfmt.arch import names
 from aprfmt.arch.facts import has_layer
@@ -13,126 +13,106 @@ from aprfmt.arch.names import Match
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.rowmap import keeps_dtype
-from aprfmt.canonical.tensor import CanonicalTensor, of_pieces, stored
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.pieces import Piece
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.model import Model, Tensor
 
 
-@dataclass(slots=True)
-class NamedTensors:
-    """The tensors of a model by Hugging Face name, and the names of those that are not carried."""
-
-    tensors: dict[str, CanonicalTensor] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-
-
 def name_tensors(
     model: Model, row: Architecture | None, h: Hyperparams, allow_unmapped: bool, packs: Packing
-) -> NamedTensors:
-    """The tensors of `model` in the source's order, under their own names without a `row`.
+) -> tuple[dict[str, CanonicalTensor], list[str]]:
+    """The tensors of `model` in its order, by Hugging Face name (their own without a `row`); those not carried.
 
-    Raises UnmappedError for a name that the family has not, RefusedError for two tensors of one name and for
+    Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    out = NamedTensors()
-    if row is None:
-        for tensor in model.tensors.entries:
-            _add_one(out, tensor, None, packs, model)
-        return out
-    source = _Source(model, row, h)
-    for tensor in model.tensors.entries:
-        if names.is_left_out(row, h, tensor.name):
-            out.left_out.append(tensor.name)
-        elif source.hf_name(tensor) is not None or tensor.name in packs.parts:
-            _add_one(out, tensor, row, packs, model)
-        elif tensor.name in source.from_gguf:
-            for item in source.linked(tensor):
-                _add(out, item, model)
-        elif allow_unmapped or _is_known(row, tensor.name):
-            _add(out, stored(tensor.name, tensor), model)
+    entries = model.tensors.entries
+    left_out = [t.name for t in entries if row is not None and names.is_left_out(row, h, t.name)]
+    tensors: dict[str, CanonicalTensor] = {}
+    for tensor in _named(model, row, h, allow_unmapped, packs, set(left_out)):
+        if tensor.name in tensors:
+            raise RefusedError("two tensors of one name", path=model.path, tensor=tensor.name)
+        tensors[tensor.name] = tensor
+    return tensors, left_out
+
+
+def _named(
+    model: Model,
+    row: Architecture | None,
+    h: Hyperparams,
+    allow_unmapped: bool,
+    packs: Packing,
+    left_out: Collection[str],
+) -> Iterator[CanonicalTensor]:
+    def hf_name(name: str) -> str | None:
+        return names.canonical_name(row, name) if row is not None and model.convention != "gguf" else None
+
+    # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
+    entries = [t for t in model.tensors.entries if t.name not in left_out]
+    found = {t.name: hf_name(t.name) for t in entries}
+    from_gguf = {
+        t.name: t
+        for t in entries
+        if row is not None and found[t.name] is None and names.matches(row, t.name, "gguf")
+    }
+    shapes = {name: t.shape for name, t in from_gguf.items()}
+    done: set[str] = set()
+    for tensor in entries:
+        name = found[tensor.name]
+        if packs.decoded and tensor.name in packs.parts:
+            # The weight comes in the place of the first of its parts.
+            if (weight := packs.by_first_part.get(tensor.name)) is not None:
+                yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))
+        elif row is None or tensor.name in packs.parts:
+            yield CanonicalTensor(tensor.name, (tensor,))
+        elif name is not None:
+            yield CanonicalTensor(name, (tensor,))
+        elif tensor.name in from_gguf:
+            if tensor.name not in done:  # a link comes in the place of the first of its tensors
+                match = _matching(names.matches(row, tensor.name, "gguf"), tensor, h, shapes)
+                link = link_of(h, match, shapes)
+                done |= set(link.gguf)
+                yield from _from_gguf(from_gguf, link)
+        elif allow_unmapped or tensor.name in row.gguf_only or names.ignorable(row, tensor.name):
+            yield CanonicalTensor(tensor.name, (tensor,))
         else:
-            raise _unmapped(tensor, row, model)
-    return out
+            nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
+            raise UnmappedError(
+                f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
+                path=model.path,
+                tensor=tensor.name,
+                hint="check --arch, or carry it under its own name with --allow-unmapped",
+            )
 
 
-class _Source:
-    """The tensors of a source that stand under GGUF names, and what becomes of them."""
-
-    def __init__(self, model: Model, row: Architecture, h: Hyperparams) -> None:
-        self.model, self.row, self.h = model, row, h
-        entries = [t for t in model.tensors.entries if not names.is_left_out(row, h, t.name)]
-        self.from_gguf = {
-            t.name: t for t in entries if self.hf_name(t) is None and names.matches(row, t.name, "gguf")
-        }
-        self._shapes = {name: t.shape for name, t in self.from_gguf.items()}
-        self._done: set[str] = set()
-
-    def hf_name(self, tensor: Tensor) -> str | None:
-        """The table's Hugging Face name of a tensor that stands under such a name."""
-        return None if self.model.convention == "gguf" else names.canonical_name(self.row, tensor.name)
-
-    def linked(self, tensor: Tensor) -> Iterator[CanonicalTensor]:
-        """The Hugging Face tensors of the link that `tensor` is part of, once a link."""
-        if tensor.name not in self._done:
-            found = names.matches(self.row, tensor.name, "gguf")
-            link = link_of(self.h, _matching(found, tensor, self.h, self._shapes), self._shapes)
-            self._done |= set(link.gguf)
-            yield from _from_gguf(self.from_gguf, link)
+def _check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
+    """Raises RefusedError where some of the tensors of a link are there and others are not."""
+    absent = [name for name in link_names if name not in there]
+    if absent:
+        present = next(name for name in link_names if name in there)
+        raise RefusedError(f"{absent[0]} is missing, which belongs to it", tensor=present)
 
 
-def _add_one(
-    out: NamedTensors, tensor: Tensor, row: Architecture | None, packs: Packing, model: Model
-) -> None:
-    """A tensor under its Hugging Face name; a piece of a packed weight as it is, or decoded for the first of them."""
-    if tensor.name not in packs.parts:
-        name = names.canonical_name(row, tensor.name) if row is not None else None
-        _add(out, stored(name or tensor.name, tensor), model)
-        return
-    weight = packs.by_first_part.get(tensor.name)
-    if not packs.decoded:
-        _add(out, stored(tensor.name, tensor), model)
-    elif weight is not None:
-        name = (names.canonical_name(row, weight.name) if row is not None else None) or weight.name
-        _add(out, CanonicalTensor(name, (weight,)), model)
+def _to_hf(link: Link, pieces: tuple[Piece, ...]) -> list[CanonicalTensor]:
+    """The Hugging Face tensors of a link, made of those of the GGUF."""
+    return [
+        CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)
+        for position, name in enumerate(link.hf)
+    ]
 
 
-def _add(out: NamedTensors, item: CanonicalTensor, model: Model) -> None:
-    if item.name in out.tensors:
-        raise RefusedError("two tensors of one name", path=model.path, tensor=item.name)
-    out.tensors[item.name] = item
-
-
-def _is_known(row: Architecture, name: str) -> bool:
-    return name in row.gguf_only or names.ignorable(row, name)
-
-
-def _unmapped(tensor: Tensor, row: Architecture, model: Model) -> UnmappedError:
-    nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
-    return UnmappedError(
-        f"the tensor has no name in architecture {row.id!r}; the nearest is {nearest!r}",
-        path=model.path,
-        tensor=tensor.name,
-        hint="check --arch, or carry it under its own name with --allow-unmapped",
-    )
-
-
-def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> Iterator[CanonicalTensor]:
+def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> list[CanonicalTensor]:
     """The Hugging Face tensors that the GGUF tensors of a link hold.
 
     Blocks that cannot come into Hugging Face order without being decoded keep the GGUF name.
     """
-    absent = [name for name in link.gguf if name not in tensors]
-    if absent:
-        present = next(name for name in link.gguf if name in tensors)
-        raise RefusedError(f"{absent[0]} is missing, which belongs to it", tensor=present)
+    _check_whole(link.gguf, tensors)
     pieces = tuple(tensors[name] for name in link.gguf)
-    if not keeps_dtype(pieces, link.row_map) and any(_is_quantized(p) for p in pieces):
-        yield from (CanonicalTensor(p.name, (p,), link=link) for p in pieces)
-        return
-    for position, name in enumerate(link.hf):
-        yield CanonicalTensor(name, pieces, link.row_map, position, inverse=True, link=link)
+    if not keeps_dtype(pieces, link.row_map) and any(DTYPES[p.dtype].kind != "plain" for p in pieces):
+        return [CanonicalTensor(p.name, (p,), link=link) for p in pieces]
+    return _to_hf(link, pieces)
 
 
 def _matching(found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
@@ -145,10 +125,6 @@ def _matching(found: list[Match], tensor: Tensor, h: Hyperparams, there: Collect
             any(names.spell(name, m.layer) not in there for name in m.row.gguf),
         ),
     )
-
-
-def _is_quantized(piece: Piece) -> bool:
-    return DTYPES[piece.dtype].kind != "plain"
 
 
 def _walk(
@@ -182,7 +158,7 @@ def gguf_side(
     """
     out: list[CanonicalTensor] = []
     for name, link in _walk(row, h, tensors):
-        out += [tensors[name]] if link is None else _gguf_of(link, tensors)
+        out += [tensors[name]] if link is None else _to_gguf(link, tensors)
     head, embedding = names.head(row), tensors.get(names.embedding(row))
     if row.head_never and head in tensors:
         raise RefusedError(
@@ -191,13 +167,8 @@ def gguf_side(
         )
     if row.head_always and head not in tensors and embedding is not None:
         out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.row_map))
-    _check_once(out)
-    return out
-
-
-def _check_once(tensors: Iterable[CanonicalTensor]) -> None:
     found: dict[str, CanonicalTensor] = {}
-    for tensor in tensors:
+    for tensor in out:
         first = found.setdefault(tensor.name, tensor)
         if first is not tensor:
             raise RefusedError(
@@ -205,28 +176,21 @@ def _check_once(tensors: Iterable[CanonicalTensor]) -> None:
                 tensor=tensor.name,
                 hint="the checkpoint holds the same weights in two spellings; take one of them away",
             )
+    return out
 
 
-def _gguf_of(link: Link, tensors: Mapping[str, CanonicalTensor]) -> Iterator[CanonicalTensor]:
-    absent = [name for name in link.hf if name not in tensors]
-    if absent:
-        raise RefusedError(
-            f"{absent[0]} is missing, which belongs to it", tensor=next(n for n in link.hf if n in tensors)
-        )
+def _to_gguf(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
+    """The GGUF tensors of a link, made of those of the checkpoint."""
+    _check_whole(link.hf, tensors)
     parts = [tensors[name] for name in link.hf]
-    if all(part.link is link and part.inverse for part in parts):  # it came so
-        yield from (
+    if all(part.link is link and part.inverse for part in parts):  # made of these very tensors
+        return [
             CanonicalTensor(name, (piece,)) for name, piece in zip(link.gguf, parts[0].pieces, strict=True)
-        )
-        return
-    pieces = [part.piece() for part in parts]
-    for position, name in enumerate(link.gguf):
-        if link.row_map.is_plain:
-            yield CanonicalTensor(
-                name, parts[0].pieces, parts[0].row_map, parts[0].position, parts[0].inverse
-            )
-        else:
-            yield of_pieces(name, pieces, link.row_map, position)
+        ]
+    if link.row_map.is_plain:
+        return [replace(parts[0], name=name, link=None) for name in link.gguf]
+    pieces = tuple(part.piece() for part in parts)
+    return [CanonicalTensor(name, pieces, link.row_map, position) for position, name in enumerate(link.gguf)]
 
 
 def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
@@ -242,13 +206,5 @@ def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) ->
             out.append(tensor)
             continue
         done |= set(tensor.link.gguf)
-        out += _decoded(tensor.link, tensors)
+        out += _to_hf(tensor.link, tuple(tensor.pieces[0] for name in tensor.link.gguf))
     return sorted(out, key=lambda t: names.order(row, t.name))
-
-
-def _decoded(link: Link, tensors: Mapping[str, CanonicalTensor]) -> Iterable[CanonicalTensor]:
-    pieces = tuple(tensors[name].pieces[0] for name in link.gguf)
-    return [
-        CanonicalTensor(name, pieces, link.row_map, position, inverse=True)
-        for position, name in enumerate(link.hf)
-    ]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
-from typing import Any
 
 from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import VALUES, indices
@@ -50,7 +49,7 @@ class BufferedPiece:
     def raw(self) -> memoryview:
         """All bytes; made on first use."""
         if self._data is None:
-            self._data = b"".join(bytes(chunk) for chunk in self.make())
+            self._data = b"".join(self.make())
         return memoryview(self._data)
 
     def drop(self) -> None:
@@ -72,10 +71,13 @@ class Produced:
         """Its bytes, piece by piece."""
         return resolved(self.items(1))
 
+    def data(self) -> bytes:
+        """All its bytes, in memory."""
+        return b"".join(self.chunks())
+
     def values(self) -> Array:
         """The tensor in memory, decoded."""
-        data = b"".join(bytes(chunk) for chunk in self.chunks())
-        return decode(self.dtype, data, self.shape)
+        return decode(self.dtype, self.data(), self.shape)
 
     def piece(self, name: str) -> Piece:
         """Its bytes as something that another RowMap can read from."""
@@ -299,8 +301,7 @@ def _take(arrays: Sequence[Array], part: Array, row_elements: int) -> Array:
 def _bytes(array: Array) -> Buffer:
     import numpy as np
 
-    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return memoryview(flat)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # --- packed blocks ---

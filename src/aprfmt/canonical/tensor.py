@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,40 +97,18 @@ class CanonicalTensor:
         *,
         padded: bool = False,
     ) -> OutTensor:
-        """This tensor as the output tensor `name` of `dtype`; see `converted`."""
-        return converted(name, self.produced, dtype, overflow, weights, padded=padded)
+        """This tensor as the output tensor `name` of `dtype`.
 
+        `weights` [matrices * cols] tells a quantised dtype how much each column matters. With `padded`, rows that
+        blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
+        """
+        made = self.produced
+        target = find_dtype(dtype or made.dtype).name
+        if target == made.dtype:
+            return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
 
-def stored(name: str, tensor: Tensor) -> CanonicalTensor:
-    """A tensor of the source under `name`, as it is."""
-    return CanonicalTensor(name, (tensor,))
+        def chunks() -> Iterator[Item]:
+            return recoded(made.dtype, target, made.shape, made.items, overflow, weights)
 
-
-def of_pieces(name: str, pieces: Sequence[Piece], row_map: RowMap, position: int) -> CanonicalTensor:
-    """The GGUF tensor `name`, tensor `position` of the row_map of Hugging Face tensors."""
-    return CanonicalTensor(name, tuple(pieces), row_map, position)
-
-
-def converted(
-    name: str,
-    made: Produced,
-    dtype: str | None = None,
-    overflow: OverflowCount | None = None,
-    weights: Array | None = None,
-    *,
-    padded: bool = False,
-) -> OutTensor:
-    """`made` as the output tensor `name` of `dtype`.
-
-    `weights` [matrices * cols] tells a quantised dtype how much each column matters. With `padded`, rows that
-    blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
-    """
-    target = find_dtype(dtype or made.dtype).name
-    if target == made.dtype:
-        return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
-    n_bytes = stored_bytes(target, made.shape, padded=padded)
-
-    def chunks() -> Iterator[Item]:
-        return recoded(made.dtype, target, made.shape, made.items, overflow, weights)
-
-    return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)
+        n_bytes = stored_bytes(target, made.shape, padded=padded)
+        return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)

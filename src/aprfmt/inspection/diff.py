@@ -12,7 +12,7 @@ from typing import Literal, TypeGuard
 
 from aprfmt import formats
 from aprfmt.canonical.model import canonical
-from aprfmt.canonical.tensor import CanonicalTensor, stored
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
@@ -273,7 +273,9 @@ def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, Ca
     try:
         left, right = canonical(a).tensors, canonical(b).tensors
     except (UnmappedError, RefusedError, UnsupportedError):
-        left, right = ({t.name: stored(t.name, t) for t in model.tensors.entries} for model in (a, b))
+        left, right = (
+            {t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b)
+        )
     for name in dict.fromkeys((*left, *right)):
         yield name, left.get(name), right.get(name)
 

@@ -30,7 +30,7 @@ from itertools import takewhile
 
 from aprfmt.arch.links import MAX_TENSORS, RowMap
 from aprfmt.canonical.dtype_choice import is_exact
-from aprfmt.canonical.tensor import CanonicalTensor, of_pieces
+from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_kv import GgufType
@@ -191,7 +191,9 @@ class _Source:
             raise CorruptError("the record of the source files names no tensor of a row map")
         if tuple(part.shape for part in parts) != row_map.before:
             raise CorruptError("the record of the source files gives a tensor another shape", tensor=names[0])
-        return _as_stored(of_pieces(names[0], [part.piece() for part in parts], row_map, position), dtype)
+        return _as_stored(
+            CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype
+        )
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:

@@ -10,8 +10,7 @@ from functools import partial
 
 from aprfmt.arch.links import Link
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.rowmap import BufferedPiece
-from aprfmt.canonical.tensor import of_pieces
+from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.convert.lossless.recipe import Recipe, gguf_list, read_recipe, safe_name
 from aprfmt.errors import LimitError
 from aprfmt.formats import apr2
@@ -125,8 +124,8 @@ class RecipeWriter:
             return False
         outs = [self._c.tensors[name].out(name, self._stored.get(name)) for name in link.hf]
         pieces = [BufferedPiece(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
-        made = of_pieces(original.name, pieces, link.row_map, link.gguf.index(original.name))
-        return made.dtype == original.dtype and b"".join(map(bytes, made.chunks())) == original.raw()
+        made = produce(pieces, link.row_map, link.gguf.index(original.name))
+        return made.dtype == original.dtype and made.data() == original.raw()
 
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""

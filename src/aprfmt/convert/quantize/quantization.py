@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
@@ -33,9 +32,6 @@ from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
-
-if TYPE_CHECKING:
-    pass
 
 # Words of --dtype that are no mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
@@ -177,7 +173,7 @@ def require_encoders(dtypes: set[str]) -> None:
 
 def network_of(c: Canonical) -> Network:
     """What the rules of a mix ask of the network."""
-    kv: Mapping[str, Any] = {}
+    kv: Mapping[str, object] = {}
     if c.model.convention == "gguf":
         kv = c.model.metadata
         word = str(kv.get("general.architecture", ""))
@@ -196,7 +192,7 @@ def network_of(c: Canonical) -> Network:
     )
 
 
-def _first(value: Any) -> int:
+def _first(value: object) -> int:
     """A number, or that of the first layer."""
     value = value[0] if isinstance(value, list | tuple) and value else value
     return value if type(value) is int else 0

@@ -12,7 +12,6 @@ from aprfmt.arch import names, rope_math
 from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.exact import corrections
 from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows
 from aprfmt.canonical.named import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -80,7 +79,7 @@ def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> l
         if not isinstance(item, bytes) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], list(item[2]))
     said = _said(c, pairs)
-    kept = corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
+    kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(entries, Envelope(envelope.differences(c.model, said), _widened(c, tensors), kept))
 
 
