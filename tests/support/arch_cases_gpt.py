@@ -1,10 +1,9 @@
-"""Cases of GPT-2's kin (learned positions, ALiBi, fused attention), and behind them those of the encoders."""
+"""Cases of GPT-2's kin: learned positions, ALiBi, fused attention."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from arch_cases_bert import CASES as ENCODERS
 from arch_models import ArchCase
 
 _UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
@@ -101,5 +100,4 @@ CASES: tuple[ArchCase, ...] = (
         "its mpt network scales attention by 1/sqrt(head size)",
         attn_config={"softmax_scale": 0.125},
     ),
-    *ENCODERS,
 )

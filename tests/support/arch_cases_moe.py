@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
+from arch_cases_common import MHA, TIED, UNTIED, Config, family
 from arch_models import ArchCase
-
-Config = dict[str, Any]
 
 _ROUTED: Config = {"num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL: Config = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -41,8 +37,8 @@ _MLA: Config = {
     "num_hidden_layers": 3,
     "routed_scaling_factor": 1.75,
 }
-_GLM_LITE: Config = {**_MLA, "n_routed_experts": 8}
-del _GLM_LITE["first_k_dense_replace"]
+_GLM_LITE: Config = {key: value for key, value in _MLA.items() if key != "first_k_dense_replace"}
+_GLM_LITE["n_routed_experts"] = 8
 _SHARED: Config = {
     "n_routed_experts": 8,
     "n_shared_experts": 2,
@@ -87,7 +83,6 @@ _GPT_OSS: Config = {
     "rope_parameters": _GPT_OSS_YARN,
 }
 _DEEPSEEK_YARN: Config = {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32, "beta_slow": 1}
-
 _PHIMOE_ROPE: Config = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -97,236 +92,110 @@ _PHIMOE_ROPE: Config = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 64,
 }
-
+_ONE_SOFTMAX = (
+    "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)"
+)
 _ALL_SPARSE = "llama.cpp gives every layer experts: mlp_only_layers and decoder_sparse_step have no GGUF key"
 
-
-def _family(
-    row: str, stem: str, base: Config, variants: dict[str, Config], cannot: dict[str, str] | None = None
-) -> Iterator[ArchCase]:
-    """The base case and what differs from it, by name; `cannot` gives reasons by the same names, "" the base case."""
-    reasons = cannot or {}
-    for name, changes in {"": {}, **variants}.items():
-        yield ArchCase(
-            f"{row}/{name}" if name else row,
-            row,
-            f"{stem}Config",
-            f"{stem}ForCausalLM",
-            {**base, **changes},
-            llama_cpp_cannot=reasons.get(name, ""),
-        )
-
-
 CASES: tuple[ArchCase, ...] = (
-    *_family(
-        "mixtral",
-        "Mixtral",
-        _LOCAL,
-        {
-            "mha": {"num_key_value_heads": 4},
-            "head_dim": {"head_dim": 24},
-            "tied": {"tie_word_embeddings": True},
-            "llama3": {"rope_parameters": _LLAMA3},
-            "yarn": {"rope_parameters": _YARN},
-            "five_experts": {"num_local_experts": 5, "num_experts_per_tok": 3},
-        },
-    ),
-    *_family(
-        "qwen2_moe",
-        "Qwen2Moe",
-        {**_ROUTED, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
-        {
-            "mha": {"num_key_value_heads": 4},
-            "no_bias": {"qkv_bias": False},
-            "yarn": {"rope_parameters": _YARN},
-            "tied": {"tie_word_embeddings": True},
-            "norm_topk": {"norm_topk_prob": True},
-            "dense_layer": {"mlp_only_layers": [0]},
-        },
-        {
-            "norm_topk": "llama.cpp's qwen2moe never normalises the weights of the chosen experts",
-            "dense_layer": _ALL_SPARSE,
-        },
-    ),
-    *_family(
-        "qwen3_moe",
-        "Qwen3Moe",
-        {**_ROUTED, "moe_intermediate_size": 48, "head_dim": 32, "norm_topk_prob": True},
-        {
-            "mha": {"num_key_value_heads": 4},
-            "tied": {"tie_word_embeddings": True},
-            "yarn": {"rope_parameters": _YARN},
-            "bias": {"attention_bias": True},
-            "no_norm_topk": {"norm_topk_prob": False},
-            "every_second": {"decoder_sparse_step": 2},
-        },
-        {
-            "bias": "llama.cpp's qwen3moe has no bias of the attention output",
-            "no_norm_topk": "llama.cpp's qwen3moe always normalises the weights of the chosen experts",
-            "every_second": _ALL_SPARSE,
-        },
-    ),
-    *_family(
-        "phimoe",
-        "Phimoe",
-        {**_LOCAL, "attention_bias": True, "lm_head_bias": True},
-        {
-            "no_bias": {"attention_bias": False, "lm_head_bias": False},
-            "longrope": {"rope_parameters": _PHIMOE_ROPE},
-        },
-        dict.fromkeys(
-            ("", "no_bias", "longrope"),
-            "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)",
-        ),
-    ),
-    *_family(
-        "olmoe",
-        "Olmoe",
-        {**_ROUTED, "num_key_value_heads": 4},
-        {
-            "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
-            "gqa": {"num_key_value_heads": 2},
-            "clip_qkv": {"clip_qkv": 0.5},
-            "norm_topk": {"norm_topk_prob": True},
-            "tied": {"tie_word_embeddings": True},
-        },
-        {
-            "gqa": "llama.cpp expects a K norm as wide as the Q norm",
-            "clip_qkv": "llama.cpp's olmoe does not clip Q, K and V",
-            "norm_topk": "llama.cpp's olmoe never normalises the weights of the chosen experts",
-        },
-    ),
-    *_family(
-        "granitemoe",
-        "GraniteMoe",
-        {**_GRANITE, "tie_word_embeddings": True},
-        {
-            "untied": {"tie_word_embeddings": False},
-            "mha": {"num_key_value_heads": 4},
-            "bias": {"attention_bias": True},
-            "llama3": {"rope_parameters": _LLAMA3},
-        },
-    ),
-    *_family(
-        "granitemoeshared",
-        "GraniteMoeShared",
-        {**_GRANITE, "tie_word_embeddings": True, "shared_intermediate_size": 80},
-        {"untied": {"tie_word_embeddings": False}},
-    ),
-    *_family(
-        "ernie4_5_moe",
-        "Ernie4_5_Moe",
-        {**_ERNIE, "tie_word_embeddings": True},
-        {
-            "untied": {"tie_word_embeddings": False},
-            "no_shared": {"moe_num_shared_experts": 0},
-            "all_layers": {"moe_layer_start_index": 0},
-            "bias": {"use_bias": True},
-            "every_second": {"moe_layer_interval": 2},
-            "dense_end": {"moe_layer_end_index": 1},
-        },
-        {
-            "bias": "llama.cpp's ernie4_5-moe has no biases in attention output and MLPs",
-            "every_second": "llama.cpp's loader gives every layer behind the first dense ones experts",
-            "dense_end": "llama.cpp's loader gives every layer behind the first dense ones experts",
-        },
-    ),
-    *_family(
-        "gpt_oss",
-        "GptOss",
-        _GPT_OSS,
-        {
-            "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-            "layer_types": {"layer_types": ["full_attention", "sliding_attention"]},
-            "ragged_yarn": {"rope_parameters": {**_GPT_OSS_YARN, "rope_theta": 150000.0}},
-            "beta": {"rope_parameters": {**_GPT_OSS_YARN, "beta_slow": 2.0}},
-            "no_bias": {"attention_bias": False},
-            "tied": {"tie_word_embeddings": True},
-        },
-        {
-            "beta": "llama.cpp reads no yarn_beta_fast and yarn_beta_slow, they are 32 and 1",
-            "ragged_yarn": "llama.cpp rounds the ends of yarn's ramp, which this config asks not to do (truncate)",
-            "no_bias": "llama.cpp asks for the bias of the attention output",
-        },
-    ),
+    *family("mixtral", "Mixtral", _LOCAL, {
+        "mha": MHA, "head_dim": {"head_dim": 24},
+        "tied": TIED, "llama3": {"rope_parameters": _LLAMA3},
+        "yarn": {"rope_parameters": _YARN},
+        "five_experts": {"num_local_experts": 5, "num_experts_per_tok": 3},
+    }),
+    *family("qwen2_moe", "Qwen2Moe",
+            {**_ROUTED, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80}, {
+        "mha": MHA, "no_bias": {"qkv_bias": False}, "yarn": {"rope_parameters": _YARN},
+        "tied": TIED,
+        "norm_topk": ({"norm_topk_prob": True},
+            "llama.cpp's qwen2moe never normalises the weights of the chosen experts"),
+        "dense_layer": ({"mlp_only_layers": [0]}, _ALL_SPARSE),
+    }),
+    *family("qwen3_moe", "Qwen3Moe",
+            {**_ROUTED, "moe_intermediate_size": 48, "head_dim": 32, "norm_topk_prob": True}, {
+        "mha": MHA, "tied": TIED,
+        "yarn": {"rope_parameters": _YARN},
+        "bias": ({"attention_bias": True}, "llama.cpp's qwen3moe has no bias of the attention output"),
+        "no_norm_topk": ({"norm_topk_prob": False},
+            "llama.cpp's qwen3moe always normalises the weights of the chosen experts"),
+        "every_second": ({"decoder_sparse_step": 2}, _ALL_SPARSE),
+    }),
+    *family("phimoe", "Phimoe", {**_LOCAL, "attention_bias": True, "lm_head_bias": True}, {
+        "no_bias": {"attention_bias": False, "lm_head_bias": False},
+        "longrope": {"rope_parameters": _PHIMOE_ROPE},
+    }, cannot=_ONE_SOFTMAX),
+    *family("olmoe", "Olmoe", {**_ROUTED, "num_key_value_heads": 4}, {
+        "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
+        "gqa": ({"num_key_value_heads": 2}, "llama.cpp expects a K norm as wide as the Q norm"),
+        "clip_qkv": ({"clip_qkv": 0.5}, "llama.cpp's olmoe does not clip Q, K and V"),
+        "norm_topk": ({"norm_topk_prob": True},
+            "llama.cpp's olmoe never normalises the weights of the chosen experts"),
+        "tied": TIED,
+    }),
+    *family("granitemoe", "GraniteMoe", {**_GRANITE, **TIED}, {
+        "untied": UNTIED, "mha": MHA,
+        "bias": {"attention_bias": True}, "llama3": {"rope_parameters": _LLAMA3},
+    }),
+    *family("granitemoeshared", "GraniteMoeShared",
+            {**_GRANITE, **TIED, "shared_intermediate_size": 80}, {
+        "untied": UNTIED,
+    }),
+    *family("ernie4_5_moe", "Ernie4_5_Moe", {**_ERNIE, **TIED}, {
+        "untied": UNTIED, "no_shared": {"moe_num_shared_experts": 0},
+        "all_layers": {"moe_layer_start_index": 0},
+        "bias": ({"use_bias": True}, "llama.cpp's ernie4_5-moe has no biases in attention output and MLPs"),
+        "every_second": ({"moe_layer_interval": 2},
+            "llama.cpp's loader gives every layer behind the first dense ones experts"),
+        "dense_end": ({"moe_layer_end_index": 1},
+            "llama.cpp's loader gives every layer behind the first dense ones experts"),
+    }),
+    *family("gpt_oss", "GptOss", _GPT_OSS, {
+        "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "layer_types": {"layer_types": ["full_attention", "sliding_attention"]},
+        "ragged_yarn": ({"rope_parameters": {**_GPT_OSS_YARN, "rope_theta": 150000.0}},
+            "llama.cpp rounds the ends of yarn's ramp, which this config asks not to do (truncate)"),
+        "beta": ({"rope_parameters": {**_GPT_OSS_YARN, "beta_slow": 2.0}},
+            "llama.cpp reads no yarn_beta_fast and yarn_beta_slow, they are 32 and 1"),
+        "no_bias": ({"attention_bias": False}, "llama.cpp asks for the bias of the attention output"),
+        "tied": TIED,
+    }),
     ArchCase("gpt_oss/bf16", "gpt_oss", "GptOssConfig", "GptOssForCausalLM", _GPT_OSS, dtype="bfloat16"),
-    *_family(
-        "glm4_moe",
-        "Glm4Moe",
-        {**_SHARED, "num_nextn_predict_layers": 0},
-        {
-            "qk_norm": {"use_qk_norm": True},
-            "bias": {"attention_bias": True},
-            "tied": {"tie_word_embeddings": True},
-            "no_norm_topk": {"norm_topk_prob": False},
-            "groups": {"n_group": 4, "topk_group": 2},
-        },
-    ),
-    *_family(
-        "dots1",
-        "Dots1",
-        {**_SHARED, "num_key_value_heads": 4},
-        {
-            "no_norm_topk": {"norm_topk_prob": False},
-            "groups": {"n_group": 4, "topk_group": 2},
-            "tied": {"tie_word_embeddings": True},
-            "gqa": {"num_key_value_heads": 2},
-            "sliding": {"sliding_window": 8, "max_window_layers": 1},
-        },
-        {
-            "gqa": "llama.cpp expects K and V as wide as Q",
-            "sliding": "llama.cpp's dots1 has no sliding layers",
-        },
-    ),
-    *_family(
-        "minimax_m2",
-        "MiniMaxM2",
-        {**_LOCAL, "head_dim": 24, "rotary_dim": 12},
-        {"whole_rotary": {"rotary_dim": 24}, "tied": {"tie_word_embeddings": True}},
-    ),
-    *_family(
-        "hunyuan_v1_moe",
-        "HunYuanMoEV1",
-        {"num_experts": 4, "moe_topk": 2, "tie_word_embeddings": True},
-        {
-            "untied": {"tie_word_embeddings": False},
-            "mha": {"num_key_value_heads": 4},
-            "topk_list": {"moe_topk": [2, 2]},
-        },
-    ),
-    *_family(
-        "deepseek_v2",
-        "DeepseekV2",
-        {**_MLA, "q_lora_rank": None, "n_shared_experts": 2},
-        {
-            "q_lora": {"q_lora_rank": 24},
-            "all_sparse": {"first_k_dense_replace": 0},
-            "yarn": {"rope_parameters": _DEEPSEEK_YARN},
-            "groups": {
-                "n_routed_experts": 8,
-                "topk_method": "group_limited_greedy",
-                "n_group": 4,
-                "topk_group": 2,
-            },
-            "tied": {"tie_word_embeddings": True},
-        },
-        {"groups": "llama.cpp chooses groups by the sum of their two best scores, DeepSeek V2 by the best"},
-    ),
-    *_family(
-        "deepseek_v3",
-        "DeepseekV3",
-        {**_MLA, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0},
-        {
-            "whole_q": {"q_lora_rank": None},
-            "yarn": {"rope_parameters": {**_DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
-            "one_group": {"n_group": 1, "topk_group": 1},
-            "no_norm_topk": {"norm_topk_prob": False},
-            "all_dense": {"first_k_dense_replace": 3},
-            "tied": {"tie_word_embeddings": True},
-            "halves": {"rope_interleave": False},
-        },
-        {"halves": "llama.cpp's deepseek2 rotates neighbours only (rope_interleave)"},
-    ),
+    *family("glm4_moe", "Glm4Moe", {**_SHARED, "num_nextn_predict_layers": 0}, {
+        "qk_norm": {"use_qk_norm": True}, "bias": {"attention_bias": True},
+        "tied": TIED, "no_norm_topk": {"norm_topk_prob": False},
+        "groups": {"n_group": 4, "topk_group": 2},
+    }),
+    *family("dots1", "Dots1", {**_SHARED, "num_key_value_heads": 4}, {
+        "no_norm_topk": {"norm_topk_prob": False}, "groups": {"n_group": 4, "topk_group": 2},
+        "tied": TIED,
+        "gqa": ({"num_key_value_heads": 2}, "llama.cpp expects K and V as wide as Q"),
+        "sliding": ({"sliding_window": 8, "max_window_layers": 1}, "llama.cpp's dots1 has no sliding layers"),
+    }),
+    *family("minimax_m2", "MiniMaxM2", {**_LOCAL, "head_dim": 24, "rotary_dim": 12}, {
+        "whole_rotary": {"rotary_dim": 24}, "tied": TIED,
+    }),
+    *family("hunyuan_v1_moe", "HunYuanMoEV1",
+            {"num_experts": 4, "moe_topk": 2, **TIED}, {
+        "untied": UNTIED, "mha": MHA,
+        "topk_list": {"moe_topk": [2, 2]},
+    }),
+    *family("deepseek_v2", "DeepseekV2", {**_MLA, "q_lora_rank": None, "n_shared_experts": 2}, {
+        "q_lora": {"q_lora_rank": 24}, "all_sparse": {"first_k_dense_replace": 0},
+        "yarn": {"rope_parameters": _DEEPSEEK_YARN},
+        "groups": ({"n_routed_experts": 8, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2},
+            "llama.cpp chooses groups by the sum of their two best scores, DeepSeek V2 by the best"),
+        "tied": TIED,
+    }),
+    *family("deepseek_v3", "DeepseekV3",
+            {**_MLA, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": 0}, {
+        "whole_q": {"q_lora_rank": None},
+        "yarn": {"rope_parameters": {**_DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        "one_group": {"n_group": 1, "topk_group": 1}, "no_norm_topk": {"norm_topk_prob": False},
+        "all_dense": {"first_k_dense_replace": 3}, "tied": TIED,
+        "halves": ({"rope_interleave": False},
+            "llama.cpp's deepseek2 rotates neighbours only (rope_interleave)"),
+    }),
     *(
         ArchCase(
             f"deepseek_v3/{name}",
@@ -341,4 +210,4 @@ CASES: tuple[ArchCase, ...] = (
             ("glm4_lite_sparse", {"mlp_layer_types": ["sparse", "sparse", "sparse"]}),
         )
     ),
-)
+)  # fmt: skip

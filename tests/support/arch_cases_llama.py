@@ -1,0 +1,97 @@
+"""Cases of Llama and the families that share its rotary order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arch_cases_common import (
+    ATTENTION_BIAS,
+    LINEAR,
+    LLAMA3,
+    MHA,
+    NO_FACTORS,
+    NO_MLP_BIAS,
+    NO_O_BIAS,
+    NO_WINDOW,
+    TIED,
+    UNTIED,
+    WIDE_HEADS,
+    YARN,
+    YARN_FACTOR,
+    family,
+    rope,
+)
+from arch_models import ArchCase
+
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+_DYNAMIC = rope(rope_type="dynamic", factor=2.0)
+
+
+def _longrope(original: int) -> dict[str, Any]:
+    """llama.cpp chooses the factors by the size of its context, 256 at least, transformers by the text."""
+    factors: dict[str, Any] = {
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [1.5 + 0.5 * i for i in range(8)],
+    }
+    return rope(rope_type="longrope", factor=4.0, original_max_position_embeddings=original, **factors)
+
+
+_MINISTRAL3 = {
+    "rope_theta": 1000000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.0625,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+
+CASES: tuple[ArchCase, ...] = (
+    *family("llama", "Llama", {}, {
+        "tied": TIED, "mha": MHA, "mqa": {"num_key_value_heads": 1}, "biases": _BIASES,
+        "attention_bias": ATTENTION_BIAS, "head_dim": WIDE_HEADS, "linear": LINEAR, "dynamic": _DYNAMIC,
+        "yarn": YARN, "yarn_factor": YARN_FACTOR, "llama3": LLAMA3,
+        "llama3_head_dim": {**LLAMA3, **WIDE_HEADS}, "longrope": _longrope(256),
+        "longrope_long": _longrope(16),
+    }),
+    *family("mistral", "Mistral", {"sliding_window": None}, {
+        "window": ({"sliding_window": 8}, NO_WINDOW), "tied": TIED, "head_dim": WIDE_HEADS, "yarn": YARN,
+    }),
+    *family("ministral", "Ministral", {"layer_types": ["full_attention", "sliding_attention"]}, {
+        "tied": TIED, "full": {"layer_types": ["full_attention"] * 2},
+        "window": ({"sliding_window": 8}, NO_WINDOW),
+    }),
+    *family("ministral3", "Ministral3", rope(rope_type="yarn", **_MINISTRAL3), {
+        "tied": TIED, "head_dim": {"head_dim": 32},
+        "temperature": rope(rope_type="yarn", **{**_MINISTRAL3, "original_max_position_embeddings": 8}),
+        "mscale": rope(rope_type="yarn", **{**_MINISTRAL3, "mscale_all_dim": 0.5}),
+        "betas": rope(rope_type="yarn", **{**_MINISTRAL3, "beta_fast": 4.0, "beta_slow": 2.0}),
+    }),
+    *family("arcee", "Arcee", {}, {
+        "tied": TIED, "mha": MHA, "head_dim": WIDE_HEADS, "linear": LINEAR, "yarn": YARN,
+        "llama3": LLAMA3, "biases": (_BIASES, f"{NO_O_BIAS}, and {NO_MLP_BIAS}"),
+    }),
+    *family("smollm3", "SmolLM3", {**TIED, "num_hidden_layers": 4}, {
+        "untied": UNTIED, "mha": MHA, "linear": LINEAR, "yarn": YARN, "llama3": (LLAMA3, NO_FACTORS),
+        "biases": (_BIASES, f"{NO_O_BIAS}, and {NO_MLP_BIAS}"),
+        "all_rotated": ({"no_rope_layers": [1, 1, 1, 1]},
+            "its graph leaves every fourth layer unrotated, whatever the file says"),
+        "window": ({"use_sliding_window": True, "sliding_window": 8}, NO_WINDOW),
+    }),
+    *family("granite", "Granite", {**TIED, **_GRANITE}, {
+        "untied": UNTIED, "mha": MHA, "biases": _BIASES,
+        "default_multipliers": dict.fromkeys(_GRANITE, 1.0), "linear": LINEAR, "yarn": YARN,
+        "llama3": LLAMA3,
+    }),
+    *family("olmo", "Olmo", {}, {
+        "tied": TIED, "mha": MHA, "clip_qkv": {"clip_qkv": 0.7}, "linear": LINEAR,
+        "attention_bias": (ATTENTION_BIAS, NO_O_BIAS),
+    }),
+)  # fmt: skip
