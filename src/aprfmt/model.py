@@ -97,6 +97,12 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._by_name)
 
 
+def _no_hparams() -> Hyperparams:
+    from aprfmt.arch.hyperparams import Hyperparams
+
+    return Hyperparams()
+
+
 class Model:
     """An opened model; use it in a `with` block. The format modules build it, nobody subclasses it.
 
@@ -121,14 +127,14 @@ class Model:
         *,
         path: Path,
         format: str,
-        convention: Convention,
+        convention: Convention = "hf",
         label: str,
-        version: str,
+        version: str = "",
         sources: Sequence[Source],
         tensors: Sequence[Tensor],
-        load_metadata: Callable[[], Mapping[str, Any]],
-        load_tokenizer: Callable[[Model], Tokenizer | None],
-        load_hparams: Callable[[Model], Hyperparams],
+        load_metadata: Callable[[], Mapping[str, Any]] = dict,
+        load_tokenizer: Callable[[Model], Tokenizer | None] = lambda _: None,
+        load_hparams: Callable[[Model], Hyperparams] = lambda _: _no_hparams(),
         checksum: Callable[[], dict[str, str]] = lambda: {"header": "none", "footer": "none"},
         flags: Mapping[str, bool] | None = None,
         warnings: Sequence[str] = (),

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aprfmt.errors import (
     ChecksumError,
@@ -34,9 +34,6 @@ from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
-
-if TYPE_CHECKING:
-    from aprfmt.arch.hyperparams import Hyperparams
 
 MAGIC = b"APRN"
 _HEADER = struct.Struct("<4sBBHIIIBBB9x")
@@ -345,16 +342,8 @@ def open_model(path: Path) -> Model:
         sources=[source],
         tensors=tensors,
         load_metadata=lambda: {**header, "model_type": model_type, **file.metadata},
-        load_tokenizer=lambda _: None,
-        load_hparams=_no_hparams,
         checksum=lambda: {"header": "none", "footer": "ok"},
         flags={name: bool(header["flags"] & bit) for name, bit in FLAGS.items()},
         warnings=file.warnings,
         native=file,
     )
-
-
-def _no_hparams(_: Model) -> Hyperparams:
-    from aprfmt.arch.hyperparams import Hyperparams
-
-    return Hyperparams()

@@ -99,9 +99,7 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="hf",
-            convention="hf",
             label="HF folder",
-            version="",
             sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
             load_metadata=lambda: _config(native) or {},

@@ -73,9 +73,7 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="safetensors",
-            convention="hf",
             label="SafeTensors",
-            version="",
             sources=[shard.source],
             tensors=shard.tensors,
             load_metadata=lambda: shard.metadata,
