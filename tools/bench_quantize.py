@@ -1,4 +1,4 @@
-"""Quantising against llama.cpp: python tools/bench_quantize.py [GGUF ...] [--full]
+"""Quantizing against llama.cpp: python tools/bench_quantize.py [GGUF ...] [--full]
 
 The F16 of SmolLM2-135M (and with --full a BF16 model of Qwen2.5-1.5B's shape) to several mixes, with and without an
 importance matrix, by `apr quantize` and by llama_model_quantize on as many threads as there are processors. Ours is a
@@ -133,7 +133,7 @@ def run_compare(ours: str, theirs: str) -> None:
 
 
 def run_source(kind: str, target: str, layers: str) -> None:
-    """Makes a model to quantise."""
+    """Makes a model to quantize."""
     if kind == "smollm2":
         material = next((CACHE / "smollm2").glob("*.gguf"), None)
         if material is None:

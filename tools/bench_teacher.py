@@ -214,18 +214,18 @@ def time_decoding() -> Iterator[tuple[str, float]]:
 
 
 def time_products() -> Iterator[tuple[str, dict[str, float]]]:
-    """Each product of a 7B's layer at 16k tokens in bf16 and e4m3, and the quantisation before it."""
+    """Each product of a 7B's layer at 16k tokens in bf16 and e4m3, and the quantization before it."""
     d, _, _, _, ffn, _, _ = MODELS["7b"]
     for name, rows, cols in (("qkv", 4608, d), ("out", d, d), ("gate_up", 2 * ffn, d), ("down", d, ffn)):
         x = torch.randn(N * T, cols, device=CUDA, dtype=torch.bfloat16)
         w = torch.randn(rows, cols, device=CUDA, dtype=torch.bfloat16) * 0.03
-        quantised = fp8.quantize_weight(w)
-        whole = median(lambda n, x=x, q=quantised: fp8.linear(x, q))  # type: ignore[misc]
+        quantized = fp8.quantize_weight(w)
+        whole = median(lambda n, x=x, q=quantized: fp8.linear(x, q))  # type: ignore[misc]
         alone = median(lambda n, x=x: fp8.quantize_rows(x))  # type: ignore[misc]
         plain = median(lambda n, x=x, w=w: fp8.linear(x, w))  # type: ignore[misc]
         rate = 2 * N * T * rows * cols / 1e12
         yield name, {
-            "bf16_ms": plain * 1e3, "fp8_ms": whole * 1e3, "quantise_ms": alone * 1e3,
+            "bf16_ms": plain * 1e3, "fp8_ms": whole * 1e3, "quantize_ms": alone * 1e3,
             "bf16_tflops": rate / plain, "fp8_tflops": rate / (whole - alone),
         }  # fmt: skip
 

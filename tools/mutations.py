@@ -197,10 +197,10 @@ MUTATIONS = (
     # the teacher
     Mutation("no look at the teacher", "course.py",
         "test_guards.py::test_a_teacher_of_random_weights_is_refused "
-        "test_guards.py::test_a_requantised_copy_of_the_teacher_is_refused",
+        "test_guards.py::test_a_requantized_copy_of_the_teacher_is_refused",
         "self._check_models(trainer)", "trainer.evaluate()"),
     Mutation("no floor of the KL", "guards.py",
-        "test_guards.py::test_a_requantised_copy_of_the_teacher_is_refused",
+        "test_guards.py::test_a_requantized_copy_of_the_teacher_is_refused",
         "if not kl > KL_FLOOR:", "if False:"),
     Mutation("a teacher may be its own student", "guards.py",
         "test_guards.py::test_the_teacher_as_its_own_student_is_refused",

@@ -55,7 +55,7 @@ class Tensor:
         self.source.read_into(self.offset + offset, buffer)
 
     def numpy(self) -> Array:
-        """The values, decoded: BF16 and quantised dtypes as float32, the others as they are stored."""
+        """The values, decoded: BF16 and quantized dtypes as float32, the others as they are stored."""
         from aprfmt.codecs.convert import decode
 
         return decode(self.dtype, self.raw(), self.shape, tensor=self.name)

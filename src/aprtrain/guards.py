@@ -51,7 +51,7 @@ def check_distinct(
 ) -> None:
     """Refuses a student that is its teacher, or might be: the same weights, or the same dims without consent.
 
-    Weights alone cannot tell a re-quantised copy from a fine-tune, so `same_weights` is asked only after consent.
+    Weights alone cannot tell a re-quantized copy from a fine-tune, so `same_weights` is asked only after consent.
     """
     if teacher != student:
         return

@@ -31,7 +31,7 @@ from aprtrain.network.weights import Network, fill, whole
 
 _WIDTHS = ("hidden", "ffn", "heads", "kv_heads")
 _UNIT = 32
-"""Widths of matrices are multiples of it, so that quantised blocks divide their rows."""
+"""Widths of matrices are multiples of it, so that quantized blocks divide their rows."""
 
 
 def make_student(

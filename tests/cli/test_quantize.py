@@ -101,7 +101,7 @@ def test_entries_that_are_missing_are_named(apr: Apr, tiny_gguf: Path, tmp_path:
 USAGE = {
     "no mix": ((), "MIX is missing"),
     "unknown": (("q4_k_x",), "unknown dtype or mix"),
-    "floats": (("f16",), "not a quantised type"),
+    "floats": (("f16",), "not a quantized type"),
     "single": (("mxfp4",), "no mix"),
     "intermediate": (("q8_k", "--pure"), "unknown dtype or mix"),
     "broken pattern": (("q8_0", "--tensor-type", "attn(=q8_0"), "attn("),
@@ -148,7 +148,7 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
     (tmp_path / "none.dat").write_bytes(old_imatrix({"blk.0.attn_z.weight": [1.0] * 7}))
     cut.write_bytes(weights.read_bytes()[:100])
     cases = [
-        (5, "quantised already", (tmp_path / "q8.gguf", "q4_0")),
+        (5, "quantized already", (tmp_path / "q8.gguf", "q4_0")),
         (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", other)),
         (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "none.dat")),
         (4, "bytes", (tiny_gguf, "q4_0", "--imatrix", cut)),
@@ -158,7 +158,7 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
         done = apr("quantize", *words, "-o", out / "x.gguf", "--json")
         assert (done.code, said in done.json["error"]["message"]) == (code, True), words
         assert list(out.iterdir()) == []
-    # told to, it requantises
+    # told to, it requantizes
     words = (tmp_path / "q8.gguf", "q4_0", "--allow-requantize", "-o", out / "x.gguf")
     assert apr("quantize", *words).code == 0
 

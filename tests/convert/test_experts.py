@@ -169,7 +169,7 @@ def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(
 
 @pytest.mark.llama
 @pytest.mark.parametrize("mix", ["mxfp4_moe", "q8_0", "q5_0"])
-def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantise_them_again(
+def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantize_them_again(
     mix: str, tmp_path: Path, tokenizers: dict[str, Path], llama_cpp: LlamaPeer
 ) -> None:
     small = arch_models.write_tokenizers(tmp_path / "small", list(tokenizers), limit=512)
@@ -180,7 +180,7 @@ def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantise_them_again(
     again = mix != "mxfp4_moe"
     for source in ("hf", "a.gguf"):
         if again:
-            with pytest.raises(RefusedError, match="MXFP4 is quantised already"):
+            with pytest.raises(RefusedError, match="MXFP4 is quantized already"):
                 convert_model(tmp_path / source, tmp_path / "no.gguf", dtype=mix)
         convert_model(
             tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, allow_requantize=again

@@ -60,7 +60,7 @@ def network(
     cols: Mapping[str, int] | None = None,
     more: Mapping[str, Shape] | None = None,
 ) -> tuple[Network, dict[str, Shape]]:
-    """The facts and the tensors, of two rows each: llama.cpp does not compare shapes when it quantises."""
+    """The facts and the tensors, of two rows each: llama.cpp does not compare shapes when it quantizes."""
     cols = cols or {}
     shapes: dict[str, Shape] = {
         "token_embd.weight": (2, cols.get("token_embd", 256)),

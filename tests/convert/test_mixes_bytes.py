@@ -176,7 +176,7 @@ def test_an_apr_has_the_bytes_that_its_gguf_gets(
                 assert model.metadata["general.file_type"] == MIXES[mix].file_type
     aprfmt.import_model(tmp_path / "direct.gguf", tmp_path / "imported.apr")
     with aprfmt.open(tmp_path / "m.apr") as a, aprfmt.open(tmp_path / "imported.apr") as b:
-        # what an import of that GGUF gives: the same names, quantised tensors of the same bytes
+        # what an import of that GGUF gives: the same names, quantized tensors of the same bytes
         assert set(a.tensors) == set(b.tensors)
         for tensor in b.tensors.values():
             if DTYPES[tensor.dtype].is_quantized:
@@ -241,14 +241,14 @@ def test_wishes_give_the_bytes_of_llama_cpp(
         assert dict(contents(tmp_path / "ours.gguf")) == want
 
 
-def test_requantising_gives_the_bytes_of_llama_cpp(
+def test_requantizing_gives_the_bytes_of_llama_cpp(
     models: dict[str, tuple[Path, Path]], tmp_path: Path, expected: Expected
 ) -> None:
     aprfmt.convert_model(models["llama"][1], tmp_path / "q8.gguf", dtype="q8_0")
     want = expected(tmp_path / "q8.gguf", "q4_k_m", tmp_path / "theirs.gguf", allow_requantize=True)
     aprfmt.convert_model(tmp_path / "q8.gguf", tmp_path / "ours.gguf", dtype="q4_k_m", allow_requantize=True)
     assert dict(contents(tmp_path / "ours.gguf")) == want
-    with pytest.raises(RefusedError, match="quantised already") as caught:
+    with pytest.raises(RefusedError, match="quantized already") as caught:
         aprfmt.convert_model(tmp_path / "q8.gguf", tmp_path / "no.gguf", dtype="q4_k_m")
     assert "--allow-requantize" in (caught.value.hint or "")
     # what has its type already is kept

@@ -191,8 +191,8 @@ def test_unknown_words_are_usage_errors(tiny_gguf: Path, tmp_path: Path) -> None
 
 
 def test_api_options_that_do_not_exist_are_refused(tiny_gguf: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"quantise": "q8_0"}
-    with pytest.raises(TypeError, match="quantise"):
+    options: dict[str, Any] = {"quantize": "q8_0"}
+    with pytest.raises(TypeError, match="quantize"):
         aprfmt.export_model(tiny_gguf, tmp_path / "o.gguf", **options)
 
 

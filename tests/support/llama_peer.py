@@ -270,7 +270,7 @@ def _quantize(
         params.tt_overrides = patterns
     out = target or f"{source}.none"
     if llama_cpp.llama_model_quantize(source.encode(), out.encode(), params):
-        raise ValueError("llama.cpp does not quantise the file")
+        raise ValueError("llama.cpp does not quantize the file")
     return dict(_types("".join(_SAID)))
 
 

@@ -65,8 +65,8 @@ ROWS = {
     "the same file": Row(SAME, 5, "same dims", "--allow-same-arch"),
     "the same file with consent": Row(SAME | CONSENT, 5, "same weights", "--student"),
     "all layers of the teacher": Row({"--student-init": "layers:2"} | CONSENT, 5, "same weights", "--student"),
-    "a re-quantised copy": Row(other("f16.apr"), 5, "same dims", "--allow-same-arch"),
-    "a re-quantised copy with consent": Row(other("f16.apr") | CONSENT, 5, "answers already", "--student"),
+    "a re-quantized copy": Row(other("f16.apr"), 5, "same dims", "--allow-same-arch"),
+    "a re-quantized copy with consent": Row(other("f16.apr") | CONSENT, 5, "answers already", "--student"),
     "a random teacher": Row({"": "random.gguf"}, 5, "predicts the held-out data badly", "--allow-weaker-teacher"),
     "a damaged teacher": Row({"": "noise.apr"}, 5, "held-out data", "--allow-weaker-teacher"),
     # A teacher of 4 GB that became 28.

@@ -72,7 +72,7 @@ def test_the_teacher_as_its_own_student_is_refused(
     assert not list(tmp_path.rglob("*.state"))
 
 
-def test_a_requantised_copy_of_the_teacher_is_refused(
+def test_a_requantized_copy_of_the_teacher_is_refused(
     distil: Distil, teacher_file: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy.apr"

@@ -359,7 +359,7 @@ def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:
     assert distil(steps=None, epochs=1, repeat=False, **large)["steps"] == 19
 
 
-def test_a_quantised_teacher_teaches_from_its_blocks(
+def test_a_quantized_teacher_teaches_from_its_blocks(
     distil: Distil, teacher_file: Path, tmp_path: Path
 ) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "t.gguf", dtype="q8_0")

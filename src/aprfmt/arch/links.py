@@ -34,7 +34,7 @@ class RowMap:
     4. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
 
     Each step is a bijection (skipped rows come back as zeros), so the way back follows from the same data. Where only
-    rows move (`moves_rows_only`), it works on stored bytes: a row of quantised blocks is moved like any other.
+    rows move (`moves_rows_only`), it works on stored bytes: a row of quantized blocks is moved like any other.
 
     Attributes:
         before, after: shapes of the tensors on the Hugging Face side and on the GGUF side.
@@ -58,7 +58,7 @@ class RowMap:
 
     @property
     def moves_rows_only(self) -> bool:
-        """Whether stored rows stay whole, so that quantised blocks can be moved."""
+        """Whether stored rows stay whole, so that quantized blocks can be moved."""
         return not (self.columns or self.transposed or any(self.after_transposed) or self.value or self.pack)
 
     @property

@@ -220,7 +220,7 @@ def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) 
 
 
 def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[str]:
-    """Tensors that only serve quantised activations or caches: a decoded model has no place for them."""
+    """Tensors that only serve quantized activations or caches: a decoded model has no place for them."""
     if settings_of(config) is None:
         return []
     return [name for name, t in tensors.items() if name.endswith(_ASIDE) and t.n_bytes <= 1 << 20]

@@ -1,7 +1,7 @@
 """Runs a RowMap: reads rows of the source tensors in the order of the output, in pieces of about 1 MiB.
 
-Rows of stored bytes move as they are, quantised blocks too. What goes below rows (transposed matrices, shuffled
-columns, mapped values) works on single elements: quantised tensors are decoded for it, one tensor at a time.
+Rows of stored bytes move as they are, quantized blocks too. What goes below rows (transposed matrices, shuffled
+columns, mapped values) works on single elements: quantized tensors are decoded for it, one tensor at a time.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class CanonicalTensor:
     ) -> OutTensor:
         """This tensor as the output tensor `name` of `dtype`.
 
-        `weights` [matrices * cols] tells a quantised dtype how much each column matters. With `padded`, rows that
+        `weights` [matrices * cols] tells a quantized dtype how much each column matters. With `padded`, rows that
         blocks do not divide are filled up, which only an `.apr` can hold; else they raise UsageError.
         """
         made = self.produced

@@ -152,7 +152,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
             )
         from aprfmt.convert.api import quantize_model
 
-        _run(self, "quantising", quantize_model, self.file, self.output, mix=self.mix)
+        _run(self, "quantizing", quantize_model, self.file, self.output, mix=self.mix)
 
 
 def _list_mixes() -> None:

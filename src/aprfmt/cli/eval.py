@@ -62,7 +62,7 @@ def command(
 ) -> None:
     """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
 
-    A failure on the way is exit 8 and no score. Of a quantised model, its original as the teacher shows the loss.
+    A failure on the way is exit 8 and no score. Of a quantized model, its original as the teacher shows the loss.
 
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf

@@ -102,7 +102,7 @@ class Mix:
     allow_requantize: Annotated[
         bool,
         typer.Option(
-            "--allow-requantize", help="Quantise tensors that already are quantised, at a further loss."
+            "--allow-requantize", help="Quantize tensors that already are quantized, at a further loss."
         ),
     ] = False
 

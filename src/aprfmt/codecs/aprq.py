@@ -1,4 +1,4 @@
-"""APR's own quantised dtypes. Values are divided in float32 and rounded half away from zero.
+"""APR's own quantized dtypes. Values are divided in float32 and rounded half away from zero.
 
 AprQ8, one scale a tensor:        f32 scale | n signed bytes;               scale = max|v| / 127
 AprQ4, 18 bytes every 32 values:  f16 scale | 16 bytes, even value low;     scale = max|v| / 7

@@ -53,7 +53,7 @@ def can_encode(dtype: str) -> bool:
 def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> Array:
     """The values of a tensor, row-major. Plain dtypes are a view of `data` as stored, without a copy.
 
-    BF16, 8-bit floats and quantised dtypes become float32, BOOL becomes bool. `tensor` names it in errors.
+    BF16, 8-bit floats and quantized dtypes become float32, BOOL becomes bool. `tensor` names it in errors.
     Dims beyond the eighth, which an APR drops, come back as one. Raises CorruptError where the length does
     not fit dtype and shape, LimitError for dims that no array has, UnsupportedError without a decoder.
     """
@@ -111,7 +111,7 @@ _TORCH = {
 def decode_torch(
     dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None
 ) -> torch.Tensor:
-    """The values as a torch tensor of its own memory: plain dtypes as they are, quantised ones as float32.
+    """The values as a torch tensor of its own memory: plain dtypes as they are, quantized ones as float32.
 
     Raises MissingDependencyError without torch, otherwise as `decode`.
     """

@@ -243,7 +243,7 @@ def _refuse_target(dst: Dtype) -> None:
     if dst.kind == "ggml":
         ggml.encode(dst.name, _empty())
     raise UsageError(
-        f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantised dtype"
+        f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype"
     )
 
 

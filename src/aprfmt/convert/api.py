@@ -1,4 +1,4 @@
-"""Importing, exporting, converting and quantising: one job under four names, checked, planned, then streamed."""
+"""Importing, exporting, converting and quantizing: one job under four names, checked, planned, then streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aprfmt.canonical.packed import Decoding
 from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.memory import flow_for, planned
 from aprfmt.convert.options import Options, parse_options
-from aprfmt.convert.quantize.mixes import find_mix, require_quantised
+from aprfmt.convert.quantize.mixes import find_mix, require_quantized
 from aprfmt.convert.quantize.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr, apr_shards
@@ -81,7 +81,7 @@ def import_model(
         output_type, embedding_type: types of the output head and the token embedding, for a mix.
         pure: every matrix in the one type, for a mix.
         leave_output: the output head stays as it is, for a mix.
-        allow_requantize: quantise what is quantised already, which loses twice.
+        allow_requantize: quantize what is quantized already, which loses twice.
         tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
         license, data_license: SPDX ids.
         data_source: what the model was trained on.
@@ -214,7 +214,7 @@ def quantize_model(
     given = locals()
     dtype = given.pop("mix")
     if isinstance(dtype, str):
-        require_quantised(dtype)
+        require_quantized(dtype)
     return _convert(given | {"dtype": dtype})
 
 

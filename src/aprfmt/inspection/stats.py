@@ -128,7 +128,7 @@ def values(
 ) -> Iterator[Array]:
     """Decodes the stored bytes that `chunks()` produces; flat arrays of `step` values, the last shorter.
 
-    BF16 and quantised dtypes come as float32, the others as they are stored.
+    BF16 and quantized dtypes come as float32, the others as they are stored.
     """
     import numpy as np
 

@@ -197,7 +197,7 @@ def fingerprint(source: Decoder | Network) -> str:
     """SHA-256 of what a network computes with: names, shapes and values rounded to bfloat16, in the network's order.
 
     So a file and the decoder that was loaded from it have the same one, in bfloat16 and in float32, and a
-    quantised file another one than what it was made from.
+    quantized file another one than what it was made from.
     """
     total = hashlib.sha256()
     for name, shape, pieces in _hashed(source):

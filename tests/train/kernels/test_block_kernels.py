@@ -147,16 +147,16 @@ def test_e4m3_products_are_near_those_in_bf16(rows: int) -> None:
     x = torch.randn(2, 5, 64, generator=generator)
     weight = torch.randn(48, 64, generator=generator) * torch.logspace(-3, 3, 48)[:, None]
     bias = torch.randn(48, generator=generator)
-    quantised = fp8.quantize_weight(weight, rows=rows)
-    assert quantised.n_bytes == 48 * 64 + 4 * 48
-    got, want = fp8.linear(x, quantised, bias), fp8.linear(x, weight, bias)
+    quantized = fp8.quantize_weight(weight, rows=rows)
+    assert quantized.n_bytes == 48 * 64 + 4 * 48
+    got, want = fp8.linear(x, quantized, bias), fp8.linear(x, weight, bias)
     assert got.shape == want.shape
     off = (got - want).square().mean((0, 1)).sqrt() / want.square().mean((0, 1)).sqrt()
     assert 0 < float(off.max()) < 0.08
-    reference = (quantised.data_OI.double() * quantised.scale_O[:, None]) @ torch.ones(
+    reference = (quantized.data_OI.double() * quantized.scale_O[:, None]) @ torch.ones(
         64, dtype=torch.float64
     )
-    ones = fp8.linear(torch.ones(1, 64), quantised)
+    ones = fp8.linear(torch.ones(1, 64), quantized)
     torch.testing.assert_close(ones[0].double(), reference, rtol=1e-4, atol=1e-4)
 
 

@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Maker:
     return Maker(tmp_path_factory.mktemp("models"))
 
 
-def quantised(name: str, value: Tensor) -> Tensor:
+def quantized(name: str, value: Tensor) -> Tensor:
     """What Q8_0 keeps of a matrix, by the gguf package."""
     if value.ndim < 2:
         return value
@@ -50,7 +50,7 @@ def quantised(name: str, value: Tensor) -> Tensor:
 CHANGES: dict[str, Callable[[str, Tensor], Tensor] | None] = {
     "f32": None,
     "f16": lambda name, value: value.half().float() if value.ndim > 1 else value,
-    "q8_0": quantised,
+    "q8_0": quantized,
 }
 """GGUF dtype -> what it keeps of a parameter."""
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import train_quantised as made
+import train_quantized as made
 from llama_peer import LlamaPeer
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from train_models import Maker, our_logits
-from train_quantised import LAYERS, MIX, VOCAB, D, write_gguf
+from train_quantized import LAYERS, MIX, VOCAB, D, write_gguf
 
 import aprfmt
 from aprfmt.errors import CorruptError, RefusedError, UsageError

@@ -50,7 +50,7 @@ class QuantizeOverrides:
     """What the user asked for beside the mix.
 
     Attributes:
-        pure: every quantisable tensor in the mix's own dtype, without its rules.
+        pure: every quantizable tensor in the mix's own dtype, without its rules.
         output: dtype of the output head.
         embedding: dtype of the token embedding.
         patterns: the first pattern that is found in a tensor's name gives its dtype.
@@ -142,7 +142,7 @@ _LEFT = (
 _LEFT_WHOLE = ("position_embd.weight", "token_types.weight")
 
 
-def is_quantisable(name: str, shape: Shape) -> bool:
+def is_quantizable(name: str, shape: Shape) -> bool:
     """Whether a mix may change the GGUF tensor: a matrix, or a stack of them, that is none of the exceptions."""
     n_dims = len(shape) - next((i for i, dim in enumerate(shape) if dim != 1), len(shape))
     if n_dims < 2 or not name.endswith("weight") or name in _LEFT_WHOLE:
@@ -182,7 +182,7 @@ def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
 def choose(
     tensors: Mapping[str, Shape], mix: Mix, network: Network, overrides: QuantizeOverrides | None = None
 ) -> dict[str, str]:
-    """The dtype of every tensor that `mix` quantises; those that stay as they are do not appear.
+    """The dtype of every tensor that `mix` quantizes; those that stay as they are do not appear.
 
     `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
     Raises RefusedError for a name without the layer that a rule asks for.
@@ -215,7 +215,7 @@ class _Chooser:
     def dtype(self, name: str) -> str | None:
         """The dtype of the tensor, None where it stays as it is."""
         shape, overrides = self.tensors[name], self.overrides
-        if not is_quantisable(name, shape) or (overrides.leave_output and name == OUTPUT):
+        if not is_quantizable(name, shape) or (overrides.leave_output and name == OUTPUT):
             return None
         kind, named = kind_of(name), overrides.override(name)
         target = self.mix.dtype

@@ -1,4 +1,4 @@
-"""The quantisation mixes: what llama.cpp calls file types. Which block type each kind of tensor gets, as data."""
+"""The quantization mixes: what llama.cpp calls file types. Which block type each kind of tensor gets, as data."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ def uniform_mix(dtype: str) -> Mix | None:
     return None if file_type is None else Mix(dtype.lower(), file_type, dtype, "")
 
 
-def require_quantised(name: str) -> None:
+def require_quantized(name: str) -> None:
     """Raises UsageError for a name that means floats, or nothing at all."""
     if _key(name) in ("keep", "f32", "f16", "bf16", "f64"):
-        raise UsageError(f"{name} is not a quantised type", hint=f"apr convert FILE -o OUT --dtype {name}")
+        raise UsageError(f"{name} is not a quantized type", hint=f"apr convert FILE -o OUT --dtype {name}")
 
 
 def unknown(name: str, *others: str) -> UsageError:

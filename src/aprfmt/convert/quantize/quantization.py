@@ -59,18 +59,18 @@ class Quantization:
     def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Target]:
         """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
 
-        Raises RefusedError (a quantised source, weights that are missing or of another model) and
+        Raises RefusedError (a quantized source, weights that are missing or of another model) and
         MissingDependencyError (a dtype that only llama.cpp's library writes).
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
         chosen = choose(shapes, self.mix, network_of(c), self.overrides)
-        quantisable = [t for t in tensors if t.name in chosen and _is_float(t)]
-        changing = [t for t in quantisable if t.is_decoded or t.dtype != chosen[t.name]]
+        quantizable = [t for t in tensors if t.name in chosen and _is_float(t)]
+        changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
-        self._refuse_requantising(c, changing, chosen)
+        self._refuse_requantizing(c, changing, chosen)
         weights = self._weights(c, changing, chosen, losses)
         require_encoders({chosen[t.name] for t in changing})
-        return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantisable}
+        return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantizable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
         """What the user may not expect: overrides without effect, rows that the blocks of the mix do not divide."""
@@ -85,7 +85,7 @@ class Quantization:
             dtypes = ", ".join(sorted({chosen[name] for name in odd}))
             yield f"{plural(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
 
-    def _refuse_requantising(
+    def _refuse_requantizing(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
     ) -> None:
         if self.allow_requantize:
@@ -99,7 +99,7 @@ class Quantization:
             )
             if was is not None:
                 raise RefusedError(
-                    f"{was} is quantised already; quantising it again to {chosen[tensor.name]} loses twice",
+                    f"{was} is quantized already; quantizing it again to {chosen[tensor.name]} loses twice",
                     path=c.model.path,
                     tensor=tensor.name,
                     hint="start from the floats, or add --allow-requantize",
@@ -218,7 +218,7 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
 
 
 def quantization_of(options: Options, target: str) -> Quantization | None:
-    """The quantisation that `options` ask for in an output of the format `target`; None where they name no mix.
+    """The quantization that `options` ask for in an output of the format `target`; None where they name no mix.
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
     """

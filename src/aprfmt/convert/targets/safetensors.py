@@ -32,7 +32,7 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 
 def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
-    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantised blocks become F16.
+    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantized blocks become F16.
 
     8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
     dtypes that safetensors has not.

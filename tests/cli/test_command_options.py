@@ -1,0 +1,54 @@
+"""The options of the command line are the parameters of the Python functions: same names, defaults, types."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from aprfmt.cli import convert as commands
+from aprfmt.cli.options import Common
+from aprfmt.convert import api
+from aprfmt.convert.report import Report
+
+PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
+    "import": (commands.Import, api.import_model),
+    "export": (commands.Export, api.export_model),
+    "convert": (commands.Convert, api.convert_model),
+    "quantize": (commands.Quantize, api.quantize_model),
+}
+OF_THE_COMMAND = {"file", "output", "list_mixes", "as_json", "quiet"}
+OF_THE_FUNCTION = {"src", "dst", "progress"}
+
+
+def types_of(hint: object) -> set[object]:
+    """The members of a union, with the Python type that a command line gives for each."""
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    known = {Path: os.PathLike[str], list[str]: Sequence[str]}
+    return {known.get(member, member) for member in members}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_command_has_the_options_of_its_function(name: str) -> None:
+    command, function = PAIRS[name]
+    options = {f.name: f.default or None for f in fields(command) if f.name not in OF_THE_COMMAND}
+    parameters = inspect.signature(function).parameters.values()
+    found = {p.name: p.default or None for p in parameters if p.name not in OF_THE_FUNCTION}
+    if name == "quantize":
+        found["mix"] = None  # --list needs none
+    assert options == found
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_types_of_options_are_those_of_the_parameters(name: str) -> None:
+    command, function = PAIRS[name]
+    wanted, given = get_type_hints(function), get_type_hints(command)
+    for option in (f.name for f in fields(command) if f.name not in OF_THE_COMMAND | {"mix", "tensor_type"}):
+        assert types_of(given[option]) <= types_of(wanted[option]), option
+    assert types_of(given["tensor_type"]) - {type(None)} <= types_of(wanted["tensor_type"])
