@@ -2,6 +2,7 @@
 
 AprError                         code              exit
 ├── UsageError(ValueError)       usage             2
+│   └── UnknownTensorError(Key)  usage             2
 ├── NotFoundError(FileNotFound)  not-found         3
 ├── UnknownFormatError(Value)    unknown-format    3
 ├── CorruptError(ValueError)     corrupt           4
@@ -38,6 +39,7 @@ __all__ = [
     "StorageError",
     "TruncatedError",
     "UnknownFormatError",
+    "UnknownTensorError",
     "UnmappedError",
     "UnsupportedError",
     "UsageError",
@@ -105,6 +107,10 @@ class UsageError(AprError, ValueError):
 
     code = "usage"
     exit_code = 2
+
+
+class UnknownTensorError(UsageError, KeyError):
+    """A model has no tensor of that name; a KeyError too, as of any mapping."""
 
 
 class NotFoundError(AprError, FileNotFoundError):

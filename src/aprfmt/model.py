@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
+from aprfmt.errors import UnknownTensorError, UsageError
 from aprfmt.io.source import Source
-from aprfmt.types import Array
+from aprfmt.text import first_few, format_bytes, html_table, plural
+from aprfmt.types import Array, PathLike, Shape
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from aprfmt.arch.hyperparams import Hyperparams
@@ -21,9 +27,11 @@ T = TypeVar("T")
 Convention: TypeAlias = Literal["hf", "gguf", "apr"]
 """By whose rules a container names its tensors and keys."""
 
+_SHOWN_ROWS = 20
+
 
 class Tensor:
-    """One tensor of an opened file.
+    """One tensor of an opened file; `numpy.asarray` takes it for its decoded values.
 
     Attributes:
         name: as the container spells it.
@@ -37,7 +45,7 @@ class Tensor:
     __slots__ = ("dtype", "n_bytes", "name", "offset", "shape", "source")
 
     def __init__(
-        self, name: str, dtype: str, shape: tuple[int, ...], offset: int, n_bytes: int, source: Source
+        self, name: str, dtype: str, shape: Shape, offset: int, n_bytes: int, source: Source
     ) -> None:
         self.name = name
         self.dtype = dtype
@@ -45,6 +53,21 @@ class Tensor:
         self.offset = offset
         self.n_bytes = n_bytes
         self.source = source
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """`n_bytes` under numpy's name: of the stored form, not of the decoded values."""
+        return self.n_bytes
 
     def raw(self) -> memoryview:
         """The stored bytes, read-only and without a copy. Valid after the model is closed."""
@@ -66,21 +89,61 @@ class Tensor:
 
         return decode_torch(self.dtype, self.raw(), self.shape, tensor=self.name)
 
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
+        """`numpy()` for numpy itself.
+
+        With `copy` False only values that are stored as numpy keeps them, read-only; else UsageError.
+        """
+        import numpy as np
+
+        values = self.numpy()
+        if copy:
+            return np.array(values, dtype=dtype)
+        out = np.asarray(values, dtype=dtype)
+        if copy is False and out.size and not np.may_share_memory(out, np.frombuffer(self.raw(), np.uint8)):
+            wanted = values.dtype if dtype is None else dtype
+            raise UsageError(f"{self.dtype} cannot be seen as {wanted} without a copy", tensor=self.name)
+        return out
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype}, {list(self.shape)}, {self.n_bytes} bytes)"
 
+    def _repr_html_(self) -> str:
+        rows = [("tensor", self.name), ("dtype", self.dtype), ("shape", _dims(self.shape))]
+        return html_table([*rows, ("size", format_bytes(self.n_bytes)), ("file", self.source.path)])
+
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name, in file order. Of several entries with one name the mapping gives the first; `entries` all."""
+    """Tensors by name, in file order. Of several entries with one name the mapping gives the first; `entries` all.
 
-    def __init__(self, entries: Sequence[Tensor]) -> None:
+    A name that is not there is an UnknownTensorError, a KeyError that says which name comes nearest.
+    """
+
+    def __init__(self, entries: Sequence[Tensor], path: PathLike) -> None:
+        self.path = os.fspath(path)
         self.entries = tuple(entries)
         self._by_name: dict[str, Tensor] = {t.name: t for t in self.entries}
         if len(self._by_name) < len(self.entries):
             self._by_name |= {t.name: t for t in reversed(self.entries)}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._by_name[name]
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise self._unknown(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @overload
+    def get(self, name: str, /) -> Tensor | None: ...
+    @overload
+    def get(self, name: str, default: Tensor, /) -> Tensor: ...
+    @overload
+    def get(self, name: str, default: T, /) -> Tensor | T: ...
+    def get(self, name: str, default: object = None, /) -> object:
+        """As of a dict; the inherited one would look for the nearest name each time."""
+        return self._by_name.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
@@ -95,6 +158,22 @@ class Tensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    def _unknown(self, name: str) -> UnknownTensorError:
+        from difflib import get_close_matches
+
+        near = get_close_matches(str(name), self._by_name, 1)
+        nearest = f"; did you mean {near[0]!r}?" if near else ""
+        return UnknownTensorError(f"no tensor {name!r}{nearest}", path=self.path)
+
+    def __repr__(self) -> str:
+        return f"Tensors({len(self)}: {first_few(map(repr, self))})"
+
+    def _repr_html_(self) -> str:
+        shown = list(self.values())[:_SHOWN_ROWS]
+        rows = [(t.name, t.dtype, _dims(t.shape), format_bytes(t.n_bytes)) for t in shown]
+        more = [(f"and {len(self) - len(shown)} more",)] if len(self) > len(shown) else []
+        return html_table([*rows, *more], ("tensor", "dtype", "shape", "size"))
 
 
 def _no_hparams() -> Hyperparams:
@@ -146,7 +225,7 @@ class Model:
         self.label = label
         self.version = version
         self.sources = tuple(sources)
-        self.tensors = Tensors(tensors)
+        self.tensors = Tensors(tensors, path)
         self.checksum = checksum
         self.flags = dict(flags or {})
         self.warnings = list(warnings)
@@ -191,4 +270,21 @@ class Model:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Model({str(self.path)!r}, {self.label}, {len(self.tensors)} tensors)"
+        size = format_bytes(self.size_bytes)
+        return f"Model({str(self.path)!r}, {self.label}, {plural(len(self.tensors), 'tensor')}, {size})"
+
+    def _repr_html_(self) -> str:
+        dtypes = Counter(tensor.dtype for tensor in self.tensors.entries)
+        return html_table(
+            [
+                ("model", self.path),
+                ("format", self.label),
+                ("size", format_bytes(self.size_bytes)),
+                ("tensors", len(self.tensors)),
+                ("dtypes", ", ".join(f"{name} {n}" for name, n in dtypes.most_common())),
+            ]
+        )
+
+
+def _dims(shape: Shape) -> str:
+    return " × ".join(map(str, shape)) or "scalar"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -73,3 +73,16 @@ def first_few(names: Iterable[object], n: int = 3, total: int | None = None) -> 
 def format_shape(shape: Iterable[int]) -> str:
     """`64×576`, or `scalar`."""
     return "×".join(map(str, shape)) or "scalar"
+
+
+def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
+    """A small table for notebooks, every cell escaped; without a `header` the first cell of a row is its title."""
+    from html import escape
+
+    def line(cells: Sequence[object], first: str, rest: str) -> str:
+        texts = (escape(str(cell).encode("utf-8", "replace").decode()) for cell in cells)
+        tags = (first, *[rest] * (len(cells) - 1))
+        return f"<tr>{''.join(f'<{t}>{x}</{t}>' for t, x in zip(tags, texts, strict=True))}</tr>"
+
+    head = line(header, "th", "th") if header else ""
+    return f"<table>{head}{''.join(line(row, 'td' if header else 'th', 'td') for row in rows)}</table>"

@@ -23,12 +23,12 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
-from aprfmt.text import first_few
+from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Canonical:
     """A model ready to be written in any container. Nothing changes one: an edit is `dataclasses.replace`.
 
@@ -63,6 +63,10 @@ class Canonical:
     left_out: Sequence[str] = ()
     parts_left_out: Sequence[str] = ()
     packs: Packing = field(default_factory=Packing)
+
+    def __repr__(self) -> str:
+        arch = self.arch.id if self.arch is not None else None
+        return f"Canonical({str(self.model.path)!r}, {arch}, {plural(len(self.tensors), 'tensor')})"
 
     @property
     def embedding(self) -> str:

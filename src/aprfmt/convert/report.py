@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
 
 from aprfmt.codecs.pieces import DtypeTotals
 from aprfmt.llama.verify import Verification
+from aprfmt.text import format_bytes, html_table
 
 
 class PlannedTensor(TypedDict):
@@ -18,7 +20,7 @@ class PlannedTensor(TypedDict):
     size_bytes: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Report:
     """The result of import_model, export_model, convert_model and quantize_model; `to_json` is the CLI's object.
 
@@ -56,6 +58,19 @@ class Report:
     memory_bytes: int = 0
     tensors: list[PlannedTensor] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(f'{name} {value!r}' for name, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._facts())
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield from (("source", self.source), ("output", self.output), ("format", self.label))
+        yield from (("architecture", self.architecture), ("tensors", self.tensor_count))
+        yield "size", f"{format_bytes(self.output_bytes)} from {format_bytes(self.input_bytes)}"
+        yield from (("lossless", self.lossless), ("plan", self.plan))
+        yield from (("losses", len(self.losses)), ("warnings", len(self.warnings)))
 
     @property
     def bits_per_weight(self) -> float | None:

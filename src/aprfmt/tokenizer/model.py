@@ -21,6 +21,8 @@ def is_unicode(text: str) -> bool:
         return False
     return True
 
+from aprfmt.text import plural
+
 
 class TokenType(IntEnum):
     """GGML token types (llama.h `llama_token_type`)."""
@@ -33,7 +35,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Tokenizer:
     """A tokenizer as data; nothing here encodes text.
 
@@ -77,3 +79,10 @@ class Tokenizer:
     gguf_keys: list[str] = field(default_factory=list, compare=False)
     pre_note: str = field(default="", compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
+
+    def __repr__(self) -> str:
+        special = ", ".join(f"{role} {i}" for role, i in self.special.items())
+        return (
+            f"Tokenizer({self.model!r}, {plural(len(self.tokens), 'token')}, {plural(len(self.merges), 'merge')}, "
+            f"pre {self.pre!r}, special: {special})"
+        )
