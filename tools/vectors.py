@@ -80,6 +80,7 @@ def write_spec(spec: Record, out: Path) -> None:
         flags,
         streaming=bool(spec.get("streaming")),
         generation=spec.get("gen", "Current"),
+        force=True,
     )
 
 
@@ -112,7 +113,7 @@ def write_stamped(record: Record, base: Path, out: Path) -> None:
         metadata = aprfmt.stamp_metadata(model.metadata, patch)
         has_vocab = aprfmt.APR_FLAGS["has_vocab"] if patch.get("tokenizer_vocab") else 0
         tensors = [(t.name, aprfmt.RawTensor(t.dtype, t.shape, t.raw())) for t in model.tensors.entries]
-        aprfmt.save_file(tensors, out, metadata, native_of(model).flags | has_vocab)
+        aprfmt.save_file(tensors, out, metadata, native_of(model).flags | has_vocab, force=True)
 
 
 def compare(what: str, got: Any, want: Any) -> Iterator[str]:

@@ -21,7 +21,8 @@ from aprfmt.convert.quantize.quantization import Quantization, quantization_of
 from aprfmt.convert.report import PlannedTensor, Report
 from aprfmt.convert.targets import apr, apr_shards
 from aprfmt.convert.targets.base import Output, Target, Work, check_options, find_target
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.errors import RefusedError
+from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.io.sink import check_target
 from aprfmt.io.write import (
@@ -98,13 +99,8 @@ def import_model(
         AprError: with code "usage" for a wrong value or option; nothing is left behind then.
     """
     given = locals()
-    suffix = Path(formats.path_text(dst, "dst")).suffix.lower()
-    if suffix in (".gguf", ".safetensors"):
-        raise UsageError(
-            f"import writes .apr files, but the output is named {suffix}",
-            path=dst,
-            hint=f"apr convert {src} -o {dst}",
-        )
+    source = formats.path_text(src, "src")
+    check_suffix(dst, "import", f"apr convert {source} -o {dst}")
     return _convert(given | {"format": "apr"})
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype
 from aprfmt.errors import AprError, LimitError, RefusedError, UsageError
-from aprfmt.formats import apr_metadata
+from aprfmt.formats import apr_metadata, path_text
 from aprfmt.formats.apr2 import FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
 from aprfmt.formats.apr_index import ALIGNMENT
+from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.crc import crc32_of
 from aprfmt.io.pipe import source_jobs, write_layout
@@ -26,9 +27,11 @@ from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros, padd
 from aprfmt.io.sink import AtomicFile, check_target
 from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
-from aprfmt.types import Array
+from aprfmt.types import Array, PathLike, Shape
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from aprfmt.model import Model, Tensor
 
 MAX_WRITTEN_NAME_BYTES = 256
@@ -158,7 +161,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
 
 def rewrite(
     model: Model,
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     metadata: bytes | None = None,
     flags: int | None = None,
@@ -263,47 +266,70 @@ def _header(version: tuple[int, int], flags: int, **sections: int) -> bytes:
 
 
 def save_file(
-    tensors: Mapping[str, Array | RawTensor] | Sequence[tuple[str, Any]],
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, ArrayLike | RawTensor] | Iterable[tuple[str, ArrayLike | RawTensor]],
+    path: PathLike,
+    metadata: Mapping[str, object] | None = None,
     flags: int | None = None,
     streaming: bool = False,
+    *,
     generation: str = "Current",
-    force: bool = True,
+    force: bool = False,
 ) -> None:
     """Writes an APR v2 file; it appears under its name only when it is complete.
 
     Args:
-        tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes
-        for which
+        tensors: by name, or (name, tensor) pairs, which may repeat a name. Arrays keep their dtype; dtypes for which
             the container has no id are stored as U8 rows with their true dtype in the metadata.
-        path: the output.
+        path: the output, usually `*.apr`.
         metadata: typed fields and further keys; an AprMetadata is written as the bytes it was.
         flags: header flags; LAYOUT_ROW_MAJOR is always added.
         streaming: blobs in the order given instead of sorted by name.
         generation: form of the metadata, a key of apr_metadata.GENERATIONS.
-        force: whether an existing file is replaced; else ExistsError.
+        force: replace an existing file.
 
     Raises:
-        UsageError: a value or dtype that the container cannot hold, or bytes that do not fit dtype and shape.
+        UsageError: a suffix of another format, a value or dtype that the container cannot hold, or bytes that do
+            not fit dtype and shape.
+        ExistsError: the output exists, without `force`.
         StorageError: the operating system refused.
     """
-    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    check_suffix(path, "save_file", "aprfmt.convert_model writes other formats")
+    try:
+        pairs = [
+            (name, value) for name, value in (tensors.items() if isinstance(tensors, Mapping) else tensors)
+        ]
+    except (TypeError, ValueError):
+        raise UsageError("tensors must be a mapping or pairs of a name and a tensor") from None
+    if not isinstance(metadata, Mapping | None) or not isinstance(flags, int | None):
+        raise UsageError("metadata must be a mapping and flags an integer")
     outs = [_out_tensor(name, tensor) for name, tensor in pairs]
-    values: Mapping[str, Any] = metadata or {}
+    values = metadata or {}
     if found := true_dtypes(outs):
         values = {**values, apr_metadata.TRUE_DTYPES_KEY: found}
     raw = apr_metadata.dump(values, generation)
-    _write(layout(raw, outs, flags=flags or 0, streaming=streaming), path, force)
+    segments = layout(raw, outs, flags=flags or 0, streaming=streaming)
+    check_target(path, [], force)
+    _write(segments, path, force)
 
 
-def _write(segments: Sequence[Segment], path: str | os.PathLike[str], force: bool) -> None:
+def check_suffix(path: PathLike, command: str, hint: str) -> None:
+    """Refuses the suffix of another format for what `command` writes, an `.apr`. Raises UsageError."""
+    suffix = os.path.splitext(path_text(path, "path"))[1].lower()
+    if suffix in WEIGHT_SUFFIXES and suffix != ".apr":
+        raise UsageError(
+            f"{command} writes .apr files, but the output is named {suffix}", path=path, hint=hint
+        )
+
+
+def _write(segments: Sequence[Segment], path: PathLike, force: bool) -> None:
     plan = FileLayout(os.path.basename(os.fspath(path)), segments, crc_footer=True)
     with AtomicFile(path, force=force, n_bytes=plan.n_bytes) as sink:
         write_layout(plan, sink)
 
 
-def _out_tensor(name: str, tensor: Any) -> OutTensor:
+def _out_tensor(name: str, tensor: ArrayLike | RawTensor) -> OutTensor:
+    if not isinstance(name, str):
+        raise UsageError(f"the name of a tensor must be a string, not {name!r:.80}")
     if isinstance(tensor, RawTensor):
         row = find_dtype(tensor.dtype)
         data = memoryview(tensor.data).cast("B")
@@ -331,10 +357,13 @@ def _check_data(name: str, row: Dtype, shape: tuple[int, ...], n_bytes: int) -> 
         raise UsageError(f"{n_bytes} bytes given where {row.name} {list(shape)} takes {want}", tensor=name)
 
 
-def _from_array(name: str, array: Any) -> tuple[Dtype, tuple[int, ...], memoryview]:
+def _from_array(name: str, values: object) -> tuple[Dtype, Shape, memoryview]:
     import numpy as np
 
-    array = np.asarray(array)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"not an array: {error}", tensor=name) from error
     plain = {
         np.dtype(row.numpy): row for row in reversed(DTYPES.values()) if row.kind == "plain" and row.numpy
     }
@@ -347,7 +376,7 @@ def _from_array(name: str, array: Any) -> tuple[Dtype, tuple[int, ...], memoryvi
     return row, tuple(array.shape), contiguous.reshape(-1).view(np.uint8).data.toreadonly()
 
 
-def load_file(path: str | os.PathLike[str]) -> dict[str, Array]:
+def load_file(path: PathLike) -> dict[str, Array]:
     """The decoded tensors of a model file, by name; of a repeated name the first. Raises AprError."""
     from aprfmt.formats import open as open_file
 

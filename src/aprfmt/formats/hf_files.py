@@ -41,10 +41,11 @@ KEPT_FILES = (
 )
 """Name patterns of the files that belong to a model beside its weights."""
 
-_WEIGHT_SUFFIXES = (
+WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".apr", ".h5", ".msgpack"),
     *(".onnx", ".onnx_data", ".ot", ".npz", ".npy"),
 )
+"""How files of weights end, whatever program made them."""
 
 
 def list_names(folder: Path) -> list[str]:
@@ -61,7 +62,7 @@ def list_names(folder: Path) -> list[str]:
 
 def kept_files(names: Iterable[str]) -> list[Path]:
     """Those of `names` that belong to a model beside its weights."""
-    return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(_WEIGHT_SUFFIXES)]
+    return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(WEIGHT_SUFFIXES)]
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -96,11 +96,13 @@ def test_names_are_sorted_in_full_and_cut_to_256_bytes(tmp_path: Path) -> None:
 
 
 def test_ninth_dimension_is_dropped(tmp_path: Path) -> None:
-    save_file({"t": RawTensor("F32", (1,) * 8 + (2,), bytes(8))}, tmp_path / "d.apr")
+    save_file({"t": RawTensor("F32", (1,) * 8 + (2,), bytes(8))}, tmp_path / "d.apr", force=True)
     with apr2.open_model(tmp_path / "d.apr") as model:
         assert model.tensors["t"].shape == (1,) * 8
     for more in (2, 0):  # the values are all there
-        save_file({"t": np.arange(more, dtype="<f4").reshape((1,) * 8 + (more,))}, tmp_path / "d.apr")
+        save_file(
+            {"t": np.arange(more, dtype="<f4").reshape((1,) * 8 + (more,))}, tmp_path / "d.apr", force=True
+        )
         assert load_file(tmp_path / "d.apr")["t"].shape == (1,) * 8 + (more,)
 
 
@@ -112,7 +114,7 @@ def test_streaming_keeps_the_order_of_the_blobs(tmp_path: Path) -> None:
     }
     offsets = {}
     for streaming in (False, True):
-        save_file(tensors, tmp_path / "s.apr", streaming=streaming)
+        save_file(tensors, tmp_path / "s.apr", streaming=streaming, force=True)
         with apr2.open_model(tmp_path / "s.apr") as model:
             start = apr2_native(model).header.data_offset
             assert list(model.tensors) == ["a", "m", "z"]
@@ -141,7 +143,7 @@ def test_what_is_written_is_read_and_written_again(
     folder = tmp_path_factory.mktemp("rt")
     path, again, moved = folder / "a.apr", folder / "b.apr", folder / "c.apr"
     pairs = [(name, RawTensor("U8", (len(data),), data)) for name, data in items]
-    save_file(pairs, path, {"model_type": "m", "x": [1, 2.5]}, flags, streaming, generation)
+    save_file(pairs, path, {"model_type": "m", "x": [1, 2.5]}, flags, streaming, generation=generation)
     with apr2.open_model(path) as model:
         assert apr2_native(model).flags == flags | 0x0400
         assert model.checksum() == {"header": "ok", "footer": "ok"}
@@ -198,10 +200,12 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     path = tmp_path / "a.apr"
     save_file({}, path)
     with pytest.raises(ExistsError):
-        save_file({}, path, force=False)
+        save_file({}, path)
+    with pytest.raises(ExistsError):
+        save_file({}, path, streaming=True)
     with apr2.open_model(path) as model, pytest.raises(RefusedError):
         apr2_write.rewrite(model, path, force=True)
-    save_file({}, path, {"name": "new"})
+    save_file({}, path, {"name": "new"}, force=True)
     with apr2.open_model(path) as model:
         assert model.metadata["name"] == "new"
         model.native = None
@@ -221,6 +225,31 @@ def test_tensors_the_container_cannot_hold(tensor: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["m.gguf", "m.safetensors", "m.GGUF", "m.bin", "m.npz"])
+def test_a_suffix_of_another_format_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"writes \.apr files"):
+        save_file({}, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_suffixes_are_the_users_choice(tmp_path: Path) -> None:
+    for name in ("m", "m.apr", "model-v1.5", "m.tmp"):
+        save_file({}, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tensors": 5}, {"tensors": ["a"]}, {"tensors": {5: np.zeros(1)}}, {"tensors": {"a": [[1], [2, 3]]}},
+        {"metadata": [1]}, {"flags": "1"}, {"path": 5}, {"generation": "Old"},
+    ],
+)  # fmt: skip
+def test_wrong_values_are_usage_errors(arguments: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        save_file(**{"tensors": {}, "path": tmp_path / "t.apr", "metadata": {"x": 1}, **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("flags", [0x0800, 1 << 16, -1])
 def test_flags_no_reader_accepts(flags: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
@@ -236,7 +265,7 @@ def test_bad_names(tmp_path: Path) -> None:
 
 def test_row_padded_k_quants(tmp_path: Path) -> None:
     for size in (4 * 144, 3 * 144):  # each row padded, or only the end
-        save_file({"t": RawTensor("Q4K", (2, 300), bytes(size))}, tmp_path / "t.apr")
+        save_file({"t": RawTensor("Q4K", (2, 300), bytes(size))}, tmp_path / "t.apr", force=True)
         with apr2.open_model(tmp_path / "t.apr") as model:
             assert model.tensors["t"].n_bytes == size
             assert model.tensors["t"].numpy().shape == (2, 300)
@@ -244,7 +273,7 @@ def test_row_padded_k_quants(tmp_path: Path) -> None:
 
 def test_dims_beyond_any_array(tmp_path: Path) -> None:
     for dims in ((0, 1 << 63), (1 << 40, 1 << 40, 0)):
-        save_file({"t": RawTensor("F32", dims, b"")}, tmp_path / "t.apr")
+        save_file({"t": RawTensor("F32", dims, b"")}, tmp_path / "t.apr", force=True)
         with apr2.open_model(tmp_path / "t.apr") as model:
             for decode in (model.tensors["t"].numpy, model.tensors["t"].torch):
                 with pytest.raises(LimitError):

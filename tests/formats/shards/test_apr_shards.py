@@ -156,7 +156,7 @@ def test_order_of_blobs_and_generation_survive(tmp_path: Path) -> None:
 )
 def test_any_tensors_come_back(tmp_path: Path, sizes: dict[str, int], limit: int) -> None:
     source, folder, one = tmp_path / "s.apr", tmp_path / "d", tmp_path / "one.apr"
-    aprfmt.save_file({name: np.arange(n, dtype=np.float32) for name, n in sizes.items()}, source)
+    aprfmt.save_file({name: np.arange(n, dtype=np.float32) for name, n in sizes.items()}, source, force=True)
     shutil.rmtree(folder, ignore_errors=True)
     assert cut(source, folder, limit)["lossless"] is True
     aprfmt.convert_model(folder, one, force=True)
@@ -237,7 +237,7 @@ def test_names_that_a_manifest_cannot_hold(tmp_path: Path) -> None:
     a = np.zeros(2, np.float32)
     twice = [("a", a), ("a", a)]
     for i, tensors in enumerate((twice, [("\udcff", a)], [("x" * 300, a)])):
-        aprfmt.save_file(tensors, tmp_path / "s.apr")
+        aprfmt.save_file(tensors, tmp_path / "s.apr", force=True)
         if i == 2:  # cut to 256 bytes by the container, which fits
             cut(tmp_path / "s.apr", tmp_path / "d")
             continue

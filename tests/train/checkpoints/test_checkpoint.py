@@ -199,7 +199,7 @@ def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptError):
         train_runs.load_state(path)
-    aprfmt.save_file({"a": torch.zeros(2).numpy()}, path)
+    aprfmt.save_file({"a": torch.zeros(2).numpy()}, path, force=True)
     with pytest.raises(RefusedError):
         train_runs.load_state(path)
     assert checkpoint.read_pointer(tmp_path, LATEST) is None

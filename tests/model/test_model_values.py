@@ -1,10 +1,11 @@
-"""Opened models and their tensors as values: reprs, tables for notebooks, numpy's protocol, names that are not there."""
+"""Opened models and their tensors as values: reprs, tables for notebooks, numpy's protocol, mistyped names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plain_models
@@ -38,7 +39,7 @@ def evil(tmp_path: Path) -> Iterator[aprfmt.Model]:
 
 def test_reprs_are_short(model: aprfmt.Model, folder: Path, tmp_path: Path) -> None:
     name = str(folder)
-    assert repr(model) == f"Model({name!r}, HF folder, 21 tensors, 403 KiB)"
+    assert repr(model) == f"Model({name!r}, HF folder, 21 tensors, 403.3 KiB)"
     tensor = model.tensors["model.norm.weight"]
     assert repr(tensor) == "Tensor('model.norm.weight', F32, [64], 256 bytes)"
     assert repr(model.tensors).endswith(" and 18 more)")
@@ -88,7 +89,11 @@ def test_a_long_list_of_tensors_is_cut(tmp_path: Path) -> None:
 def test_tensors_are_arrays_to_numpy(tmp_path: Path) -> None:
     values = np.arange(64, dtype=np.float32).reshape(2, 32)
     raw = aprfmt.encode("Q8_0", values)
-    stored = {"f32": values, "q8": aprfmt.RawTensor("Q8_0", values.shape, raw), "one": np.array(3, np.int64)}
+    stored: dict[str, Any] = {
+        "f32": values,
+        "q8": aprfmt.RawTensor("Q8_0", values.shape, raw),
+        "one": np.array(3, np.int64),
+    }
     aprfmt.save_file(stored, tmp_path / "w.apr")
     with aprfmt.open(tmp_path / "w.apr") as model:
         plain, q8, one = (model.tensors[name] for name in ("f32", "q8", "one"))
