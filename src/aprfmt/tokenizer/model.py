@@ -21,6 +21,7 @@ def is_unicode(text: str) -> bool:
         return False
     return True
 
+
 from aprfmt.text import plural
 
 
