@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
 
+from aprfmt.text import plural
+
 UNDERLINE = "\u2581"
 """SentencePiece's space."""
 
@@ -20,9 +22,6 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-from aprfmt.text import plural
 
 
 class TokenType(IntEnum):
