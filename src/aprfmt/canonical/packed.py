@@ -24,7 +24,7 @@ from aprfmt.canonical.packed_config import (
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.packed import SCHEMES, Scheme
-from aprfmt.codecs.packed_pieces import Decoded, Piece
+from aprfmt.codecs.packed_pieces import Decoded
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
@@ -259,7 +259,7 @@ def _packed(
 ) -> PackedTensor:
     endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
     stored = {ending: tensors[base + ending] for ending in endings}
-    decoded = scheme.decode({ending: _piece(t) for ending, t in stored.items()}, settings)
+    decoded = scheme.decode({ending: _check_size(t) for ending, t in stored.items()}, settings)
     return PackedTensor(
         name=base + scheme.result,
         shape=decoded.shape,
@@ -275,16 +275,13 @@ def _scale_dtype(stored: Mapping[str, Tensor]) -> str:
     return next((t.dtype for t in stored.values() if t.dtype in ("F16", "BF16")), "F32")
 
 
-def _piece(tensor: Tensor) -> Piece:
+def _check_size(tensor: Tensor) -> Tensor:
+    """The tensor. Raises CorruptError unless it holds as many bytes as its dtype and shape say."""
     row = DTYPES[tensor.dtype]
     if row.kind == "plain" and row.n_bytes(tensor.shape) != tensor.n_bytes:
         what = f"{tensor.n_bytes} bytes are stored, {row.name} of shape {list(tensor.shape)} takes others"
         raise CorruptError(what, path=tensor.source.path, tensor=tensor.name)
-
-    def read_into(offset: int, buffer: memoryview) -> None:
-        tensor.source.read_into(tensor.offset + offset, buffer)
-
-    return Piece(tensor.name, tensor.dtype, tensor.shape, read_into)
+    return tensor
 
 
 def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapping[str, object]) -> None:

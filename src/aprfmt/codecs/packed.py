@@ -8,9 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from aprfmt.codecs import packed_bnb, packed_floats, packed_words
-from aprfmt.codecs.packed_pieces import Decoded, Pieces, Settings
+from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.packed_pieces import (
+    FLOATS,
+    Decoded,
+    Grid,
+    Pieces,
+    Settings,
+    Tile,
+    count,
+    expect,
+    flat,
+    grid_of,
+    positive,
+    refused,
+    region,
+    require_symmetric,
+    scale_blocks,
+    unpack,
+    weight_arguments,
+    word_range,
+)
+from aprfmt.codecs.pieces import Piece
+from aprfmt.errors import AprError
+from aprfmt.io import jsonx
+from aprfmt.types import Array
 
 Decoder = Callable[[Pieces, Settings], Decoded]
 
@@ -42,7 +66,527 @@ class Scheme:
     decode: Decoder
 
 
+# --- 8-bit codes with scales, and 4-bit floats: FP8, INT8, NVFP4, MXFP4 ---
+
+# OCP microscaling formats, E2M1: sign, two bits of exponent, one of mantissa.
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+MX_BLOCK = 32
+
 _F8 = ("F8_E4M3", "F8_E5M2")
+_TRANSPOSED_STEP = 1 << 20  # fewer, longer reads where columns of the stored tensor become rows
+
+
+def fp8(pieces: Pieces, settings: Settings) -> Decoded:
+    """8-bit floats times a scale for the tensor, a row or a block (bare exponents where it is stored as U8).
+
+    The scale is called inverse in checkpoints that divide by its reciprocal; the product is the same.
+    """
+    weight = pieces[""]
+    expect("FP8", weight, _F8)
+    if len(weight.shape) < 2:
+        raise refused("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
+    scale = pieces.get("_scale_inv") or pieces["_scale"]
+    expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
+    grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
+    width = weight.shape[-1]
+
+    def tile(rows: range, columns: range) -> Array:
+        values: Array = region(weight, width, rows, columns) * grid.at(rows, columns)
+        return values
+
+    return Decoded(weight.shape, tile)
+
+
+def int8(pieces: Pieces, settings: Settings) -> Decoded:
+    """8-bit integers, minus a zero point where there is one, times a scale (compressed-tensors)."""
+    import numpy as np
+
+    weight, scale, zero = pieces[".weight"], pieces[".weight_scale"], pieces.get(".weight_zero_point")
+    expect("INT8", weight, ("I8",), ndim=2)
+    expect("INT8", scale, FLOATS)
+    blocks = scale_blocks("INT8", settings, scale.name)
+    grid = grid_of("INT8", scale, weight.shape, blocks)
+    if ".weight_g_idx" in pieces and grid.grid[1] > 1:
+        raise refused("INT8", weight.name, "a column order of 8-bit groups is not decoded")
+    zeros: Grid | None = None
+    if zero is None:
+        require_symmetric("INT8", scale, settings)
+    else:
+        expect("INT8", zero, ("I8",), scale.shape)
+        zeros = grid_of("INT8", zero, weight.shape, blocks)
+    width = weight.shape[-1]
+
+    def tile(rows: range, columns: range) -> Array:
+        values = region(weight, width, rows, columns).astype(np.float32)
+        if zeros is not None:
+            values -= zeros.at(rows, columns)
+        return values * grid.at(rows, columns)
+
+    return Decoded(weight.shape, tile)
+
+
+def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
+    """Pairs of 4-bit floats, an 8-bit float as scale of 16 values, and a scale of the tensor.
+
+    compressed-tensors divides by the scale of the tensor, ModelOpt multiplies by it.
+    """
+    import numpy as np
+
+    divides = ".weight_global_scale" in pieces
+    overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
+    expect("NVFP4", overall, ("F32",))
+    if count(overall) != 1:
+        raise refused("NVFP4", overall.name, f"has the shape {list(overall.shape)}, one value is expected")
+    factor = flat(overall)[0]
+    if divides and factor == 0:
+        raise refused("NVFP4", overall.name, "is zero, and scales are divided by it")
+
+    def scales(values: Array) -> Array:
+        scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
+        return scaled
+
+    return _fp4("NVFP4", pieces, 16, ("F8_E4M3",), scales)
+
+
+def mxfp4_matrix(pieces: Pieces, settings: Settings) -> Decoded:
+    """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors)."""
+    return _fp4("MXFP4", pieces, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
+
+
+def _fp4(
+    scheme: str, pieces: Pieces, group: int, scale_dtypes: tuple[str, ...], scales: Callable[[Array], Array]
+) -> Decoded:
+    packed = pieces.get(".weight_packed") or pieces[".weight"]
+    expect(scheme, packed, ("U8",), ndim=2)
+    rows, half = packed.shape
+    columns = 2 * half
+    scale = pieces[".weight_scale"]
+    expect(scheme, scale, scale_dtypes, (rows, columns // group))
+    if columns % group:
+        raise refused(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
+    as_dtype = "F8_E8M0" if scale.dtype == "U8" else None
+    grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
+
+    def tile(rows: range, columns: range) -> Array:
+        octets = region(packed, half, rows, range(columns.start // 2, -(-columns.stop // 2)))
+        skip = columns.start % 2
+        values: Array = fp4_values(octets)[:, skip : skip + len(columns)] * scales(grid.at(rows, columns))
+        return values
+
+    return Decoded((rows, columns), tile)
+
+
+def fp4_values(octets: Array) -> Array:
+    """Two values a byte along the last axis, the low half first, float32."""
+    values: Array = _fp4_pairs()[octets].view("<f4")
+    return values
+
+
+@cache
+def _fp4_pairs() -> Array:
+    """The two values of each byte, as one number of eight bytes."""
+    import numpy as np
+
+    pairs = [(FP4_VALUES[byte & 15], FP4_VALUES[byte >> 4]) for byte in range(256)]
+    return np.array(pairs, dtype="<f4").view("<u8").reshape(-1)
+
+
+def mxfp4_experts(pieces: Pieces, settings: Settings) -> Decoded:
+    """Experts of gpt-oss: paired 4-bit floats [experts, out, in / 32, 16], exponents [experts, out, in / 32].
+
+    The decoded weight is [experts, in, out], as the model's own layers hold it.
+    """
+    blocks, scale = pieces["_blocks"], pieces["_scales"]
+    expect("MXFP4", blocks, ("U8",), ndim=4)
+    expect("MXFP4", scale, ("U8",), blocks.shape[:-1])
+    experts, n_out, n_blocks, n_bytes = blocks.shape
+    if n_bytes != MX_BLOCK // 2:
+        raise refused("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, {MX_BLOCK // 2} are expected")
+    n_in = n_blocks * MX_BLOCK
+
+    def tile(rows: range, columns: range) -> Array:
+        expert = rows.start // n_in
+        first, last = rows.start - expert * n_in, rows.stop - expert * n_in
+        span = range(first // MX_BLOCK, -(-last // MX_BLOCK))
+        lines = range(expert * n_out + columns.start, expert * n_out + columns.stop)
+        octets = region(blocks, n_blocks * n_bytes, lines, range(span.start * n_bytes, span.stop * n_bytes))
+        exponents = region(scale, n_blocks, lines, span, "F8_E8M0")
+        values = fp4_values(octets).reshape(len(lines), len(span), MX_BLOCK) * exponents[:, :, None]
+        skip = first - span.start * MX_BLOCK
+        return values.reshape(len(lines), -1)[:, skip : skip + len(rows)].T
+
+    return Decoded((experts, n_in, n_out), tile, step=_TRANSPOSED_STEP, period=n_in)
+
+
+# --- small integers in 32-bit words: GPTQ, AWQ, pack-quantized of compressed-tensors ---
+
+# AWQ's kernels want value i of a word at this place among its eight.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+_CONFIG_HINT = "config.json does not describe these weights: fetch both again, of one revision"
+
+
+def gptq(pieces: Pieces, settings: Settings) -> Decoded:
+    """Codes packed down the inputs, [in, out]; zero points and scales [groups, out]; the group of each input.
+
+    The first checkpoint format stores zero points less one, wrapped around in their bits; the second as they are.
+    """
+    import numpy as np
+
+    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
+    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("GPTQ", piece, dtypes, ndim=2)
+    n_groups, n_out = scales.shape
+    bits = _gptq_bits(codes, zeros, n_out, settings)
+    n_in = codes.shape[0] * 32 // bits
+    expect("GPTQ", codes, ("I32",), (n_in * bits // 32, n_out))
+    expect("GPTQ", zeros, ("I32",), (n_groups, n_out * bits // 32))
+    order = _gptq_order(pieces, n_in, n_groups, settings)
+    shift = 1 if settings.get("checkpoint_format", "gptq") == "gptq" else 0
+
+    def tile(rows: range, columns: range) -> Array:
+        span, skip = word_range(columns, bits, codes.shape[0])
+        values = unpack(region(codes, n_out, span, rows).T, bits)[:, skip : skip + len(columns)]
+        values = values.astype(np.float32)
+        span, skip = word_range(rows, bits, zeros.shape[1])
+        zero = unpack(region(zeros, zeros.shape[1], range(n_groups), span), bits)[:, skip : skip + len(rows)]
+        zero = (zero + np.uint8(shift)) & np.uint8((1 << bits) - 1)
+        scale = region(scales, n_out, range(n_groups), rows).astype(np.float32)
+        group = order[columns.start : columns.stop]
+        values -= zero.T.astype(np.float32).take(group, axis=1)
+        values *= scale.T.take(group, axis=1)
+        return values
+
+    return Decoded((n_out, n_in), tile, step=_TRANSPOSED_STEP)
+
+
+def _gptq_bits(codes: Piece, zeros: Piece, n_out: int, settings: Settings) -> int:
+    """The bits of a code: those that the settings name, for all or by module, which fit the zero points."""
+    dynamic = settings.get("dynamic")
+    rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
+    named = {rule["bits"] for rule in rules if isinstance(rule, dict) and type(rule.get("bits")) is int}
+    fit = [bits for bits in (2, 3, 4, 8) if bits in named and zeros.shape[1] * 32 == n_out * bits]
+    if len(fit) == 1 and codes.shape[0] * 32 % fit[0] == 0 and n_out * fit[0] % 32 == 0:
+        return fit[0]
+    what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
+    told = ", ".join(map(str, sorted(named))) or "no number of"
+    raise refused("GPTQ", codes.name, f"{what} are not {told} bits (2, 3, 4 and 8 are decoded)", _CONFIG_HINT)
+
+
+def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) -> Array:
+    import numpy as np
+
+    scales, given = pieces[".scales"], pieces.get(".g_idx")
+    size = _group_size("GPTQ", settings, scales, n_in, n_groups)
+    plain = np.arange(n_in) // size
+    if given is None:
+        if settings.get("desc_act"):
+            raise refused("GPTQ", scales.name, "the order of inputs (g_idx) is missing, and desc_act is set")
+        return plain
+    expect("GPTQ", given, ("I32", "I64"), (n_in,))
+    order = flat(given)
+    if order.min() < 0 or order.max() >= n_groups:
+        raise refused("GPTQ", given.name, f"names a group outside the {n_groups} that are stored")
+    if settings.get("desc_act") is False and not np.array_equal(order, plain):
+        # Runtimes differ: some follow the order, some ignore it because of the setting.
+        what = "holds another order of inputs than its config, which says desc_act false"
+        raise refused("GPTQ", given.name, what, "set desc_act in config.json to what the packing tool used")
+    return order.astype(np.int64)
+
+
+def _group_size(scheme: str, settings: Settings, scales: Piece, n_in: int, n_groups: int) -> int:
+    """Inputs a group: the one among the sizes that the settings name which gives as many groups as are stored."""
+    dynamic = settings.get("dynamic")
+    rules = [settings, *(dynamic.values() if isinstance(dynamic, dict) else ())]
+    named = [r.get("group_size", r.get("q_group_size")) for r in rules if isinstance(r, dict)]
+    sizes = [n_in if size == -1 else size for size in named if size is not None]
+    for size in sizes:
+        positive(scheme, "group_size", size, scales.name)
+    fit = {size for size in sizes if -(-n_in // size) == n_groups}
+    if len(fit) != 1:
+        what = f"{n_groups} groups for {n_in} inputs, but config.json says group_size {named[0]!r}"
+        raise refused(scheme, scales.name, what, _CONFIG_HINT)
+    return int(fit.pop())
+
+
+def awq(pieces: Pieces, settings: Settings) -> Decoded:
+    """4-bit codes packed across the outputs in AWQ's order, [in, out]; zero points and scales [groups, out]."""
+    import numpy as np
+
+    codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
+    if settings.get("bits", settings.get("w_bit")) != 4:
+        raise refused(
+            "AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", _CONFIG_HINT
+        )
+    for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
+        expect("AWQ", piece, dtypes, ndim=2)
+    n_in, n_words = codes.shape
+    n_groups, n_out = scales.shape
+    expect("AWQ", scales, FLOATS, (n_groups, n_words * 8))
+    expect("AWQ", zeros, ("I32",), (n_groups, n_words))
+    size = _group_size("AWQ", settings, scales, n_in, n_groups)
+
+    def fields(piece: Piece, lines: range, outputs: range) -> Array:
+        span = range(outputs.start // 8, -(-outputs.stop // 8))
+        words = np.ascontiguousarray(region(piece, n_words, lines, span).view("<u4").T)
+        eights = np.empty((len(span), 8, len(lines)), dtype=np.float32)
+        for i, place in enumerate(_AWQ_PLACES):
+            eights[:, i] = words >> np.uint32(4 * place) & np.uint32(15)
+        skip = outputs.start - 8 * span.start
+        return eights.reshape(-1, len(lines))[skip : skip + len(outputs)]
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // size, -(-columns.stop // size))
+        scale = region(scales, n_out, groups, rows).astype(np.float32).T
+        group = np.arange(columns.start, columns.stop) // size - groups.start
+        values = fields(codes, columns, rows)
+        values -= fields(zeros, groups, rows).take(group, axis=1)
+        values *= scale.take(group, axis=1)
+        return values
+
+    return Decoded((n_out, n_in), tile, step=_TRANSPOSED_STEP)
+
+
+def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
+    """Codes packed along the inputs, [out, in], offset by half their range; the shape is a tensor of its own."""
+    import numpy as np
+
+    packed, scale, told = pieces[".weight_packed"], pieces[".weight_scale"], pieces[".weight_shape"]
+    scheme = "compressed-tensors"
+    expect(scheme, packed, ("I32",), ndim=2)
+    expect(scheme, scale, FLOATS)
+    expect(scheme, told, ("I64", "I32"), (2,))
+    rows, columns = (int(n) for n in flat(told))
+    if rows != packed.shape[0] or columns <= 0:
+        what = f"says {[rows, columns]}, the packed codes have the shape {list(packed.shape)}"
+        raise refused(scheme, told.name, what)
+    bits = _packed_bits(packed, columns, settings)
+    grid = _packed_grid(pieces, (rows, columns), settings)
+    zero = _zero_points(pieces, grid, bits, settings)
+    n_words = packed.shape[1]
+
+    def tile(rows: range, columns: range) -> Array:
+        span, skip = word_range(columns, bits, n_words)
+        values = unpack(region(packed, n_words, rows, span), bits)[:, skip : skip + len(columns)]
+        values = values.astype(np.float32)
+        values -= zero(rows, columns)
+        return values * grid.at(rows, columns)
+
+    return Decoded((rows, columns), tile)
+
+
+def _packed_bits(packed: Piece, columns: int, settings: Settings) -> int:
+    named = [weights.get("num_bits") for weights in weight_arguments(settings)]
+    fit = [bits for bits in (2, 4, 8) if bits in named and -(-columns // (32 // bits)) == packed.shape[1]]
+    if len(fit) == 1:
+        return fit[0]
+    what = f"codes of shape {list(packed.shape)} for {columns} inputs fit no num_bits of config.json"
+    raise refused("compressed-tensors", packed.name, f"{what} (2, 4 and 8 are decoded)", _CONFIG_HINT)
+
+
+def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> Grid:
+    scheme, scale, given = "compressed-tensors", pieces[".weight_scale"], pieces.get(".weight_g_idx")
+    rows, columns = shape
+    if count(scale) == 1:
+        return Grid(scale, rows, (1, 1), rows, columns)
+    if len(scale.shape) == 2 and scale.shape[0] == rows:
+        n_groups = scale.shape[1]
+        sizes = [width for height, width in scale_blocks(scheme, settings, scale.name) if height == 1]
+        whole = any(weights.get("group_size") in (None, -1) for weights in weight_arguments(settings))
+        one = n_groups == 1 and (whole or max(sizes, default=0) >= columns)
+        # Rows that end within a group are not decoded: packing tools refuse to make them.
+        if one or (columns % n_groups == 0 and columns // n_groups in sizes):
+            order = _packed_order(given, columns, n_groups) if given is not None else None
+            return Grid(scale, rows, (rows, n_groups), 1, columns // n_groups, order)
+    what = (
+        f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
+    )
+    raise refused(scheme, scale.name, what, _CONFIG_HINT)
+
+
+def _packed_order(given: Piece, columns: int, n_groups: int) -> Array | None:
+    expect("compressed-tensors", given, ("I32", "I64"), (columns,))
+    order = flat(given)
+    if (order == -1).all():  # never set: columns are in order
+        return None
+    if order.min() < 0 or order.max() >= n_groups:
+        what = f"names a group outside the {n_groups} that are stored"
+        raise refused("compressed-tensors", given.name, what)
+    return order
+
+
+def _zero_points(pieces: Pieces, grid: Grid, bits: int, settings: Settings) -> Tile:
+    """What gives what to subtract from the unsigned codes of a tile."""
+    import numpy as np
+
+    half, piece = 1 << bits - 1, pieces.get(".weight_zero_point")
+    if piece is None:
+        require_symmetric("compressed-tensors", grid.piece, settings)
+        return lambda rows, columns: np.asarray(half, dtype=np.float32)
+    high, wide = grid.grid
+    if piece.dtype == "I8":  # one number each, without the offset
+        expect("compressed-tensors", piece, ("I8",), grid.piece.shape)
+        plain = Grid(piece, grid.rows, grid.grid, grid.height, grid.width, grid.order)
+        return lambda rows, columns: plain.at(rows, columns) + np.float32(half)
+    per_word = 32 // bits
+    expect("compressed-tensors", piece, ("I32",), (-(-high // per_word), wide))
+    return lambda rows, columns: _packed_zeros(piece, grid, bits, rows, columns)
+
+
+def _packed_zeros(piece: Piece, grid: Grid, bits: int, rows: range, columns: range) -> Array:
+    """Zero points packed down the rows."""
+    import numpy as np
+
+    lines, per_word = grid.lines(rows), 32 // bits
+    first, last = int(lines[0]) // per_word, int(lines[-1]) // per_word + 1
+    words = region(piece, grid.grid[1], range(first, last), range(grid.grid[1]))
+    fields: Array = unpack(words.T, bits).T[lines - first * per_word].astype(np.float32)
+    return fields if grid.grid[1] == 1 else fields[:, grid.blocks(columns)]
+
+
+# --- bitsandbytes: 4-bit codes of NF4 and FP4 in flat blocks, and LLM.int8 rows ---
+
+# Quantiles of a normal distribution scaled to one (QLoRA, appendix E), and a float of 4 bits over its largest value.
+_NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+_BNB_FP4_VALUES = tuple(sign * value / 12 for sign in (1, -1) for value in _FP4_TWELFTHS)
+
+_MAX_STATE_BYTES = 1 << 16
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_LABEL = "bitsandbytes"
+_CODES = {"nf4": _NF4_VALUES, "fp4": _BNB_FP4_VALUES}
+
+
+def nf4(pieces: Pieces, settings: Settings) -> Decoded:
+    """4-bit quantiles of a normal distribution."""
+    return _four_bit("nf4", pieces)
+
+
+def fp4(pieces: Pieces, settings: Settings) -> Decoded:
+    """4-bit floats, in bitsandbytes' own coding."""
+    return _four_bit("fp4", pieces)
+
+
+def _four_bit(kind: str, pieces: Pieces) -> Decoded:
+    """Flat blocks of codes, the high half of a byte first, each with its largest magnitude."""
+    import numpy as np
+
+    weight, state = pieces[".weight"], _state(pieces[f".weight.quant_state.bitsandbytes__{kind}"], kind)
+    expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes travel as any dtype of whole bytes
+    shape = _shape(state, weight)
+    n = n_elements(shape)
+    stored = count(weight) * DTYPES[weight.dtype].block_bytes
+    if stored != -(-n // 2):
+        raise refused(
+            _LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes"
+        )
+    size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
+    code = _code(pieces[".weight.quant_map"], kind)
+    largest = _absmax(pieces, state, -(-n // size))
+    width = shape[-1]
+
+    def tile(rows: range, columns: range) -> Array:
+        first = rows.start * width + columns.start
+        last = (rows.stop - 1) * width + columns.stop
+        pairs = region(weight, stored, range(1), range(first // 2, -(-last // 2)), "U8")[0]
+        codes = np.empty(2 * pairs.size, dtype="u1")
+        codes[0::2], codes[1::2] = pairs >> 4, pairs & 15
+        values: Array = code[codes[first % 2 : first % 2 + last - first]]
+        block = np.arange(first, last) // size
+        values = values * largest(range(int(block[0]), int(block[-1]) + 1))[block - block[0]]
+        return values.reshape(len(rows), len(columns))
+
+    return Decoded(shape, tile, _DTYPES.get(str(state.get("dtype"))))
+
+
+def _state(piece: Piece, kind: str) -> dict[str, object]:
+    """The JSON object that is stored as a tensor of bytes beside the weight."""
+    expect(_LABEL, piece, ("U8",), ndim=1)
+    if count(piece) > _MAX_STATE_BYTES:
+        raise refused(_LABEL, piece.name, f"{count(piece)} bytes are not a description of a weight")
+    try:
+        state = jsonx.loads(flat(piece).tobytes())
+    except AprError as error:
+        raise refused(_LABEL, piece.name, f"cannot be read: {error.message}") from error
+    if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
+        raise refused(_LABEL, piece.name, f"is not a description of {kind} codes")
+    return state
+
+
+def _shape(state: dict[str, object], weight: Piece) -> tuple[int, ...]:
+    dims = state.get("shape")
+    if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
+        raise refused(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
+    return tuple(positive(_LABEL, "a dimension of its quant_state", dim, weight.name) for dim in dims)
+
+
+def _code(piece: Piece, kind: str) -> Array:
+    import numpy as np
+
+    expect(_LABEL, piece, ("F32",), (16,))
+    code = flat(piece)
+    # Kernels have the values built in and never look at the stored ones: they must be the same.
+    if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
+        raise refused(_LABEL, piece.name, f"holds other values than those of {kind}")
+    return code
+
+
+def _absmax(pieces: Pieces, state: dict[str, object], n_blocks: int) -> Callable[[range], Array]:
+    """A function that gives the largest magnitudes of a range of blocks, themselves packed in 8 bits or not."""
+    import numpy as np
+
+    piece, nested = pieces[".weight.absmax"], pieces.get(".weight.nested_absmax")
+    if nested is None:
+        expect(_LABEL, piece, ("F32",), (n_blocks,))
+        return lambda blocks: flat(piece, blocks)
+    expect(_LABEL, piece, ("U8",), (n_blocks,))
+    size = positive(_LABEL, "nested_blocksize", state.get("nested_blocksize"), piece.name)
+    expect(_LABEL, nested, ("F32",), (-(-n_blocks // size),))
+    table = pieces.get(".weight.nested_quant_map")
+    if table is None:
+        raise refused(_LABEL, piece.name, "nested_quant_map is missing")
+    expect(_LABEL, table, ("F32",), (256,))
+    offset = state.get("nested_offset")
+    if isinstance(offset, bool) or not isinstance(offset, int | float):
+        raise refused(_LABEL, piece.name, f"nested_offset is {offset!r}, not a number")
+    with np.errstate(all="ignore"):
+        code, shift = flat(table), np.float64(offset).astype(np.float32)
+
+    def largest(blocks: range) -> Array:
+        scale = flat(nested, range(blocks.start // size, -(-blocks.stop // size)))
+        index = np.arange(blocks.start, blocks.stop) // size - blocks.start // size
+        values: Array = code[flat(piece, blocks)] * scale[index] + shift
+        return values
+
+    return largest
+
+
+def llm_int8(pieces: Pieces, settings: Settings) -> Decoded:
+    """LLM.int8: signed bytes, 127 of them for the largest magnitude of the row."""
+    import numpy as np
+
+    weight, largest, layout = pieces[".weight"], pieces[".SCB"], pieces.get(".weight_format")
+    expect(_LABEL, weight, ("I8",), ndim=2)
+    expect(_LABEL, largest, ("F32", "F16"), (weight.shape[0],))
+    if layout is not None and (count(layout) != 1 or layout.dtype not in ("U8", "I8") or flat(layout)[0]):
+        raise refused(_LABEL, layout.name, "the rows are laid out for one kind of GPU")
+    width = weight.shape[1]
+
+    def tile(rows: range, columns: range) -> Array:
+        scale = flat(largest, rows).astype(np.float32)
+        values: Array = region(weight, width, rows, columns) * scale[:, None] * np.float32(1 / 127)
+        return values
+
+    return Decoded(weight.shape, tile)
+
+
+# --- the table ---
+
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
 _CT = ("compressed-tensors",)
 _BNB = ("bitsandbytes",)
@@ -52,25 +596,24 @@ _BNB_MAY = (".weight.nested_absmax", ".weight.nested_quant_map")
 _QUANTS = (".qzeros", ".scales")
 
 SCHEMES: tuple[Scheme, ...] = (
-    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale_inv",), (), "", packed_floats.fp8),
-    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale",), (), "", packed_floats.fp8),
-    Scheme("gptq", "GPTQ", ("gptq",), ".qweight", ("I32",), _QUANTS, (".g_idx",), ".weight", packed_words.gptq),
-    Scheme("awq", "AWQ", ("awq",), ".qweight", ("I32",), _QUANTS, (), ".weight", packed_words.awq),
+    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale_inv",), (), "", fp8),
+    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale",), (), "", fp8),
+    Scheme("gptq", "GPTQ", ("gptq",), ".qweight", ("I32",), _QUANTS, (".g_idx",), ".weight", gptq),
+    Scheme("awq", "AWQ", ("awq",), ".qweight", ("I32",), _QUANTS, (), ".weight", awq),
     Scheme("pack-quantized", "packed integers", _CT, ".weight_packed", ("I32",), (".weight_scale", ".weight_shape"),
-           (".weight_zero_point", ".weight_g_idx"), ".weight", packed_words.pack_quantized),
+           (".weight_zero_point", ".weight_g_idx"), ".weight", pack_quantized),
     Scheme("nvfp4", "NVFP4", _CT, ".weight_packed", ("U8",), (".weight_scale", ".weight_global_scale"), (),
-           ".weight", packed_floats.nvfp4),
+           ".weight", nvfp4),
     Scheme("nvfp4", "NVFP4", ("modelopt",), ".weight", ("U8",), (".weight_scale", ".weight_scale_2"), (),
-           ".weight", packed_floats.nvfp4),
+           ".weight", nvfp4),
     Scheme("mxfp4", "MXFP4", _CT, ".weight_packed", ("U8",), (".weight_scale",), (), ".weight",
-           packed_floats.mxfp4_matrix),
+           mxfp4_matrix),
     Scheme("int8", "INT8", _CT, ".weight", ("I8",), (".weight_scale",), (".weight_zero_point", ".weight_g_idx"),
-           ".weight", packed_floats.int8),
-    Scheme("mxfp4", "MXFP4", ("mxfp4",), "_blocks", ("U8",), ("_scales",), (), "", packed_floats.mxfp4_experts),
-    Scheme("bnb-nf4", "NF4", _BNB, _STATE + "nf4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", packed_bnb.nf4),
-    Scheme("bnb-fp4", "FP4", _BNB, _STATE + "fp4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", packed_bnb.fp4),
-    Scheme("bnb-int8", "LLM.int8", _BNB, ".weight", ("I8",), (".SCB",), (".weight_format",), ".weight",
-           packed_bnb.int8),
+           ".weight", int8),
+    Scheme("mxfp4", "MXFP4", ("mxfp4",), "_blocks", ("U8",), ("_scales",), (), "", mxfp4_experts),
+    Scheme("bnb-nf4", "NF4", _BNB, _STATE + "nf4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", nf4),
+    Scheme("bnb-fp4", "FP4", _BNB, _STATE + "fp4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", fp4),
+    Scheme("bnb-int8", "LLM.int8", _BNB, ".weight", ("I8",), (".SCB",), (".weight_format",), ".weight", llm_int8),
 )  # fmt: skip
 
 METHODS = tuple(dict.fromkeys(method for scheme in SCHEMES for method in scheme.methods))

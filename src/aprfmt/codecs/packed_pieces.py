@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import RefusedError
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 FLOATS = ("F32", "F16", "BF16")
 _SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between
@@ -25,66 +22,58 @@ _STRETCH = 1 << 22
 UNPACK_HINT = "fetch the checkpoint again, or unpack it with the tool that packed it and import the result"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One stored tensor of a packed weight.
+def region(piece: Piece, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
+    """Decoded elements of a rectangle of a stored tensor, seen as a matrix with rows of `width` elements.
 
-    `read_into(offset, buffer)` fills `buffer` from a byte offset within the tensor.
+    `dtype` reads its bytes as elements of another dtype.
     """
+    dtype = dtype or piece.dtype
+    size = DTYPES[dtype].block_bytes
+    n_rows, line, stride = len(rows), len(columns) * size, width * size
+    buffer = bytearray(n_rows * line)
+    view, first = memoryview(buffer), (rows.start * width + columns.start) * size
+    if line == stride:
+        piece.read_into(first, view)
+    elif stride <= _SHORT_LINE:
+        _read_narrow(piece, first, stride, line, view)
+    else:
+        for i in range(n_rows):
+            piece.read_into(first + i * stride, view[i * line : (i + 1) * line])
+    return plain.decode(dtype, buffer).reshape(n_rows, len(columns))
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    read_into: Callable[[int, memoryview], None]
 
-    @property
-    def size(self) -> int:
-        """Number of stored elements."""
-        return n_elements(self.shape)
+def _read_narrow(piece: Piece, first: int, stride: int, line: int, out: memoryview) -> None:
+    """Many short lines: whole stretches are read and the lines taken from them."""
+    import numpy as np
 
-    def region(self, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
-        """Decoded elements of a rectangle of the piece, seen as a matrix with rows of `width` elements.
+    lines = np.frombuffer(out, dtype="u1").reshape(-1, line)
+    step = _STRETCH // stride
+    for start in range(0, len(lines), step):
+        n = min(step, len(lines) - start)
+        stretch = bytearray(n * stride)
+        piece.read_into(first + start * stride, memoryview(stretch)[: (n - 1) * stride + line])
+        lines[start : start + n] = np.frombuffer(stretch, dtype="u1").reshape(n, stride)[:, :line]
 
-        `dtype` reads the elements as another dtype of the same size.
-        """
-        size = DTYPES[self.dtype].block_bytes
-        n_rows, line, stride = len(rows), len(columns) * size, width * size
-        buffer = bytearray(n_rows * line)
-        view, first = memoryview(buffer), (rows.start * width + columns.start) * size
-        if line == stride:
-            self.read_into(first, view)
-        elif stride <= _SHORT_LINE:
-            self._read_narrow(first, stride, line, n_rows, view)
-        else:
-            for i in range(n_rows):
-                self.read_into(first + i * stride, view[i * line : (i + 1) * line])
-        return plain.decode(dtype or self.dtype, buffer).reshape(n_rows, len(columns))
 
-    def _read_narrow(self, first: int, stride: int, line: int, n_rows: int, out: memoryview) -> None:
-        """Many short lines: whole stretches are read and the lines taken from them."""
-        import numpy as np
+def flat(piece: Piece, columns: range | None = None, dtype: str | None = None) -> Array:
+    """Elements of a stored tensor in flat order, 1-d: those of a range, or all of one that is known to be small."""
+    size = count(piece)
+    return region(piece, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
 
-        lines = np.frombuffer(out, dtype="u1").reshape(n_rows, line)
-        step = _STRETCH // stride
-        for start in range(0, n_rows, step):
-            n = min(step, n_rows - start)
-            stretch = bytearray(n * stride)
-            self.read_into(first + start * stride, memoryview(stretch)[: (n - 1) * stride + line])
-            lines[start : start + n] = np.frombuffer(stretch, dtype="u1").reshape(n, stride)[:, :line]
 
-    def values(self) -> Array:
-        """All elements, 1-d; for pieces that are known to be small."""
-        return self.region(self.size, range(1), range(self.size)).reshape(-1)
+def count(piece: Piece) -> int:
+    """Number of stored elements."""
+    return n_elements(piece.shape)
 
 
 Pieces = Mapping[str, Piece]
 """The pieces of one weight by what follows its base name, as the row of the scheme spells it."""
 
-Settings = Mapping[str, Any]
+Settings = Mapping[str, object]
 """The `quantization_config` of config.json."""
 
 
-Tile = Callable[[range, range], Any]
+Tile = Callable[[range, range], Array]
 """Gives the float32 values of a rectangle of a weight: rows (all leading dims flattened) and columns."""
 
 
@@ -141,11 +130,11 @@ def expect(
         raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {list(shape)} would fit")
     if ndim and len(piece.shape) != ndim:
         raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {ndim} dims are expected")
-    if not piece.size:
+    if not count(piece):
         raise refused(scheme, piece.name, "is empty")
 
 
-def positive(scheme: str, name: str, value: Any, tensor: str) -> int:
+def positive(scheme: str, name: str, value: object, tensor: str) -> int:
     """`value` as a positive integer of the settings. Raises RefusedError."""
     if type(value) is not int or value <= 0 or value >= 1 << 62:
         raise refused(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
@@ -195,25 +184,26 @@ class Grid:
     order: Array | None = None
     dtype: str | None = None
 
-    def at(self, rows: range, columns: range) -> Any:
+    def at(self, rows: range, columns: range) -> Array:
         """The scale of every element of a tile, float32, of a shape that broadcasts to it."""
         import numpy as np
 
         lines, n_wide = self.lines(rows), self.grid[1]
         across = self.blocks(columns)
         low, high = (0, 0) if n_wide == 1 else (int(across.min()), int(across.max()))
-        part = self.piece.region(
-            n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
+        part: Array = region(
+            self.piece, n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
         )
         part = part.astype(np.float32)[lines - lines[0]]
         return part if n_wide == 1 else part.take(across - low, axis=1)
 
-    def lines(self, rows: range) -> Any:
+    def lines(self, rows: range) -> Array:
         """The row of the grid for each row of the weight, never decreasing."""
         import numpy as np
 
         index = np.arange(rows.start, rows.stop)
-        return index // self.rows * self.grid[0] + index % self.rows // self.height
+        lines: Array = index // self.rows * self.grid[0] + index % self.rows // self.height
+        return lines
 
     def blocks(self, columns: range) -> Array:
         """The column of the grid for each column of the weight."""
@@ -233,7 +223,7 @@ def grid_of(
     """
     rows, columns, lead = shape[-2], shape[-1], shape[:-2]
     dtype = "F8_E8M0" if piece.dtype == "U8" else None  # bare exponents
-    if piece.size == 1:
+    if count(piece) == 1:
         return Grid(piece, n_elements(shape[:-1]), (1, 1), n_elements(shape[:-1]), columns, dtype=dtype)
     if piece.shape in (shape[:-1], (*shape[:-1], 1)):
         return Grid(piece, rows, (rows, 1), 1, columns, dtype=dtype)
@@ -241,7 +231,7 @@ def grid_of(
         return Grid(piece, rows, (1, 1), rows, columns, dtype=dtype)
     if piece.shape == (*lead, 1, columns) and lead:
         return Grid(piece, rows, (1, columns), rows, 1, dtype=dtype)
-    if len(piece.shape) == len(shape) and piece.shape[:-2] == lead and piece.size:
+    if len(piece.shape) == len(shape) and piece.shape[:-2] == lead and count(piece):
         high, wide = piece.shape[-2:]
         for height, width in blocks:
             if (-(-rows // height), -(-columns // width)) == (high, wide):
@@ -255,7 +245,7 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     """The sizes of blocks that the settings name: `weight_block_size`, or groups and blocks of compressed-tensors."""
     default = [128, 128] if settings.get("quant_method") == "fp8" else None  # as in transformers
     own = settings.get("weight_block_size", default)
-    sizes: list[Any] = [own] if own is not None else []
+    sizes: list[object] = [own] if own is not None else []
     for weights in weight_arguments(settings):
         group = weights.get("group_size")
         if group is not None and group != -1:
@@ -274,7 +264,7 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     return found
 
 
-def weight_arguments(settings: Settings) -> list[dict[str, Any]]:
+def weight_arguments(settings: Settings) -> list[dict[str, object]]:
     """What each group of a compressed-tensors config says of its weights."""
     groups = settings.get("config_groups")
     entries = groups.values() if isinstance(groups, dict) else ()
