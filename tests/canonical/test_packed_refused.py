@@ -207,8 +207,8 @@ def test_rows_laid_out_for_a_gpu_are_refused() -> None:
         ({"quant_method": "compressed-tensors",
           "config_groups": {"a": {"weights": {"strategy": "attn_head"}}}}, "attn_head"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ"),
-        ([1], "no object"),
-        ("fp8", "no object"),
+        ([1], "not an object"),
+        ("fp8", "not an object"),
     ],
 )  # fmt: skip
 def test_ways_to_pack_that_are_not_decoded_are_named(method: Any, word: str) -> None:
