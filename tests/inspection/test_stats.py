@@ -17,7 +17,6 @@ from aprfmt.inspection.stats import (
     BLOCK_VALUES,
     Stats,
     blocks,
-    exact_chunks,
     tensor_sha256,
     tensor_stats,
     values,
@@ -103,14 +102,6 @@ def test_values_come_in_exact_steps(dtype: str, rows: int, step: int) -> None:
     pieces = list(values(dtype, (rows, 160), lambda: [data[:3], data[3:50], data[50:]], step))
     assert all(piece.size == step for piece in pieces[:-1])
     assert np.array_equal(np.concatenate(pieces), decode(dtype, data, (rows, 160)).reshape(-1))
-
-
-@given(st.lists(st.binary(max_size=20)), st.integers(1, 9), st.integers(0, 5))
-def test_exact_chunks(chunks: list[bytes], size: int, first: int) -> None:
-    pieces = list(exact_chunks(chunks, size, first=first))
-    assert b"".join(pieces) == b"".join(chunks)
-    for index, piece in enumerate(pieces[:-1]):
-        assert len(piece) == (first if first and index == 0 else size)
 
 
 def test_sha256_is_of_the_stored_bytes() -> None:

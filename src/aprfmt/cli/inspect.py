@@ -13,8 +13,7 @@ from aprfmt.text import format_bytes, format_count, format_shape
 
 if TYPE_CHECKING:
     from aprfmt.codecs.pieces import DtypeTotals
-    from aprfmt.inspection.describe import Inspection, TokenizerInfo
-    from aprfmt.inspection.quality import Quality
+    from aprfmt.inspection.describe import Inspection, Quality, TokenizerInfo
 
 _IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
 _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
@@ -135,9 +134,9 @@ def _provenance(metadata: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _quality(quality: Quality) -> Iterator[str]:
-    from aprfmt.inspection.quality import THRESHOLD
+    from aprfmt.inspection.describe import QUALITY_THRESHOLD
 
-    verdict = "ready to ship" if quality.score >= THRESHOLD else f"below {THRESHOLD}"
+    verdict = "ready to ship" if quality.score >= QUALITY_THRESHOLD else f"below {QUALITY_THRESHOLD}"
     yield from ("", out.style(f"Quality {quality.score} of 100 ({verdict})", "bold"))
     for name, part in quality.breakdown.items():
         yield from pairs([(f"{name} {part.points}/{part.max}", f"based on {part.looked_at}")], label=18)

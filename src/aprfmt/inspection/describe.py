@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import spellings
@@ -13,9 +14,9 @@ from aprfmt.codecs.pieces import DtypeTotals, dtype_totals
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf import GgufNative
-from aprfmt.inspection.quality import Quality, quality_of
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance import provenance
+from aprfmt.provenance.spdx import is_spdx
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
@@ -50,6 +51,46 @@ _HPARAM_FIELDS = (
 _RUNTIME_DTYPES = ("F32", "F16", "BF16", "Q4_K", "Q6_K")
 
 
+QUALITY_THRESHOLD = 90
+
+# Words that fill a field without saying anything.
+_PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
+
+
+@dataclass(frozen=True, slots=True)
+class QualityPart:
+    """Points of at most `max`, what was looked at, what was found, what is missing or wrong."""
+
+    points: int
+    max: int
+    looked_at: str
+    found: Mapping[str, object]
+    missing: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well a file describes itself: the points of each part."""
+
+    breakdown: Mapping[str, QualityPart]
+
+    @property
+    def score(self) -> int:
+        """Points of all parts, at most 100."""
+        return sum(part.points for part in self.breakdown.values())
+
+    def to_json(self) -> dict[str, object]:
+        """{score, threshold, ship_ready, breakdown}."""
+        return {
+            "score": self.score,
+            "threshold": QUALITY_THRESHOLD,
+            "ship_ready": self.score >= QUALITY_THRESHOLD,
+            "breakdown": {name: asdict(part) for name, part in self.breakdown.items()},
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
     """Counts and special ids of an embedded tokenizer; `chat_template` tells whether it has one."""
@@ -72,6 +113,10 @@ class Compatibility:
 
     reference_runtime: bool
     reasons: list[str]
+
+
+# Fields of Inspection that its JSON has only where they were asked for.
+_ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +155,10 @@ class Inspection:
 
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; `quality`, `vocabulary` and `tensors` only where they were asked for."""
-        body: dict[str, object] = {
-            "file": self.file,
-            "format": self.format,
-            "version": self.version,
-            "size_bytes": self.size_bytes,
-            "tensor_count": self.tensor_count,
-            "param_count": self.param_count,
-            "checksum": self.checksum,
-            "flags": self.flags,
-            "architecture": self.architecture,
-            "metadata": self.metadata,
-            "dtypes": self.dtypes,
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
+        body |= {
             "tokenizer": None if self.tokenizer is None else asdict(self.tokenizer),
             "compat": asdict(self.compat),
-            "warnings": self.warnings,
         }
         if self.quality is not None:
             body["quality"] = self.quality.to_json()
@@ -192,12 +226,12 @@ def typed_metadata(model: Model) -> dict[str, object]:
     The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
     """
     is_apr = model.convention == "apr" and model.format != "apr-v1"
-    fields = _from_apr(model.metadata) if is_apr else _from_other(model)
+    known = _from_apr(model.metadata) if is_apr else _from_other(model)
     for name in _HPARAM_FIELDS:
         value = getattr(model.hparams, name)
         if value is not None:
-            fields.setdefault(name, value)
-    return fields | {name: fields.get(name) for name in ALWAYS_PRESENT}
+            known.setdefault(name, value)
+    return known | {name: known.get(name) for name in ALWAYS_PRESENT}
 
 
 def _from_apr(metadata: Mapping[str, object]) -> dict[str, object]:
@@ -301,3 +335,106 @@ def _embedding_reasons(model: Model, metadata: Mapping[str, object]) -> list[str
         for t in found
         if t is not None and sorted(t.shape) != sorted(dims)
     ]
+
+
+# --- quality ---
+
+
+def quality_of(
+    model: Model,
+    metadata: Mapping[str, object],
+    checksum: Mapping[str, str],
+    tokenizer: TokenizerInfo | None,
+) -> Quality:
+    """The score of an opened model. `metadata`, `checksum` and `tokenizer` are those of its Inspection.
+
+    No tensor value is decoded, and the breakdown says so; `apr validate` does that.
+    """
+    return Quality(
+        {
+            "physics": _checksum_part(checksum),
+            "structural": _structure_part(model, metadata),
+            "provenance": _provenance_part(metadata),
+            "hf_identity": _identity_part(metadata),
+            "tokenizer": _tokenizer_part(model, tokenizer),
+        }
+    )
+
+
+def _known(value: object) -> bool:
+    return (value.strip().lower() if isinstance(value, str) else value) not in _PLACEHOLDERS
+
+
+def _stated(metadata: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
+    return {name: metadata[name] for name in names if _known(metadata.get(name))}
+
+
+def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
+    bad = [f"the {part} checksum is wrong" for part, state in checksum.items() if state == "bad"]
+    missing = bad or ([] if "ok" in checksum.values() else ["the container has no checksum"])
+    what = "the container's checksums over every byte they cover; tensor values are not decoded"
+    return QualityPart(0 if missing else 20, 20, what, dict(checksum), missing)
+
+
+def _structure_part(model: Model, metadata: Mapping[str, object]) -> QualityPart:
+    names = ("architecture", "hidden_size", "num_layers", "num_heads")
+    found = _stated(metadata, names)
+    problems = _disagreements(model, found)
+    missing = [problems.get(name) or name for name in names if name not in found or name in problems]
+    what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
+    return QualityPart(5 * (len(names) - len(missing)), 20, what, found, missing)
+
+
+def _disagreements(model: Model, found: Mapping[str, object]) -> dict[str, str]:
+    """Stated dims that the tensors contradict."""
+    problems = {}
+    embedding = _embedding(model)
+    width = found.get("hidden_size")
+    if embedding is not None and width is not None and width not in embedding.shape:
+        problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
+    seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
+    layers = found.get("num_layers")
+    if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
+        problems["num_layers"] = f"num_layers {layers}, but the tensors make {len(seen)}"
+    return problems
+
+
+def _provenance_part(metadata: Mapping[str, object]) -> QualityPart:
+    weights = {"license": 9, "data_source": 8, "data_license": 8}
+    found = _stated(metadata, weights)
+    problems = {
+        name: f"{name} {value!r} is not an SPDX id"
+        for name, value in found.items()
+        if name != "data_source" and not is_spdx(str(value))
+    }
+    good = [name for name in found if name not in problems]
+    missing = [problems.get(name, name) for name in weights if name not in good]
+    what = "whether license, data_source and data_license are stated, licences as SPDX ids; not whether they are true"
+    return QualityPart(sum(weights[name] for name in good), 25, what, found, missing)
+
+
+def _identity_part(metadata: Mapping[str, object]) -> QualityPart:
+    weights = {"hf_architecture": 12, "hf_model_type": 8}
+    found = _stated(metadata, weights)
+    missing = [name for name in weights if name not in found]
+    what = "hf_architecture, hf_model_type"
+    return QualityPart(sum(weights[name] for name in found), 20, what, found, missing)
+
+
+def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:
+    what = "the tokens themselves, and their number compared with the embedding's rows"
+    if tokenizer is None or not tokenizer.vocab_size:
+        return QualityPart(0, 15, what, {}, ["no tokens are embedded"])
+    found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}
+    embedding = _embedding(model)
+    if embedding is not None and embedding.shape:
+        found["embedding_rows"] = embedding.shape[0]
+        if tokenizer.vocab_size > embedding.shape[0]:
+            problem = f"{tokenizer.vocab_size} tokens, but {embedding.name} has {embedding.shape[0]} rows"
+            return QualityPart(0, 15, what, found, [problem])
+    return QualityPart(15, 15, what, found, [])
+
+
+def _embedding(model: Model) -> Tensor | None:
+    names = spellings("token_embd.weight")
+    return next((model.tensors[name] for name in names if name in model.tensors), None)

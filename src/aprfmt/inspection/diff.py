@@ -14,10 +14,10 @@ from aprfmt import formats
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
+from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
-from aprfmt.inspection.stats import exact_chunks
 from aprfmt.inspection.stats import values as decoded_values
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import read_whole
@@ -316,10 +316,8 @@ def _tensor_differences(
 
 
 def _same_bytes(x: CanonicalTensor, y: CanonicalTensor) -> bool:
-    pairs = zip(
-        exact_chunks(x.chunks(), _COMPARE_BYTES), exact_chunks(y.chunks(), _COMPARE_BYTES), strict=True
-    )
-    return all(p == q for p, q in pairs)
+    streams = (regroup(side.chunks(), _COMPARE_BYTES, _COMPARE_BYTES) for side in (x, y))
+    return all(p == q for p, q in zip(*streams, strict=True))
 
 
 def _distance(name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float) -> Distance:

@@ -6,12 +6,15 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
+from aprfmt.codecs.convert import decode, is_padded, stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.stream import rebatch, regroup
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
-from aprfmt.types import Array
+from aprfmt.types import Array, Shape
 
 BLOCK_VALUES = 1 << 16
 """Values decoded at a time: a multiple of every block size, small enough to stay in the cache as float64."""
@@ -130,75 +133,29 @@ def values(
 
     BF16 and quantized dtypes come as float32, the others as they are stored.
     """
-    import numpy as np
-
-    pending: list[Array] = []
-    held = 0
-    for piece in _pieces(dtype, shape, chunks(), name):
-        if not held and piece.size == step:
-            yield piece
-            continue
-        pending.append(piece)
-        held += piece.size
-        if held >= step:
-            joined = np.concatenate(pending) if len(pending) > 1 else pending[0]
-            n_whole = held // step * step
-            for start in range(0, n_whole, step):
-                yield joined[start : start + step]
-            pending = [joined[n_whole:]]
-            held -= n_whole
-    if held:
-        yield np.concatenate(pending)
+    for block in rebatch(_pieces(dtype, shape, chunks(), name), step):
+        for start in range(0, block.size, step):
+            yield block[start : start + step]
 
 
-def _pieces(
-    dtype: str, shape: tuple[int, ...], chunks: Iterable[Buffer], name: str | None
-) -> Iterator[Array]:
-    from aprfmt.codecs.convert import decode
-
-    n = n_elements(shape)
-    unit_values, unit_bytes, prefix_bytes = _geometry(dtype, shape)
-    units = max(1, BLOCK_VALUES // unit_values)
-    prefix = b""
-    stream = exact_chunks(chunks, units * unit_bytes, first=prefix_bytes)
-    if prefix_bytes and n:
-        prefix = next(stream, b"")
-    done = 0
-    for buffer in stream:
-        size = min(len(buffer) // unit_bytes * unit_values, n - done)
-        piece_shape = (size // shape[-1], shape[-1]) if _is_row_padded(dtype, shape) else (size,)
-        yield decode(dtype, prefix + buffer if prefix else buffer, piece_shape, tensor=name).reshape(-1)
-        done += size
-
-
-def _geometry(dtype: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Values and bytes of the smallest piece that decodes alone; bytes of the head that each piece needs."""
-    row = DTYPES[dtype]
-    if dtype == "AprQ8":  # one float32 scale for the whole tensor, then a byte a value
-        return 1, 1, 4
-    if _is_row_padded(dtype, shape):
-        return shape[-1], -(-shape[-1] // row.block) * row.block_bytes, 0
-    return row.block, row.block_bytes, 0
-
-
-def _is_row_padded(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether each row was filled up to whole blocks, as APR files of the reference do with K-quants."""
-    row = DTYPES[dtype]
-    return row.kind == "ggml" and bool(shape) and shape[-1] % row.block != 0
-
-
-def exact_chunks(chunks: Iterable[Buffer], size: int, *, first: int = 0) -> Iterator[bytes]:
-    """The same bytes in pieces of `size` (the last one shorter), preceded by one of `first` if asked."""
-    pending = bytearray()
-    want = first or size
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B") if not isinstance(chunk, (bytes, bytearray)) else memoryview(chunk)
-        start = 0
-        while len(pending) + len(view) - start >= want:
-            stop = start + want - len(pending)
-            yield bytes(pending) + view[start:stop] if pending else bytes(view[start:stop])
-            pending.clear()
-            start, want = stop, size
-        pending += view[start:]
-    if pending:
-        yield bytes(pending)
+def _pieces(dtype: str, shape: Shape, chunks: Iterable[Buffer], name: str | None) -> Iterator[Array]:
+    row, left, head, stream = DTYPES[dtype], n_elements(shape), b"", iter(chunks)
+    unit_shape: Shape = (row.block,)
+    if (
+        dtype == "AprQ8"
+    ):  # one float32 scale for the whole tensor, which each piece needs, then a byte a value
+        unit_shape, unit_bytes = (1,), 1
+        rest: Buffer = b""
+        while len(head) < 4 and (part := next(stream, None)) is not None:
+            head, rest = head + bytes(part[: 4 - len(head)]), part[4 - len(head) :]
+        stream = chain([rest], stream)
+    elif is_padded(row, shape):  # each row was filled up to whole blocks
+        unit_shape, unit_bytes = shape[-1:], stored_bytes(dtype, shape[-1:], padded=True)
+    else:
+        unit_bytes = row.block_bytes
+    for buffer in regroup(stream, unit_bytes, max(1, BLOCK_VALUES // unit_shape[0]) * unit_bytes):
+        n_units = len(buffer) // unit_bytes
+        size = min(n_units * unit_shape[0], left)
+        piece_shape = (n_units, *unit_shape) if is_padded(row, shape) else (size,)
+        yield decode(dtype, head + buffer if head else buffer, piece_shape, tensor=name).reshape(-1)
+        left -= size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -32,22 +32,13 @@ Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What a rule says: a sentence, and the tensor concerned. One "skip": the rule does not apply to the file."""
-
-    status: Status
-    message: str
-    tensor: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome of the rule `id`: that it passed, why it was skipped, or one of its findings."""
+    """What the rule `id` says: a sentence, and the tensor concerned. One "skip": it does not apply to the file."""
 
-    id: str
     status: Status
     message: str
     tensor: str | None = None
+    id: str = ""
 
     def to_json(self) -> dict[str, str]:
         """{id, status, message, tensor?}."""
@@ -62,7 +53,7 @@ class Rule:
     id: str
     weight: int
     holds: str
-    look: Callable[[Subject], Iterator[Finding]]
+    look: Callable[[Subject], Iterator[Check]]
 
 
 class Subject:
@@ -140,76 +131,76 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
     return stats
 
 
-def _header(subject: Subject) -> Iterator[Finding]:
+def _header(subject: Subject) -> Iterator[Check]:
     state = subject.model.checksum()["header"]
     if state == "bad":
-        yield Finding("fail", "the header's checksum does not match its bytes")
+        yield Check("fail", "the header's checksum does not match its bytes")
     elif state != "ok":
-        yield Finding("skip", "the container has no header checksum")
+        yield Check("skip", "the container has no header checksum")
 
 
-def _footer(subject: Subject) -> Iterator[Finding]:
+def _footer(subject: Subject) -> Iterator[Check]:
     state = subject.model.checksum()["footer"]
     shards = subject.model.native_as(JoinedNative)
     if shards is not None and shards.problems:
-        yield from (Finding("fail", problem) for problem in shards.problems)
+        yield from (Check("fail", problem) for problem in shards.problems)
     elif state == "bad":
-        yield Finding("fail", "the file's checksum does not match its bytes: the file is damaged")
+        yield Check("fail", "the file's checksum does not match its bytes: the file is damaged")
     elif state == "absent":
-        yield Finding("warn", "the checksum at the end of the file is missing, so damage cannot be detected")
+        yield Check("warn", "the checksum at the end of the file is missing, so damage cannot be detected")
     elif state != "ok":
-        yield Finding("skip", "the container has no checksum over the file")
+        yield Check("skip", "the container has no checksum over the file")
 
 
-def _extents(subject: Subject) -> Iterator[Finding]:
+def _extents(subject: Subject) -> Iterator[Check]:
     for tensor in subject.model.tensors.entries:
         if tensor.offset + tensor.n_bytes > tensor.source.size:
-            yield Finding("fail", "the data reaches beyond the end of the file", tensor.name)
+            yield Check("fail", "the data reaches beyond the end of the file", tensor.name)
         try:
             need = DTYPES[tensor.dtype].n_bytes(tensor.shape)
         except AprError:
             continue  # rows padded to whole blocks; the reader has checked their size
         if need != tensor.n_bytes:
             text = f"{tensor.dtype} {list(tensor.shape)} takes {need} bytes, {tensor.n_bytes} are stored"
-            yield Finding("fail", text, tensor.name)
+            yield Check("fail", text, tensor.name)
 
 
-def _duplicates(subject: Subject) -> Iterator[Finding]:
+def _duplicates(subject: Subject) -> Iterator[Check]:
     seen: set[str] = set()
     for tensor in subject.model.tensors.entries:
         if tensor.name in seen:
-            yield Finding("fail", "two tensors have this name", tensor.name)
+            yield Check("fail", "two tensors have this name", tensor.name)
         seen.add(tensor.name)
     if not seen:
-        yield Finding("skip", subject.no_tensors)
+        yield Check("skip", subject.no_tensors)
 
 
-def _finite(subject: Subject) -> Iterator[Finding]:
+def _finite(subject: Subject) -> Iterator[Check]:
     if not subject.model.tensors:
-        yield Finding("skip", subject.no_tensors)
+        yield Check("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError):
-            yield Finding("warn", f"the values could not be read: {stats.message}", tensor.name)
+            yield Check("warn", f"the values could not be read: {stats.message}", tensor.name)
         elif stats.nan_count or stats.inf_count:
             text = f"{stats.nan_count:,} NaN and {stats.inf_count:,} infinite of {stats.n:,} values"
-            yield Finding("fail", text, tensor.name)
+            yield Check("fail", text, tensor.name)
 
 
-def _zeros(subject: Subject) -> Iterator[Finding]:
+def _zeros(subject: Subject) -> Iterator[Check]:
     if not subject.model.tensors:
-        yield Finding("skip", subject.no_tensors)
+        yield Check("skip", subject.no_tensors)
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
             continue
         if len(tensor.shape) >= 2:
-            yield Finding("fail", f"all {stats.n:,} values are zero", tensor.name)
+            yield Check("fail", f"all {stats.n:,} values are zero", tensor.name)
         elif not tensor.name.endswith("bias"):
-            yield Finding("warn", f"all {stats.n:,} values are zero", tensor.name)
+            yield Check("warn", f"all {stats.n:,} values are zero", tensor.name)
 
 
-def _dead_rows(subject: Subject) -> Iterator[Finding]:
+def _dead_rows(subject: Subject) -> Iterator[Check]:
     if not subject.vocabulary_tensors:
-        yield Finding("skip", "no embedding was recognised")
+        yield Check("skip", "no embedding was recognised")
     tokenizer = subject.tokenizer
     for tensor, stats, dead in subject.stats:
         if not dead or isinstance(stats, AprError) or stats.zero_count == stats.n:
@@ -222,71 +213,71 @@ def _dead_rows(subject: Subject) -> Iterator[Finding]:
         rest = len(dead) - len(used)
         if used:
             status: Status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
-            yield Finding(
+            yield Check(
                 status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name
             )
         if rest:
-            yield Finding("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
+            yield Check("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
 
 
-def _names(subject: Subject) -> Iterator[Finding]:
+def _names(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if isinstance(found, AprError):
         if found.tensor is None:
-            yield Finding("skip", found.message)
+            yield Check("skip", found.message)
         else:
-            yield Finding("fail", found.message, found.tensor)
+            yield Check("fail", found.message, found.tensor)
         return
     if found.arch is None:
-        yield Finding("skip", "the architecture is unknown")
+        yield Check("skip", "the architecture is unknown")
         return
     from aprfmt.arch.names import check_tensors
 
     try:
         check_tensors(found.arch, found.hparams, found.tensors)
     except AprError as error:
-        yield Finding("fail", error.message, error.tensor)
+        yield Check("fail", error.message, error.tensor)
 
 
-def _shapes(subject: Subject) -> Iterator[Finding]:
+def _shapes(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if isinstance(found, AprError) or found.arch is None:
-        yield Finding("skip", "the architecture is unknown or its names do not fit")
+        yield Check("skip", "the architecture is unknown or its names do not fit")
         return
     from aprfmt.arch.names import check_shapes
 
     try:
         check_shapes(found.arch, found.hparams, {name: t.shape for name, t in found.tensors.items()})
     except AprError as error:
-        yield Finding("fail", error.message, error.tensor)
+        yield Check("fail", error.message, error.tensor)
 
 
-def _vocabulary(subject: Subject) -> Iterator[Finding]:
+def _vocabulary(subject: Subject) -> Iterator[Check]:
     tokenizer, embedding = subject.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
-        yield Finding(
+        yield Check(
             "skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised"
         )
         return
     n_tokens, rows = len(tokenizer.tokens), embedding.shape[0]
     if n_tokens > rows:
-        yield Finding(
+        yield Check(
             "fail", f"the tokenizer has {n_tokens:,} tokens, the embedding {rows:,} rows", embedding.name
         )
 
 
-def _special_ids(subject: Subject) -> Iterator[Finding]:
+def _special_ids(subject: Subject) -> Iterator[Check]:
     tokenizer = subject.tokenizer
     if tokenizer is None:
-        yield Finding("skip", "no tokenizer is embedded")
+        yield Check("skip", "no tokenizer is embedded")
         return
     n_tokens = len(tokenizer.tokens)
     for role, token in sorted(tokenizer.special.items()):
         if not 0 <= token < n_tokens:
-            yield Finding("fail", f"the {role} token is {token}, the vocabulary ends at {n_tokens - 1}")
+            yield Check("fail", f"the {role} token is {token}, the vocabulary ends at {n_tokens - 1}")
 
 
-def _required_keys(subject: Subject) -> Iterator[Finding]:
+def _required_keys(subject: Subject) -> Iterator[Check]:
     hparams = subject.model.hparams
     row = ARCHITECTURES.get(hparams.architecture or "")
     # A state space model has no attention heads, some networks no plain MLP.
@@ -297,7 +288,7 @@ def _required_keys(subject: Subject) -> Iterator[Finding]:
         status: Status = (
             "fail" if subject.embedding is not None and apr2.native_of(subject.model) is not None else "warn"
         )
-        yield Finding(status, f"the metadata does not say {', '.join(missing)}")
+        yield Check(status, f"the metadata does not say {', '.join(missing)}")
 
 
 RULES = (
@@ -369,21 +360,21 @@ def validate(
     for rule, findings in outcomes:
         skip = next((f for f in findings if f.status == "skip"), None)
         if skip is not None:
-            skipped.append(Check(rule.id, "skip", skip.message))
+            skipped.append(replace(skip, id=rule.id))
             continue
         weights += rule.weight
         if not findings:
             passed += rule.weight
-            checks.append(Check(rule.id, "pass", rule.holds))
-        checks += [Check(rule.id, "fail" if strict else f.status, f.message, f.tensor) for f in findings]
+            checks.append(Check("pass", rule.holds, id=rule.id))
+        checks += [replace(f, id=rule.id, status="fail" if strict else f.status) for f in findings]
     score = passed * 100 // weights if weights else 0
     failed = any(check.status == "fail" for check in checks)
     passes = not failed and score >= min_score
     return Validation(os.fspath(path), label, checks, skipped, score, passes)
 
 
-def _findings(rule: Rule, subject: Subject) -> list[Finding]:
+def _findings(rule: Rule, subject: Subject) -> list[Check]:
     try:
         return list(rule.look(subject))
     except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
-        return [Finding("fail", error.message, error.tensor)]
+        return [Check("fail", error.message, error.tensor)]
