@@ -8,10 +8,14 @@ the two it is. `cryptography` is imported on first use.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import ChecksumError, CorruptError, MissingDependencyError, RefusedError, UsageError
 from aprfmt.io.source import Buffer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 SIGNATURE_BYTES = 64
 PUBLIC_KEY_BYTES = 32
@@ -45,12 +49,11 @@ def _password_key(password: str | bytes, salt: bytes) -> bytes:
         ) from error
 
 
-def _public(key: Any) -> bytes:
-    raw: bytes = key.public_key().public_bytes_raw()
-    return raw
+def _public(key: X25519PrivateKey | Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
 
 
-def _shared_key(private: Any, public: bytes) -> bytes:
+def _shared_key(private: X25519PrivateKey, public: bytes) -> bytes:
     """HKDF-SHA256 of the X25519 secret, no salt. A public key of small order has no secret: ValueError."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -60,7 +63,7 @@ def _shared_key(private: Any, public: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, None, _INFO).derive(secret)
 
 
-def _x25519(private_key: bytes) -> Any:
+def _x25519(private_key: bytes) -> X25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(_key32(private_key, "an X25519 private key"))

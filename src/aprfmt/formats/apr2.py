@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import (
@@ -264,10 +264,10 @@ def _geometry_warnings(size: int, index: Index) -> list[str]:
     return warnings
 
 
-def _true_dtypes(native: Apr2Native) -> dict[str, Any]:
+def _true_dtypes(native: Apr2Native) -> dict[str, object]:
     """The value of the true-dtypes key, without parsing a large section: our writer puts it last."""
     key = apr_metadata.TRUE_DTYPES_KEY
-    value: Any = None
+    value: object = None
     if native.header.metadata_size <= _EAGER_METADATA_BYTES:
         value = native.metadata.get(key)
     else:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NoReturn
+from typing import NoReturn, TypeGuard
 
 from aprfmt.codecs.dtypes import DTYPES, Dtype, dtype_by_apr_id
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
@@ -196,7 +196,7 @@ def _check_overlaps(tensors: list[Tensor]) -> None:
         last_start, last_end = start, max(end, last_end)
 
 
-def apply_true_dtypes(index: Index, overrides: Mapping[str, Any]) -> list[str]:
+def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str]:
     """Gives tensors stored as U8 rows the dtype and shape that the metadata names; returns warnings.
 
     `overrides` is {name: {"dtype": "Q4_1", "shape": [...]}}. Entries for tensors that are gone or no longer
@@ -223,8 +223,8 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, Any]) -> list[str]:
     return [f"the true dtype of {name!r} is stale: no U8 tensor of that name" for name in stale]
 
 
-def _parse_override(name: str, entry: Any) -> tuple[Dtype, tuple[int, ...]]:
-    known: dict[str, Any] = entry if isinstance(entry, dict) else {}
+def _parse_override(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
+    known: dict[str, object] = entry if isinstance(entry, dict) else {}
     shape, dtype = known.get("shape", ()), known.get("dtype")
     if not isinstance(dtype, str) or not _is_shape(shape):
         raise CorruptError('a true dtype is not of the form {"dtype": NAME, "shape": [...]}', tensor=name)
@@ -236,7 +236,7 @@ def _parse_override(name: str, entry: Any) -> tuple[Dtype, tuple[int, ...]]:
     return row, tuple(shape)
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: object) -> TypeGuard[list[int]]:
     if not isinstance(value, list) or len(value) > MAX_NDIM:
         return False
     for dim in value:  # noqa: SIM110  (every tensor comes by here: a generator takes three times as long)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from aprfmt.codecs.dtypes import Dtype, find_dtype
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
@@ -30,6 +30,8 @@ from aprfmt.limits import (
     MAX_UNCOMPRESSED_BYTES,
 )
 from aprfmt.model import Model, Tensor
+
+T = TypeVar("T")
 
 _FOOTER = 4
 _ALGORITHMS = {0: "stored", 1: "LZ4", 2: "zstd"}
@@ -140,7 +142,7 @@ def _section(image: Source, at: int, end: int, limit: int, what: str) -> tuple[b
     return image.read(at + 4, length), at + 4 + length
 
 
-def _json(raw: bytes, kind: type, what: str, path: Path, offset: int) -> Any:
+def _json(raw: bytes, kind: type[T], what: str, path: Path, offset: int) -> T:
     try:
         value = jsonx.loads(raw)
     except CorruptError as error:
@@ -153,7 +155,7 @@ def _json(raw: bytes, kind: type, what: str, path: Path, offset: int) -> Any:
     return value
 
 
-def _entry(entry: Any, image: Source, data: int, end: int, path: Path) -> Tensor:
+def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Tensor:
     """One tensor of an APR1 index; its offset counts from `data`, its bytes end before `end`."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise CorruptError("an index entry has no name", path=path)
@@ -179,12 +181,12 @@ def _entry(entry: Any, image: Source, data: int, end: int, path: Path) -> Tensor
     return Tensor(name, row.name, dims, data + offset, n_bytes, image)
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     """`value` where it is a non-negative integer, else -1."""
     return value if type(value) is int and value >= 0 else -1
 
 
-def _dtype(spelling: Any, name: str, path: Path) -> Dtype:
+def _dtype(spelling: object, name: str, path: Path) -> Dtype:
     try:
         return find_dtype(str(spelling))
     except UsageError as error:
@@ -246,7 +248,7 @@ def _model(
     label: str,
     *,
     tensors: list[Tensor],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     checksum: Callable[[], dict[str, str]],
     version: str,
 ) -> Model:

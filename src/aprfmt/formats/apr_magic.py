@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aprfmt.errors import AprError, CorruptError, TruncatedError, UnknownFormatError, UnsupportedError
 from aprfmt.io.crc import crc32_of
@@ -46,9 +45,8 @@ def v2_header(source: Source) -> V2Header | None:
     if source.size < HEADER_BYTES:
         return None
     head = source.read(0, HEADER_BYTES)
-    fields: list[Any] = list(_FIELDS.unpack_from(head))
-    fields[-1] = fields[-1] == crc32_of(head[:40], head[44:])
-    return V2Header(*fields)
+    *fields, crc = _FIELDS.unpack_from(head)
+    return V2Header(*(*fields, crc == crc32_of(head[:40], head[44:])))
 
 
 def wrapper_algorithm(source: Source) -> int | None:

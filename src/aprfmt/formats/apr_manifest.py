@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aprfmt.errors import CorruptError, LimitError
 from aprfmt.formats.hf_files import parse_object, read_text_file
@@ -68,7 +67,7 @@ def read_manifest(path: Path) -> list[ShardInfo]:
     return shards
 
 
-def _shard_info(row: Any, path: Path) -> ShardInfo:
+def _shard_info(row: object, path: Path) -> ShardInfo:
     known = row if isinstance(row, dict) else {}
     name, index, size, tensors = (known.get(key) for key in ("filename", "index", "size", "tensors"))
     if (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
 from aprfmt.io import jsonx
@@ -21,11 +20,11 @@ SOURCE_KEY = "aprfmt.source"
 _U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1
 
 
-def _unsigned(limit: int) -> Callable[[Any], bool]:
+def _unsigned(limit: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and 0 <= value <= limit
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "a string"),
     "bool": (lambda value: isinstance(value, bool), "a boolean"),
     "u8": (_unsigned(_U8), "an integer from 0 to 255"),
@@ -100,7 +99,7 @@ TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)
 """The typed fields in writing order; every other key is the user's."""
 
 # Fields that no file may leave null, and what an absent one means.
-_REQUIRED: dict[str, Any] = {"model_type": "", "total_size": 0, "param_count": 0}
+_REQUIRED: dict[str, object] = {"model_type": "", "total_size": 0, "param_count": 0}
 # Written even when unset, in every generation that knows them.
 _ALWAYS = {*_REQUIRED, "license", "data_source", "data_license"}
 
@@ -146,17 +145,17 @@ _STAMPS = {
 }
 
 
-class AprMetadata(Mapping[str, Any]):
+class AprMetadata(Mapping[str, object]):
     """A parsed metadata section, read-only, with every key as the file has it, explicit nulls included.
 
     `dict(metadata)` gives a copy to change; `dump` writes an AprMetadata back as its own bytes.
     """
 
-    def __init__(self, raw: bytes, values: dict[str, Any]) -> None:
+    def __init__(self, raw: bytes, values: dict[str, object]) -> None:
         self.raw = raw
         self._values = values
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -191,7 +190,7 @@ def parse(raw: bytes | memoryview) -> AprMetadata:
     return AprMetadata(raw, values)
 
 
-def dump(values: Mapping[str, Any], generation: str = "Current") -> bytes:
+def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:
     """The metadata section for `values` in a generation's form; an AprMetadata gives its own bytes back.
 
     Typed fields come first in their order, the other keys sorted after them, TRUE_DTYPES_KEY last. A typed
@@ -227,20 +226,20 @@ def dump(values: Mapping[str, Any], generation: str = "Current") -> bytes:
     return raw
 
 
-def _field_text(name: str, value: Any) -> str:
+def _field_text(name: str, value: object) -> str:
     kind = _KINDS[name]
     if value is None:
         value = _REQUIRED.get(name)
     if value is None:
         return "null"
-    if kind == "f32":
+    if kind == "f32" and isinstance(value, int | float):
         return jsonx.f32_text(float(value))
-    if kind == "object":
+    if kind == "object" and isinstance(value, Mapping):
         return "{" + ",".join(f'"{key}":{jsonx.dumps(value.get(key))}' for key in _OBJECTS[name]) + "}"
     return jsonx.dumps(value)
 
 
-def _find_problem(values: Mapping[str, Any]) -> str | None:
+def _find_problem(values: Mapping[str, object]) -> str | None:
     """What is wrong with the typed fields, in words, or None."""
     for name, kind in _KINDS.items():
         if name not in values:
@@ -258,7 +257,7 @@ def _find_problem(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _find_object_problem(name: str, value: Any) -> str | None:
+def _find_object_problem(name: str, value: object) -> str | None:
     if not isinstance(value, Mapping):
         return f"field {name!r} must be an object, not {_json_kind(value)}"
     for key, (kind, required) in _OBJECTS[name].items():
@@ -271,7 +270,7 @@ def _find_object_problem(name: str, value: Any) -> str | None:
     return None
 
 
-def _json_kind(value: Any) -> str:
+def _json_kind(value: object) -> str:
     if value is None or isinstance(value, bool | int | float):
         return jsonx.dumps(value) if not isinstance(value, int) else str(value).lower()[:40]
     if isinstance(value, str):
@@ -279,7 +278,7 @@ def _json_kind(value: Any) -> str:
     return "an object" if isinstance(value, Mapping) else "an array"
 
 
-def canonicalize_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
+def canonicalize_aliases(values: Mapping[str, object]) -> dict[str, object]:
     """`values` without the names that other tools use for typed fields; their first number fills an unset
     field.
 
@@ -297,7 +296,7 @@ def canonicalize_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def stamp(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def stamp(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
     """`values` with a provenance patch: license, data_source, data_license, hf_architecture, hf_model_type,
     architecture, tokenizer_vocab, tokenizer_merges (lists; empty ones change nothing), tokenizer_model_type.
 
@@ -311,9 +310,10 @@ def stamp(values: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]
         raise UsageError(reason, hint="known: " + ", ".join(_STAMPS))
     result = dict(values)
     for name, value in fields.items():
-        if isinstance(value, Sequence) and not isinstance(value, str) and not value:
-            continue
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            if not value:
+                continue
+            if name == "tokenizer_vocab":
+                result["tokenizer.vocab_size"] = len(value)
         result[_STAMPS[name]] = value
-        if name == "tokenizer_vocab":
-            result["tokenizer.vocab_size"] = len(value)
     return result

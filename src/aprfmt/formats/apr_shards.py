@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from aprfmt.errors import NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
@@ -117,8 +116,9 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
         return "its checksum differs"
     if info.index == 0:  # its metadata may be large, and what it says is not needed to tell the shards apart
         return None
-    stated = native.metadata.get("sharding") or {}
-    if (stated.get("shard_count"), stated.get("shard_index")) != (count, info.index):
+    stated = native.metadata.get("sharding")
+    place = [stated.get(key) for key in ("shard_count", "shard_index")] if isinstance(stated, Mapping) else []
+    if place != [count, info.index]:
         return f"it does not say that it is shard {info.index} of {count}"
     return None
 
@@ -157,9 +157,10 @@ class JoinedNative(Apr2Native):
         """Shard 0's metadata without `sharding`, with the true dtypes of all shards."""
         first = self.shards[0][1].metadata
         values = {key: value for key, value in first.items() if key != "sharding"}
-        true_dtypes: dict[str, Any] = {}
+        true_dtypes: dict[str, object] = {}
         for _, shard in self.shards:
-            true_dtypes |= shard.metadata.get(TRUE_DTYPES_KEY) or {}
+            own = shard.metadata.get(TRUE_DTYPES_KEY)
+            true_dtypes |= own if isinstance(own, dict) else {}
         if true_dtypes:
             values[TRUE_DTYPES_KEY] = true_dtypes
         return AprMetadata(apr_metadata.dump(values, first.generation), values)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeAlias
 
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
@@ -19,11 +19,11 @@ __all__ = ["KV", "GgufType", "ValueType", "encode_kv", "encode_value", "layout"]
 ValueType: TypeAlias = "GgufType | tuple[GgufType, ValueType]"
 """A scalar type, or (GgufType.ARRAY, element type); element types may be arrays again."""
 
-KV: TypeAlias = tuple[str, ValueType, Any]
+KV: TypeAlias = tuple[str, ValueType, object]
 """Key, type, value; an array's value is a sequence."""
 
 
-def encode_value(type: ValueType, value: Any) -> bytes:
+def encode_value(type: ValueType, value: object) -> bytes:
     """The bytes of `value` without its type; arrays begin with element type and count.
 
     Strings may be given as str (lone surrogates of undecodable bytes become those bytes again) or bytes.
@@ -32,7 +32,7 @@ def encode_value(type: ValueType, value: Any) -> bytes:
     return _encode(type, value, 0)
 
 
-def _encode(kind: ValueType, value: Any, depth: int) -> bytes:
+def _encode(kind: ValueType, value: object, depth: int) -> bytes:
     try:
         if isinstance(kind, tuple):
             return _encode_array(kind, value, depth + 1)
@@ -45,19 +45,25 @@ def _encode(kind: ValueType, value: Any, depth: int) -> bytes:
         raise UsageError(f"the value does not fit {_spell(kind)}: {error}") from error
 
 
-def _encode_string(value: str | bytes) -> bytes:
-    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(memoryview(value))
+def _encode_string(value: object) -> bytes:
+    raw = _string_bytes(value)
     return struct.pack("<Q", len(raw)) + raw
+
+
+def _string_bytes(value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise TypeError("neither text nor bytes")
 
 
 _LENGTHS = tuple(struct.pack("<Q", n) for n in range(256))
 
 
-def _encode_strings(values: Sequence[str | bytes]) -> bytes:
+def _encode_strings(values: Iterable[object]) -> bytes:
     """Vocabularies have hundreds of thousands of short strings: their lengths come from a table."""
-    raw = [
-        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else bytes(memoryview(v)) for v in values
-    ]
+    raw = [v.encode("utf-8", "surrogateescape") if isinstance(v, str) else _string_bytes(v) for v in values]
     parts = [b""] * (2 * len(raw))
     try:
         parts[0::2] = [_LENGTHS[n] for n in map(len, raw)]
@@ -67,7 +73,9 @@ def _encode_strings(values: Sequence[str | bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _encode_array(kind: tuple[GgufType, ValueType], values: Sequence[Any], depth: int) -> bytes:
+def _encode_array(kind: tuple[GgufType, ValueType], values: object, depth: int) -> bytes:
+    if not isinstance(values, Collection):
+        raise TypeError("not a list")
     if depth > MAX_ARRAY_DEPTH:
         raise UsageError(f"arrays are nested deeper than {MAX_ARRAY_DEPTH}")
     elem = kind[1]
@@ -87,7 +95,7 @@ def _spell(kind: ValueType) -> str:
     return f"ARRAY of {_spell(kind[1])}" if isinstance(kind, tuple) else kind.name
 
 
-def encode_kv(key: str, type: ValueType, value: Any) -> bytes:
+def encode_kv(key: str, type: ValueType, value: object) -> bytes:
     """The bytes of a whole entry: key, type, value. Raises UsageError."""
     raw = _encode_string(key)
     if not 0 < len(raw) - 8 <= MAX_KEY_BYTES:
@@ -137,7 +145,7 @@ def _pad(n_bytes: int, alignment: int) -> list[Segment]:
 
 def _check_keys(kv: Sequence[KV | bytes], alignment: int) -> None:
     keys: set[str] = set()
-    stated = DEFAULT_ALIGNMENT
+    stated: object = DEFAULT_ALIGNMENT
     for item in kv:
         key, value = _checked_entry(item) if isinstance(item, bytes) else (item[0], item[2])
         if key in keys:
@@ -149,7 +157,7 @@ def _check_keys(kv: Sequence[KV | bytes], alignment: int) -> None:
         raise UsageError(f"the alignment is {alignment}, but 'general.alignment' says {stated}")
 
 
-def _checked_entry(raw: bytes) -> tuple[str, Any]:
+def _checked_entry(raw: bytes) -> tuple[str, object]:
     """Key of an encoded entry, and the value if it is the alignment; the entry must be whole."""
     view = memoryview(raw)
     try:

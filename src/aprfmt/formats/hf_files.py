@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, storage_errors
 from aprfmt.formats import hf_pooling
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_TEXT_FILE_BYTES
+from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
     from aprfmt.tokenizer.model import Tokenizer
@@ -78,10 +79,10 @@ def read_text_file(path: Path) -> bytes:
         return source.read(0, source.size)
 
 
-def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> dict[str, Any]:
+def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> JsonObject:
     """The JSON object in `raw`. Raises CorruptError: no JSON, no object, a doubled key (with `unique`)."""
 
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def pairs(items: list[tuple[str, Json]]) -> JsonObject:
         result = dict(items)
         if len(result) < len(items):
             seen: set[str] = set()
@@ -100,17 +101,17 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> di
     return value
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> JsonObject:
     """config.json as a dict. Raises CorruptError, NotFoundError."""
     return parse_config(read_text_file(path), path)
 
 
-def parse_config(raw: bytes, path: Path) -> dict[str, Any]:
+def parse_config(raw: bytes, path: Path) -> JsonObject:
     """The same from its bytes; of doubled keys the last counts, as in transformers. Raises CorruptError."""
     return parse_object(raw, str(path), "the file", unique=False)
 
 
-def load_tokenizer(folder: Path, config: Mapping[str, Any] | None) -> Tokenizer | None:
+def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
     """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
     from aprfmt.tokenizer.hf import is_tokenizer_file, read_files
 

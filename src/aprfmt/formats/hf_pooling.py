@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
 
 MODULES = "modules.json"
 FOLDERS = "[0-9]_*"
@@ -37,14 +36,14 @@ def read(text_file: Callable[[str], bytes | None]) -> str | None:
     return None
 
 
-def _json(raw: bytes | None) -> Any:
+def _json(raw: bytes | None) -> object:
     try:
         return None if raw is None else json.loads(raw)
     except (ValueError, RecursionError):
         return None
 
 
-def _word(config: Mapping[str, Any]) -> str | None:
+def _word(config: Mapping[str, object]) -> str | None:
     words = [word for key, word in _MODES.items() if config.get(key) is True]
     mode = config.get("pooling_mode")
     if not words and isinstance(mode, str):
@@ -64,5 +63,5 @@ def files(word: str, width: int) -> dict[str, bytes]:
     return {MODULES: _text(modules), "1_Pooling/config.json": _text(pooling)}
 
 
-def _text(value: Any) -> bytes:
+def _text(value: object) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import (
     CorruptError,
@@ -30,6 +30,7 @@ from aprfmt.io.files import is_file, is_folder
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
+from aprfmt.types import JsonObject
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -121,7 +122,7 @@ def _load_hparams(native: HfNative) -> Hyperparams:
     return h
 
 
-def _config(native: HfNative) -> dict[str, Any] | None:
+def _config(native: HfNative) -> JsonObject | None:
     return None if native.config is None else parse_config(native.config, native.folder / "config.json")
 
 
@@ -151,8 +152,9 @@ def _prefer_single(folder: Path, names: Sequence[str]) -> tuple[str | None, list
 
 def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
     """Tensor name -> shard file name of an index. Raises CorruptError, LimitError."""
-    weight_map = parse_object(raw, str(path), "the index").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+    found = parse_object(raw, str(path), "the index").get("weight_map")
+    weight_map = {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+    if not isinstance(found, dict) or len(weight_map) < len(found):
         raise CorruptError("the index has no 'weight_map' of tensor names to file names", path=path)
     shards = set(weight_map.values())
     if len(shards) > MAX_SPLITS:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import DTYPES, dtype_by_safetensors, find_dtype
 from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
@@ -23,6 +23,7 @@ from aprfmt.io.segments import Literal, Segment, padding
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
+from aprfmt.types import JsonObject
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -91,7 +92,7 @@ def _load_hparams(native: SafetensorsNative) -> Hyperparams:
     return from_hf_config(_config(native) or {})
 
 
-def _config(native: SafetensorsNative) -> dict[str, Any] | None:
+def _config(native: SafetensorsNative) -> JsonObject | None:
     return read_config(native.config_path) if native.config_path else None
 
 
@@ -124,7 +125,7 @@ def _header_bytes(source: Source) -> int:
     return n_bytes
 
 
-def _metadata(value: Any, path: str) -> dict[str, str]:
+def _metadata(value: object, path: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -132,7 +133,7 @@ def _metadata(value: Any, path: str) -> dict[str, str]:
     return value
 
 
-def _tensor(name: str, info: Any, data_start: int, source: Source) -> Tensor:
+def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
     spelling, shape, begin, end = _fields(name, info, source.path)
     dtype = dtype_by_safetensors(spelling)
     if dtype is None:
@@ -153,7 +154,7 @@ def _tensor(name: str, info: Any, data_start: int, source: Source) -> Tensor:
     return Tensor(name, dtype.name, shape, data_start + begin, n_bytes, source)
 
 
-def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int, int]:
+def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], int, int]:
     try:
         n_name = len(name) if name.isascii() else len(name.encode())
     except UnicodeEncodeError as error:
@@ -171,7 +172,7 @@ def _fields(name: str, info: Any, path: str) -> tuple[str, tuple[int, ...], int,
     return dtype, dims, span[0], span[1]
 
 
-def _sizes(value: Any) -> tuple[int, ...] | None:
+def _sizes(value: object) -> tuple[int, ...] | None:
     """A list of u64 as a tuple, None for anything else; true and false are not numbers here."""
     if type(value) is not list:
         return None
@@ -213,7 +214,7 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
     Raises UsageError (doubled or reserved name, wrong size), UnsupportedError (a dtype that safetensors has
     not), LimitError (a header beyond what the library reads).
     """
-    header: dict[str, Any] = {} if metadata is None else {METADATA_KEY: dict(metadata)}
+    header: dict[str, object] = {} if metadata is None else {METADATA_KEY: dict(metadata)}
     offset = 0
     for tensor in tensors:
         if tensor.name in header or tensor.name == METADATA_KEY:
@@ -247,7 +248,7 @@ def _spelling(tensor: OutTensor) -> str:
     return dtype.safetensors
 
 
-def _dump(header: Mapping[str, Any]) -> bytes:
+def _dump(header: Mapping[str, object]) -> bytes:
     try:
         return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:

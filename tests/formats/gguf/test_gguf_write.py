@@ -95,7 +95,7 @@ def test_what_is_written_is_read(put: Put, kv: list[KV]) -> None:
             entry = model.metadata.entries[key]  # type: ignore[attr-defined]
             assert same(model.metadata[key], value)
             assert entry.type is (T.ARRAY if isinstance(kind, tuple) else kind)
-            assert entry.count == (len(value) if isinstance(kind, tuple) else None)
+            assert entry.count == (len(value) if isinstance(value, list) else None)
             assert bytes(model.metadata.raw(key)) == encode_kv(key, kind, value)  # type: ignore[attr-defined]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
@@ -57,7 +56,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_whole(c, metadata))
 
 
-def is_whole(c: Canonical, metadata: Mapping[str, Any]) -> bool:
+def is_whole(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
     return SOURCE_KEY in metadata and c.model.convention != "apr" and not (c.left_out or c.parts_left_out)
 
@@ -86,7 +85,7 @@ def apr_contents(
     targets: Mapping[str, Target] | None = None,
     *,
     with_source: bool = True,
-) -> tuple[dict[str, Any], list[OutTensor], int]:
+) -> tuple[dict[str, object], list[OutTensor], int]:
     """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
 
     The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
@@ -115,8 +114,8 @@ def _gguf_name(c: Canonical, name: str) -> str:
 
 
 def _with_envelope(
-    c: Canonical, metadata: dict[str, Any], said: Mapping[str, Any], losses: Losses
-) -> dict[str, Any]:
+    c: Canonical, metadata: dict[str, object], said: Mapping[str, object], losses: Losses
+) -> dict[str, object]:
     """`metadata` with what the envelope says; left aside where that contradicts the tensors or the tokenizer."""
     merged = {key: value for key, value in {**metadata, **said, **c.stated}.items() if value is not None}
     try:
@@ -149,7 +148,7 @@ def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
     return bool((decode(dtype, encode(dtype, values), tensor.shape) == values).all())
 
 
-def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, Any]:
+def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, object]:
     """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
     if c.model.native_as(Apr2Native) is None:
         return {}

@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from aprfmt.canonical.model import Canonical
 from aprfmt.codecs.dtypes import DTYPES
@@ -152,7 +151,7 @@ _IDENTITY = (
 
 
 def shard_layouts(
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     tensors: Sequence[OutTensor],
     *,
     flags: int,
@@ -180,8 +179,8 @@ def shard_layouts(
 
 def _lay_out(
     groups: Sequence[list[OutTensor]],
-    whole: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    whole: Mapping[str, object],
+    identity: Mapping[str, object],
     total: int,
     flags: int,
     generation: str,
@@ -196,7 +195,7 @@ def _lay_out(
         yield FileLayout(SHARD_PATTERN.format(i, len(groups)), segments, crc_footer=True), group
 
 
-def _sharding(count: int, index: int, total_size: int) -> dict[str, Any]:
+def _sharding(count: int, index: int, total_size: int) -> dict[str, object]:
     return {"shard_count": count, "shard_index": index, "total_size": total_size, "pattern": SHARD_PATTERN}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope_math
@@ -30,6 +29,7 @@ from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout
 from aprfmt.provenance import provenance
@@ -37,8 +37,6 @@ from aprfmt.text import first_few
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.tokenizer.pre_names import check_name
-
-Kv: TypeAlias = tuple[str, Any, Any]
 
 
 def layouts(c: Canonical, work: Work) -> Output:
@@ -72,12 +70,16 @@ def layouts(c: Canonical, work: Work) -> Output:
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
 
 
-def _sealed(c: Canonical, keys: list[Kv | bytes], tensors: list[OutTensor]) -> list[bytes]:
+def _sealed(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     pairs = _pairs(c, envelope.strip(entries))
     for item in keys:  # the vocabulary was encoded a moment ago
-        if not isinstance(item, bytes) and item[1] == (GgufType.ARRAY, GgufType.STRING):
-            pairs.remember(item[0], list(item[2]))
+        if (
+            not isinstance(item, bytes)
+            and isinstance(item[2], list)
+            and item[1] == (GgufType.ARRAY, GgufType.STRING)
+        ):
+            pairs.remember(item[0], [*item[2]])
     said = _said(c, pairs)
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(entries, Envelope(envelope.differences(c.model, said), _widened(c, tensors), kept))
@@ -101,7 +103,7 @@ def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
     return gguf.read_pairs(head, str(c.model.path))
 
 
-def _said(c: Canonical, pairs: KvMapping) -> dict[str, Any]:
+def _said(c: Canonical, pairs: KvMapping) -> dict[str, object]:
     """The metadata that an import of a GGUF with these keys and the tensors of `c` gives."""
     source = _imported(c, pairs)
     if c.arch is not None:
@@ -200,7 +202,7 @@ def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
     return None
 
 
-def _keys(c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor]) -> list[Kv | bytes]:
+def _keys(c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor]) -> list[KV | bytes]:
     """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
     if base is None:
         return list(derived_keys(c, work, tensors))
@@ -232,13 +234,13 @@ def _imported(c: Canonical, base: KvMapping) -> Canonical:
     return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
 
 
-def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[Kv]:
+def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[KV]:
     """Every key of a GGUF for `c`, in the order of llama.cpp's own converter.
 
     `overlaid`: they go over a GGUF's own keys, where a pre-tokenizer or a dimension may be missing.
     """
     architecture = c.arch.gguf if c.arch else c.hparams.architecture or "unknown"
-    keys: list[Kv] = [
+    keys: list[KV] = [
         ("general.architecture", GgufType.STRING, architecture),
         ("general.type", GgufType.STRING, "model"),
     ]
@@ -268,12 +270,12 @@ def _file_type(c: Canonical, quantization: Quantization | None, tensors: list[Ou
     return mix.file_type if mix is not None else file_type_of(dominant_dtype(tensors))
 
 
-def _imatrix_keys(quantization: Quantization | None) -> list[Kv]:
+def _imatrix_keys(quantization: Quantization | None) -> list[KV]:
     """What llama.cpp's quantize program says of the importance matrix; it cuts texts at 127 bytes."""
     imatrix = quantization.imatrix if quantization is not None else None
     if imatrix is None:
         return []
-    keys: list[Kv] = [("quantize.imatrix.file", GgufType.STRING, _cut(imatrix.path))]
+    keys: list[KV] = [("quantize.imatrix.file", GgufType.STRING, _cut(imatrix.path))]
     if imatrix.datasets:
         keys.append(("quantize.imatrix.dataset", GgufType.STRING, _cut(imatrix.datasets[0])))
     keys.append(("quantize.imatrix.entries_count", GgufType.UINT32, len(imatrix.entries)))
@@ -295,7 +297,7 @@ def gguf_names(c: Canonical) -> list[str]:
     return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
 
 
-def _typed(kv: Kv) -> Kv:
+def _typed(kv: ggml.KV) -> KV:
     key, kind, value = kv
     if isinstance(kind, tuple):
         return key, (GgufType[kind[0]], GgufType[kind[1]]), value

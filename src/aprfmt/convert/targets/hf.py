@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
@@ -156,7 +155,7 @@ def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
     return edited
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _json(value: Mapping[str, object]) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
