@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,7 +83,8 @@ def tokens(n: int, t: int = T) -> Tensor:
 def some_documents(n: int, t: int = T) -> Documents:
     """Four documents of unequal lengths a row."""
     lengths = [t // 8, t // 4 - 3, t // 2 - 5, t - t // 8 - t // 4 - t // 2 + 8]
-    return Documents.of(lengths * n, max_len=t, capacity=16 * n, device="cuda")
+    found = Documents.of(lengths * n, max_len=t, capacity=16 * n)
+    return replace(found, cu_seqlens=found.cu_seqlens.to("cuda"))
 
 
 def relative(a: Tensor, b: Tensor) -> float:

@@ -64,7 +64,8 @@ def child(teacher: str, row: Row) -> None:
         typical = statistics.median(seconds[WARM:])
         if world.is_first:
             found = {
-                "tok_s": row.tokens / typical, "ms": typical * 1e3, "loss": trainer.latest["loss"], "load_s": loaded,
+                "tok_s": row.tokens / typical, "ms": typical * 1e3, "load_s": loaded,
+                "loss": trainer.latest["loss"] if trainer.latest is not None else None,
                 "first_s": seconds[0], "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
                 "plan_gib": budget.total(parts.plan) / 2**30, "spread": [min(seconds[WARM:]), max(seconds[WARM:])],
             }  # fmt: skip

@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -237,7 +237,8 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
     vocabulary = Vocabulary(min(N_REAL, shape.vocab_rows), shape.vocab_rows, shape.vocab_rows)
     tokens = torch.randint(0, vocabulary.n_real, (N, T), device=CUDA)
     stored = sum(tensor.n_bytes for tensor in network.tensors.values())
-    documents = Documents.of([T, 700, 1, T - 701], T, capacity=9, device=CUDA)
+    documents = Documents.of([T, 700, 1, T - 701], T, capacity=9)
+    documents = replace(documents, cu_seqlens=documents.cu_seqlens.to(CUDA))
     want = want_packed = torch.empty(0)
     for residency in ("bf16", "q4k", "fp8"):
         torch.cuda.empty_cache()

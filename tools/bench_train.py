@@ -37,6 +37,7 @@ from torch.nn import functional
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprtrain import budget
+from aprtrain.budget import memory_plan
 from aprtrain.config import Config
 from aprtrain.data.batches import Batches
 from aprtrain.data.packing import Windows
@@ -49,7 +50,6 @@ from aprtrain.models import Pair, load_student, load_teacher
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
-from aprtrain.planning import memory_plan
 from aprtrain.report.metrics import Recorder
 from aprtrain.signals import Stop
 from aprtrain.teacher import fp8 as teacher_fp8
@@ -189,8 +189,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
         recorder=Recorder(None, None),
         plan=plan,
         flops=budget.flops(config, student, shape),
-        lineage={},
-        facts={},
+        origin=bare,
         on_stall=lambda error: print(error, flush=True),
     )  # fmt: skip
 
@@ -200,8 +199,8 @@ def updates(config: Config, parts: Parts, n: int, world: World = ALONE) -> Train
     config = replace(config, steps=n, total_steps=n)
     trainer = Trainer(config, world, replace(parts, plan=[]), Progress(), Stop())
     trainer.run()
-    if not trainer.latest["loss"] < float("inf"):
-        raise SystemExit(f"the loss is {trainer.latest['loss']}")
+    if trainer.latest is None or not trainer.latest["loss"] < float("inf"):
+        raise SystemExit(f"the loss is not finite: {trainer.latest}")
     return trainer
 
 

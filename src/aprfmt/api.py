@@ -100,11 +100,9 @@ def evaluate(
             raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
-    from aprtrain.score import score
+    from aprtrain.evaluate import score
 
-    body = score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
-    described = body.pop("teacher")
-    return Evaluation(**body, teacher=EvaluatedModel(**described) if described is not None else None)
+    return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
 
 
 def report(
@@ -128,7 +126,8 @@ def report(
     Raises:
         AprError: with code "usage" for another suffix.
     """
-    from aprtrain.report.summary import is_run, numbers, write
+    from aprtrain.report.page import write_report
+    from aprtrain.report.summary import is_run, summarise
 
     path = Path(formats.path_text(file, "file"))
     target = Path(formats.path_text(output, "output")) if output is not None else None
@@ -136,7 +135,7 @@ def report(
     if is_run(path):
         return (
             {"file": os.fspath(file)}
-            | (numbers(path) if target is None else write(path, target, force=force))
+            | (summarise(path) if target is None else write_report(path, target, force=force))
             | written
         )
     from aprfmt.inspection.model_page import html, survey

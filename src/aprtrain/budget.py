@@ -13,14 +13,32 @@ FLOPs of a token: 2 a matrix element forward and 4 backward; causal attention 2 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import shutil
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict
 
-from aprfmt.errors import RefusedError, RunError
-from aprtrain.config import Config
+import torch
+
+from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.types import JsonObject
+from aprtrain.config import Config, resolve
+from aprtrain.data.shards import read_header
+from aprtrain.data.sources import list_files
+from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.models import Origin, Pair, open_pair, origin_of
 from aprtrain.network.shape import Shape
+from aprtrain.teacher.cache import bytes_per_token
+from aprtrain.teacher.teacher import estimate_bytes, teacher_dtype
+from aprtrain.world import world_size
 
 SLACK = 1.15
 """Measured peak over planned bytes beyond which a run is stopped."""
+
+_ASSUMED_FLOPS = 400e12
+"""What a plan's time goes by: half of an H200's published rate is rarely missed by far."""
 
 _OVERHEAD = 512 << 20  # libraries' workspaces
 
@@ -176,3 +194,151 @@ _PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "B200"
 def peak_flops(device_name: str) -> float | None:
     """The published dense bf16 rate of a device, None where it is not known here."""
     return next((rate for part, rate in _PEAKS.items() if part in device_name), None)
+
+
+# --- of a run ---
+
+
+def flops_of(config: Config, pair: Pair) -> Flops:
+    """The arithmetic of a token."""
+    return flops(config, pair.student.shape, pair.teacher.shape if pair.teacher is not None else None)
+
+
+def check_sharding(config: Config, processes: int) -> None:
+    """Raises UsageError for --shard weights with a single process."""
+    if config.shard == "weights" and processes == 1:
+        raise UsageError(
+            "--shard weights divides the student among processes, and there is one",
+            hint="start several: torchrun --nproc-per-node 2 -m aprfmt ..., or leave --shard out",
+        )
+
+
+def memory_plan(
+    config: Config, pair: Pair, device: torch.device, *, backbone: bool = True, processes: int = 1
+) -> list[Row]:
+    """The memory of one of several processes, on `device`; without `backbone` only the teacher's head is loaded."""
+    teacher, shape = pair.teacher, pair.student.shape
+    share = max(config.seq_len, config.tokens_per_step // processes)
+    config = replace(config, micro_tokens=min(config.micro_tokens, share))
+    on_gpu = device.type == "cuda"
+    vocabulary = pair.vocabulary or Vocabulary(shape.vocab_rows, shape.vocab_rows, shape.vocab_rows)
+    logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
+    chunk = min(config.chunk, config.micro_tokens)
+    resident = teacher_head = 0
+    if teacher is not None:
+        resident = estimate_bytes(teacher, config.teacher_residency, backbone=backbone)
+        resident *= teacher_dtype(config.teacher_residency, device).itemsize // 2
+        teacher_head = logit_weight_bytes(
+            vocabulary, teacher.shape.d_model, logits, config.teacher_residency == "q4k"
+        )
+    return memory(
+        config, shape, teacher.shape if teacher is not None else None, resident=resident,
+        head=head_bytes(vocabulary, shape.d_model, chunk, logits, teacher is not None),
+        on_gpu=on_gpu, compiled=config.is_compiled(device.type), teacher_head=teacher_head, backbone=backbone,
+        processes=processes,
+    )  # fmt: skip
+
+
+class MemoryPart(TypedDict):
+    """A Row as JSON data."""
+
+    name: str
+    bytes: int
+
+
+class DataPlan(TypedDict):
+    """What is behind --data: the tokens of shards, else files and bytes; what would be left out, by reason."""
+
+    tokens: int | None
+    files: int | None
+    bytes: int | None
+    left_out: dict[str, int]
+
+
+class CachePlan(TypedDict):
+    """What --teacher-cache takes on its disk, at most; states that exist are only found once the text is read."""
+
+    folder: str
+    bytes_per_token: int
+    bytes: int | None
+    free: int
+
+
+class Plan(TypedDict):
+    """What a run would take and do; JSON data. What depends on --steps is None without it."""
+
+    command: str
+    memory: list[MemoryPart]
+    memory_bytes: int
+    flops_per_token: dict[str, float]
+    tokens: int | None
+    flops: float | None
+    seconds_at_400_tflops: float | None
+    student: dict[str, Any]
+    teacher: dict[str, Any] | None
+    vocabulary: dict[str, Any] | None
+    compiled: bool
+    data: DataPlan
+    teacher_cache: CachePlan | None
+    config: JsonObject
+    digest: str
+    origin: Origin
+
+
+def plan(command: str, config: Config) -> Plan:
+    """What a run would take and do, without a device: memory, FLOPs, time, vocabulary, hashes. Raises AprError."""
+    device, processes = torch.device(config.device.split(":")[0]), world_size()
+    check_sharding(config, processes)
+    with open_pair(command, config) as pair:
+        rows = memory_plan(config, pair, device, processes=processes)
+        work = flops_of(config, pair)
+        tokens = config.steps * config.tokens_per_step if config.steps is not None else None
+        if config.steps is not None:
+            config = resolve(config)
+        return {
+            "command": command,
+            "memory": [{"name": row.name, "bytes": row.n_bytes} for row in rows],
+            "memory_bytes": total(rows),
+            "flops_per_token": {"teacher": work.teacher, "student": work.student},
+            "tokens": tokens,
+            "flops": tokens and tokens * work.total,
+            "seconds_at_400_tflops": tokens and tokens * work.total / _ASSUMED_FLOPS,
+            "student": {**_dims(pair.student.shape), "made": pair.made is not None},
+            "teacher": _dims(pair.teacher.shape) if pair.teacher is not None else None,
+            "vocabulary": asdict(pair.vocabulary) if pair.vocabulary is not None else None,
+            "compiled": config.is_compiled(device.type),
+            "data": _plan_data(config),
+            "teacher_cache": _plan_cache(config, pair, device, tokens),
+            "config": config.to_json(),
+            "digest": config.digest(),
+            "origin": origin_of(command, config, pair, None),
+        }
+
+
+def _plan_data(config: Config) -> DataPlan:
+    path, skipped = Path(config.data or ""), Counter[str]()
+    header = read_header(path) if path.is_dir() else None
+    if header is not None:
+        return {"tokens": header["parts"]["train"]["tokens"], "files": None, "bytes": None, "left_out": {}}
+    files = list_files([path], skipped, Path(config.output) if config.output is not None else None)
+    n_bytes = sum(file.size for file in files)
+    return {"tokens": None, "files": len(files), "bytes": n_bytes, "left_out": dict(+skipped)}
+
+
+def _plan_cache(config: Config, pair: Pair, device: torch.device, tokens: int | None) -> CachePlan | None:
+    if config.teacher_cache is None or pair.teacher is None:
+        return None
+    folder = Path(config.teacher_cache).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    each = bytes_per_token(config, pair.teacher, device)
+    return {
+        "folder": config.teacher_cache,
+        "bytes_per_token": each,
+        "bytes": tokens and (tokens + config.eval_windows * config.seq_len) * each,
+        "free": shutil.disk_usage(existing).free,
+    }
+
+
+def _dims(shape: Shape) -> dict[str, Any]:
+    numbers = {name: value for name, value in asdict(shape).items() if isinstance(value, (int, float, str))}
+    return numbers | {"parameters": shape.n_params}

@@ -1,7 +1,8 @@
-"""The one schema of a training run: every option, its type, range, default, environment variable and words of help.
+"""A run's options: one schema of types, ranges, defaults, environment variables and help, and what fills it.
 
-`config_build` fills it from the command line, the environment and a file. `Config.resolved()` is what a run prints
-and stores, `Config.digest()` the hash of what decides its numbers.
+Values come from the command line, then the environment, then a file, then the defaults. What no field stands for is
+refused by name, with the nearest field there is. `Config.to_json` is what a run prints and stores, `Config.digest`
+the hash of what decides its numbers.
 """
 
 from __future__ import annotations
@@ -11,48 +12,61 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from aprfmt.errors import UsageError
+from aprfmt.errors import NotFoundError, UsageError
+from aprfmt.types import Json, JsonObject, PathLike
 
 ENV_PREFIX = "APR_DISTILL_"
 _DISTILL, _PRETRAIN = ("distill",), ("pretrain",)
-_BOTH = (*_DISTILL, *_PRETRAIN)
+
+Value = str | int | float | bool | tuple[str, ...] | None
+_V = TypeVar("_V", bound=Value)
 
 
-def _option(
-    default: Any,
-    help: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    choices: tuple[str, ...] = (),
-    env: str = "",
-    flags: tuple[str, ...] = (),
-    commands: tuple[str, ...] = _BOTH,
-    place: str = "run",
-) -> Any:
-    metadata = {
-        "help": help,
-        "low": low,
-        "high": high,
-        "choices": choices,
-        "env": env and ENV_PREFIX + env,
-        "flags": flags,
-        "commands": commands,
-        "place": place,
-    }
-    return field(default=default, metadata=metadata)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One row of the schema.
+
+    Attributes:
+        kind: str, int, float, bool or tuple (of words).
+        low, high, choices: what values are allowed.
+        env: the environment variable that sets it.
+        flags: short options beside `flag`.
+        commands: which commands have it.
+        place: what it decides. "what" is trained on what (a resumed run must agree), or "run": how far, where and how
+            closely watched (a resumed run may differ).
+    """
+
+    name: str
+    kind: type
+    default: Value
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+    env: str = ""
+    flags: tuple[str, ...] = ()
+    commands: tuple[str, ...] = (*_DISTILL, *_PRETRAIN)
+    place: str = "run"
+
+    @property
+    def flag(self) -> str:
+        """Its long option."""
+        return "--" + self.name.replace("_", "-")
+
+
+def _option(default: _V, help: str, **more: Any) -> _V:
+    """A field of Config with what its Field says beside name and type."""
+    return field(default=default, metadata={"default": default, "help": help, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A run's options. `place` of a field says what it decides: "what" is trained on what (a resumed run must agree),
-    "run": how far, where and how closely watched (a resumed run may differ).
-
-    `None` stands for a default that follows from other fields; `settled` fills those in.
-    """
+    """A run's options. `None` stands for a default that follows from other fields; `resolve` fills those in."""
 
     teacher: str | None = _option(None, "The model to learn from.", commands=_DISTILL)
     student: str | None = _option(
@@ -67,7 +81,7 @@ class Config:
     init: str | None = _option(None, "The model whose weights the training starts from.", commands=_PRETRAIN)
     like: str | None = _option(
         None,
-        "A model whose tokenizer is used; --shape says what is trained from scratch.",
+        "The model whose tokenizer is used; --shape gives the network to train from scratch.",
         commands=_PRETRAIN,
     )
     shape: str | None = _option(
@@ -79,7 +93,7 @@ class Config:
     output: str | None = _option(None, "Folder for checkpoints, metrics and the model.", flags=("-o",))
 
     kd_weight: float = _option(
-        0.7, "Weight of the teacher's term; 1 - it is that of the labels. 0: the teacher is only compared with.",
+        0.7, "Weight w of the teacher's term; the labels have 1 - w. 0: the teacher is for comparison only.",
         low=0, high=1, flags=("--alpha",), commands=_DISTILL, place="what",
     )  # fmt: skip
     temperature: float = _option(
@@ -97,7 +111,7 @@ class Config:
     chunk: int = _option(2048, "Positions whose logits are held at a time.", low=1, place="what")
 
     lr: float = _option(5e-5, "Peak learning rate.", low=1e-12, high=10, place="what")
-    lr_final: float = _option(0.1, "Share of --lr left at the end.", low=0, high=1, place="what")
+    lr_final: float = _option(0.1, "Share of --lr that is left at the end.", low=0, high=1, place="what")
     warmup_steps: int | None = _option(
         None, "Steps of linear warm-up (default: 2 % of --total-steps, at least 100 where that is at most a tenth).",
         low=0, place="what",
@@ -108,67 +122,72 @@ class Config:
     weight_decay: float = _option(0.01, "AdamW: decay of matrices.", low=0, high=10, place="what")
     clip: float = _option(1.0, "Largest norm of the gradient; 0: no limit.", low=0, place="what")
 
-    steps: int | None = _option(None, "Where this run stops, in updates since the beginning.", low=1)
+    steps: int | None = _option(
+        None, "The update at which this run stops, counted from the beginning.", low=1
+    )
     total_steps: int | None = _option(None, "Length of the schedule (default: --steps).", low=1, place="what")
     epochs: int | None = _option(
-        None, "How often the data may be read; without --steps: how often it is.", low=1, place="what"
+        None, "Passes over the data: at most, or without --steps exactly.", low=1, place="what"
     )
-    repeat: bool = _option(False, "Read the data again as often as --steps needs it.", place="what")
-    seq_len: int = _option(2048, "Tokens of a window.", low=2, env="MAX_SEQ_LEN", place="what")
+    repeat: bool = _option(False, "Repeat the data as often as --steps needs.", place="what")
+    seq_len: int = _option(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN", place="what")
     tokens_per_step: int = _option(32768, "Tokens of an update, over all GPUs.", low=2, place="what")
     micro_tokens: int = _option(
         16384, "Tokens of one forward and backward pass on a GPU.", low=2, place="what"
     )
     held_out: float = _option(
-        0.01, "Share of the documents that is held out for evaluation.", low=1e-9, high=0.9, place="what"
+        0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9, place="what"
     )
     eval_data: str | None = _option(None, "Evaluate on these files instead.")
     seed: int = _option(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1, place="what")
-    deterministic: bool = _option(False, "Bitwise the same numbers at every run.", place="what")
+    deterministic: bool = _option(False, "Bitwise the same numbers in every run.", place="what")
 
     vocab_policy: str = _option(
-        "shared", "Whether the teacher may have tokens that the student has not: renormalise leaves them out.",
+        "shared", "Whether the teacher may have tokens that the student lacks: renormalise leaves them out.",
         choices=("shared", "renormalise"), commands=_DISTILL, place="what",
     )  # fmt: skip
     teacher_residency: str = _option(
-        "bf16", "How the teacher lies in memory.", choices=("bf16", "q4k", "fp8"), env="TEACHER_BACKEND",
-        commands=_DISTILL, place="what",
+        "bf16", "How the teacher's weights are held in memory.", choices=("bf16", "q4k", "fp8"),
+        env=ENV_PREFIX + "TEACHER_BACKEND", commands=_DISTILL, place="what",
     )  # fmt: skip
     teacher_cache: str | None = _option(
-        None, "Folder in which the teacher's answers are kept, to be read when a text comes again.",
+        None, "Folder that keeps the teacher's hidden states, to be read when a text comes again.",
         commands=_DISTILL,
     )  # fmt: skip
     recompute: str = _option(
         "none", "What the backward pass computes again to save memory.", choices=("none", "block")
     )
     shard: str = _option(
-        "states", "What several processes divide among them: masters and moments, or also the student's weights.",
+        "states", "What several processes share out: masters and moments, or the student's weights too.",
         choices=("states", "weights"),
     )  # fmt: skip
     compile: str = _option(
         "auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"), place="what"
     )
-    device: str = _option("cuda", "cuda, cuda:N or cpu; nothing else is tried when it is missing.")
+    device: str = _option("cuda", "cuda, cuda:N or cpu; there is no fallback.")
 
     save_every: int = _option(
-        5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env="CHECKPOINT_EVERY"
+        5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
     )
-    save_minutes: float = _option(15.0, "Minutes between checkpoints, too; 0: by steps alone.", low=0)
-    keep: int = _option(3, "Latest checkpoints to keep, beside the best.", low=1)
+    save_minutes: float = _option(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
+    keep: int = _option(3, "Number of latest checkpoints to keep besides the best.", low=1)
     save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
     eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
     eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
-    log_every: int = _option(10, "Steps between lines.", low=1, env="LOG_EVERY")
-    resume: bool = _option(False, "Go on from the latest checkpoint of the output folder.")
+    log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
+    resume: bool = _option(False, "Continue from the latest checkpoint in the output folder.")
     allow_changed: tuple[str, ...] = _option(
         (), "A field that may differ from the run that is resumed; may be given again."
     )
     smoke: int | None = _option(
-        None, "Do N steps, say how long the run would take, write nothing.", low=1, env="MAX_STEPS"
+        None,
+        "Run N steps, estimate the time of the whole run, write nothing.",
+        low=1,
+        env=ENV_PREFIX + "MAX_STEPS",
     )
     allow_same_arch: bool = _option(False, "Teacher and student may have the same dims.", commands=_DISTILL)
     allow_weaker_teacher: bool = _option(
-        False, "Go on with a teacher that predicts the data badly.", commands=_DISTILL
+        False, "Continue with a teacher that predicts the data badly.", commands=_DISTILL
     )
     deadline: float = _option(600.0, "Seconds that the first step may take.", low=0.1)
 
@@ -185,65 +204,39 @@ class Config:
 
     @property
     def eval_windows(self) -> int:
-        """Windows of an evaluation, where there are as many."""
+        """Windows of an evaluation, if there are that many."""
         return max(1, self.eval_tokens // self.seq_len)
 
     @property
     def stop(self) -> int:
-        """The update after which this run stops; settled."""
+        """The update after which this run stops; of a resolved configuration."""
         assert self.steps is not None
         return min(self.steps, self.smoke or self.steps)
 
-    @property
-    def schedule_steps(self) -> int:
-        """Length of the schedule; settled."""
-        assert self.total_steps is not None
-        return self.total_steps
+    def is_compiled(self, device: str) -> bool:
+        """Whether blocks are compiled on a device of the type `device`."""
+        return self.compile == "on" or (self.compile == "auto" and device == "cuda")
 
-    def resolved(self) -> dict[str, Any]:
-        """Every field with its value, as JSON data."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+    def to_json(self) -> JsonObject:
+        """Every field with its value."""
+        return {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
 
     def digest(self) -> str:
-        """sha-256 of what decides the numbers of a run: the fields of place "what"."""
-        values = {name: plain(getattr(self, name)) for name in what_fields()}
+        """SHA-256 of what decides the numbers of a run: the fields of place "what"."""
+        values = {name: to_json(getattr(self, name)) for name in what_fields()}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One row of the schema; `kind` is str, int, float, bool or tuple (of words)."""
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    low: float
-    high: float
-    choices: tuple[str, ...]
-    env: str
-    flags: tuple[str, ...]
-    commands: tuple[str, ...]
-    place: str
-
-    @property
-    def flag(self) -> str:
-        """Its long option."""
-        return "--" + self.name.replace("_", "-")
 
 
 @cache
 def schema() -> dict[str, Field]:
     """The rows by name, in the order of Config."""
     hints = get_type_hints(Config)
-    return {f.name: Field(f.name, _kind(hints[f.name]), f.default, **f.metadata) for f in fields(Config)}
+    return {f.name: Field(name=f.name, kind=_kind(hints[f.name]), **f.metadata) for f in fields(Config)}
 
 
-def _kind(hint: Any) -> type:
-    if hint in (str, int, float, bool):
-        return hint  # type: ignore[no-any-return]
-    inner = [a for a in get_args(hint) if a in (str, int, float)]
-    return tuple if hint == tuple[str, ...] else inner[0]
+def _kind(hint: type) -> type:
+    parts = (hint, get_origin(hint), *get_args(hint))
+    return next(kind for kind in (tuple, bool, int, float, str) if kind in parts)
 
 
 def command_fields(command: str) -> Iterator[Field]:
@@ -256,6 +249,16 @@ def what_fields() -> list[str]:
     return [f.name for f in schema().values() if f.place == "what"]
 
 
+def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
+    """Names of the fields in which a resumed run may not differ and does."""
+    return [name for name in what_fields() if old.get(name) != to_json(getattr(new, name))]
+
+
+def to_json(value: Value) -> Json:
+    """A field's value as JSON data."""
+    return [*value] if isinstance(value, tuple) else value
+
+
 def resolve(config: Config, data_steps: int | None = None) -> Config:
     """`config` with every number filled in; `data_steps` is how many updates the data last for.
 
@@ -263,8 +266,7 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     """
     steps = config.steps or (data_steps if config.epochs is not None else config.smoke)
     assert steps is not None
-    total = config.total_steps or steps
-    warmup = config.warmup_steps
+    total, warmup = config.total_steps or steps, config.warmup_steps
     if warmup is None:
         warmup = min(max(100, total // 50), total // 10)
     if total < steps:
@@ -274,11 +276,198 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     return replace(config, steps=steps, total_steps=total, warmup_steps=warmup)
 
 
-def changed_fields(old: Mapping[str, Any], new: Config) -> list[str]:
-    """Names of the fields in which a resumed run may not differ and does."""
-    return [name for name in what_fields() if old.get(name) != plain(getattr(new, name))]
+# --- sources of values ---
 
 
-def plain(value: Any) -> Any:
-    """A field's value as JSON data."""
-    return list(value) if isinstance(value, tuple) else value
+def build(
+    command: str,
+    given: Mapping[str, object],
+    file: PathLike | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Config, list[str]]:
+    """The configuration of a run of `command`, and lines that name the environment variables that count.
+
+    `given` holds the command line's values, None (or an empty tuple) for options that were not given.
+    Raises UsageError, NotFoundError for a file that does not exist.
+    """
+    rows = {f.name: f for f in command_fields(command)}
+    from_file = _read_file(Path(file), rows) if file is not None else {}
+    from_environment = dict(_read_environment(environment or {}, rows))
+    from_command = {name: value for name, value in given.items() if value is not None and value != ()}
+    values: dict[str, Any] = {name: _check(rows[name], value, str(file)) for name, value in from_file.items()}
+    values |= {
+        name: _check(rows[name], text, variable) for name, (text, variable) in from_environment.items()
+    }
+    lines = [
+        f"{variable} is overruled by {rows[name].flag}"
+        if name in from_command
+        else f"{variable} sets {rows[name].flag} {values[name]}"
+        for name, (_, variable) in from_environment.items()
+    ]
+    values |= {name: _check(rows[name], value, rows[name].flag) for name, value in from_command.items()}
+    config = Config(**values)
+    _check_together(config, command)
+    return config, lines
+
+
+def _read_file(path: Path, rows: Mapping[str, Field]) -> dict[str, object]:
+    try:
+        found = _parse(path.read_text(encoding="utf-8"), path.suffix.lower())
+    except FileNotFoundError:
+        raise NotFoundError("no such file", path=path) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot be read: {str(error)[:200]}", path=path) from error
+    if not isinstance(found, dict):
+        raise UsageError("a configuration is a table of options", path=path)
+    values: dict[str, object] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name in values:
+            raise UsageError(f"{name!r} is given twice", path=path)
+        if name not in rows:
+            raise UsageError(f"unknown option {name!r} in {path}", hint=_nearest(name, rows))
+        values[name] = value
+    return values
+
+
+def _parse(text: str, suffix: str) -> object:
+    """Raises ValueError."""
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        try:
+            return yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise ValueError(error) from error
+    raise UsageError("a configuration is a .toml, .yaml or .json file")
+
+
+def _nearest(name: str, rows: Mapping[str, Field]) -> str:
+    if (other := schema().get(name)) is not None:
+        return f"apr {other.commands[0]} has it"
+    near = get_close_matches(name, rows, n=1)
+    return f"did you mean {near[0]}?" if near else "--help lists all of them"
+
+
+# What the reference's words for the teacher's place mean here.
+_BACKENDS = {"auto": "bf16", "cudatrainer": "bf16", "realizar-q4k": "q4k"}
+
+
+def _read_environment(
+    environment: Mapping[str, str], rows: Mapping[str, Field]
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    """(name, (value, variable)) of each field that a variable sets."""
+    by_variable = {f.env: f for f in schema().values() if f.env}
+    for variable, text in environment.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        row = by_variable.get(variable)
+        if row is None:
+            raise UsageError(
+                f"the environment variable {variable} has no meaning here",
+                hint=f"unset it; known are {', '.join(sorted(by_variable))}",
+            )
+        if row.name in rows:
+            yield row.name, (_BACKENDS.get(text, text) if row.name == "teacher_residency" else text, variable)
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list of names",
+}
+
+
+def _check(row: Field, value: object, where: str) -> Value:
+    """`value` as the row's type, within its range. Raises UsageError naming the row and its source."""
+    try:
+        found = _convert(row, value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{row.name} must be {_WORDS[row.kind]}, not {value!r} ({where})") from None
+    wanted = ""
+    if row.choices and found not in row.choices:
+        wanted = f"one of {', '.join(row.choices)}"
+    elif isinstance(found, (int, float)) and not row.low <= found <= row.high:
+        wanted = f"at least {row.low:g}" if row.high == math.inf else f"between {row.low:g} and {row.high:g}"
+    if wanted:
+        usual = None if row.default is None else f"leave {row.flag} out for the default, {row.default}"
+        raise UsageError(f"{row.name} must be {wanted}, not {found!r} ({where})", hint=usual)
+    return found
+
+
+def _convert(row: Field, value: object) -> Value:
+    """Raises TypeError or ValueError."""
+    if row.kind is tuple and isinstance(value, (str, list, tuple)):
+        names = (value,) if isinstance(value, str) else tuple(value)
+        for name in names:
+            if name not in what_fields():
+                raise UsageError(
+                    f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields())
+                )
+        return names
+    if (row.kind is bool and isinstance(value, bool)) or (row.kind is str and isinstance(value, str)):
+        return value
+    if row.kind not in (int, float) or isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise TypeError
+    if row.kind is int and str(value).lstrip("+-").isdigit():
+        return int(value)  # not by way of a float, which large seeds do not fit
+    number = float(value)
+    if row.kind is int and not number.is_integer():
+        raise ValueError
+    return int(number) if row.kind is int else number
+
+
+def _check_together(config: Config, command: str) -> None:
+    """What single fields cannot say. Raises UsageError."""
+    if command == "distill":
+        _exactly_one(config, "student", "student_init", "the student")
+        _need(config, "teacher", "the model to learn from")
+    else:
+        _exactly_one(config, "init", "like", "where to start")
+    _need(config, "data", "what to train on; there is no default")
+    if config.smoke is None:
+        _need(config, "output", "the folder to write")
+    c, keep_one = config, "keep one of them"
+    faults = (
+        (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
+        ((c.like is None) != (c.shape is None), "--like and --shape go together",
+            "a model for its tokenizer, and the config.json to train"),
+        (c.smoke is not None and c.resume, "--smoke starts anew and writes nothing; it cannot --resume", None),
+        (c.steps is None and c.epochs is None and c.smoke is None,
+            "--steps or --epochs is missing: how long to train", "add --steps N, or --epochs 1 for one pass"),
+        (c.eval_data is not None and c.held_out != Config.held_out,
+            "--held-out and --eval-data contradict each other", keep_one),
+        (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
+        (bool(c.allow_changed) and not c.resume, "--allow-changed is for --resume", None),
+        *(
+            (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",
+                f"the nearest is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")
+            for flag, tokens in (("--tokens-per-step", c.tokens_per_step), ("--micro-tokens", c.micro_tokens))
+        ),
+    )  # fmt: skip
+    for is_wrong, message, hint in faults:
+        if is_wrong:
+            raise UsageError(message, hint=hint)
+
+
+def _need(config: Config, name: str, what: str) -> None:
+    if getattr(config, name) is None:
+        flag = schema()[name].flag
+        raise UsageError(f"{flag} is missing: {what}", hint=f"add {flag} PATH")
+
+
+def _exactly_one(config: Config, a: str, b: str, what: str) -> None:
+    given = [getattr(config, name) is not None for name in (a, b)]
+    names = f"{schema()[a].flag} or {schema()[b].flag}"
+    if not any(given):
+        raise UsageError(f"{names} is missing: {what}", hint="add one of them")
+    if all(given):
+        raise UsageError(f"{names}, not both", hint="keep one of them")

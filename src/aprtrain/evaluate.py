@@ -10,64 +10,44 @@ Shape suffixes: N rows of a batch, T positions, P positions that count, D width,
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
 from aprtrain.data.batches import Batch, batch_of
-from aprtrain.data.packing import IGNORED, Windows
-from aprtrain.loss.vocab import Vocabulary
-from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import soft_cap
-from aprtrain.network.shape import Shape
-
-__all__ = ["Scores", "chosen", "evaluate", "scoring"]
+from aprtrain.data.corpus import Encoder, ReadProgress
+from aprtrain.data.packing import Windows
+from aprtrain.data.shards import HEADER, Part, open_corpus
+from aprtrain.data.sources import Document, list_files
+from aprtrain.guards import check_length
+from aprtrain.loss.objective import IGNORED
+from aprtrain.loss.vocab import Vocabulary, align
+from aprtrain.network.decoder import Decoder, soft_cap
+from aprtrain.network.weights import Network, load_decoder, open_network
+from aprtrain.teacher.teacher import Teacher
+from aprtrain.world import device_of
 
 _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
-_ROUNDING = 1e-4  # nats; a KL below zero by more is no rounding
+SEQ_LEN = 2048
+"""Tokens of a window, if no model was made for fewer."""
 
-
-class Student(Protocol):
-    """What is measured: a decoder."""
-
-    @property
-    def shape(self) -> Shape:
-        """What it is."""
-
-    @property
-    def head_weight(self) -> Tensor:
-        """The head [V, D]."""
-
-    def __call__(self, tokens_NT: Tensor, documents: Documents | None) -> Any:
-        """Final hidden states [N, T, D]."""
-
-
-class Teacher(Protocol):
-    """What it is compared with."""
-
-    @property
-    def shape(self) -> Shape:
-        """What it is."""
-
-    @property
-    def head_weight(self) -> Tensor:
-        """The head [V, D], at least the shared ids."""
-
-    @property
-    def dropped_weight(self) -> Tensor | None:
-        """The rows [R, D] of tokens that only the teacher has; None where there are none."""
-
-    def hidden(self, tokens_NT: Tensor, documents: Documents | None) -> Tensor:
-        """Final hidden states [N, T, D]."""
+_DOCUMENTS = 256  # tokenised at a time
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
+_ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +87,11 @@ def scoring() -> Iterator[None]:
         reason, hint = str(error) or type(error).__name__, getattr(error, "hint", None)
         if isinstance(error, torch.OutOfMemoryError):
             hint = "take fewer tokens at a time: a smaller --micro-tokens; of apr eval a smaller --seq-len"
-        raise RunError(f"the evaluation failed, there is no score: {reason}", hint=hint) from error
+        raise RunError(f"the evaluation failed, no score: {reason}", hint=hint) from error
 
 
 def evaluate(
-    student: Student,
+    student: Decoder,
     windows: Windows,
     *,
     rows: int,
@@ -119,7 +99,7 @@ def evaluate(
     teacher: Teacher | None = None,
     vocabulary: Vocabulary | None = None,
     max_windows: int | None = None,
-    answers: Callable[[Batch], Tensor] | None = None,
+    cached: Callable[[Batch], Tensor] | None = None,
 ) -> Scores:
     """Scores of a model on windows of held-out text.
 
@@ -130,7 +110,7 @@ def evaluate(
         device: where the models are.
         teacher, vocabulary: what it is compared with, and the ids that both share.
         max_windows: reads an even selection of so many.
-        answers: gives the teacher's hidden states of a batch, where they do not come from `teacher` itself.
+        cached: gives the teacher's hidden states of a batch, where they do not come from `teacher` itself.
 
     Raises:
         UsageError: a teacher without a vocabulary.
@@ -141,9 +121,9 @@ def evaluate(
         raise UsageError("a comparison with a teacher needs the vocabulary that both share")
     # No inference mode: weights that are gathered here may be trained with later.
     with scoring(), torch.no_grad():
-        ids = chosen(windows, max_windows)
+        ids = windows.select(max_windows)
         n = len(ids)
-        models = _Models(student, teacher, vocabulary, answers)
+        models = _Models(student, teacher, vocabulary, cached)
         sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
         count = 0
         for start in range(0, n, rows):
@@ -154,21 +134,14 @@ def evaluate(
         return _scores(n, count, sums.tolist(), models.teacher is not None, has_dropped)
 
 
-def chosen(windows: Windows, max_windows: int | None) -> list[int]:
-    """The windows that an evaluation reads: all, or an even selection of so many."""
-    n = len(windows) if max_windows is None else min(max_windows, len(windows))
-    ids: list[int] = np.linspace(0, len(windows) - 1, n).astype(int).tolist()
-    return ids
-
-
 @dataclass(frozen=True, slots=True)
 class _Models:
     """What is measured, and what it is compared with."""
 
-    student: Student
+    student: Decoder
     teacher: Teacher | None
     vocabulary: Vocabulary | None
-    answers: Callable[[Batch], Tensor] | None = None
+    cached: Callable[[Batch], Tensor] | None = None
 
     def sums(self, batch: Batch) -> Tensor:
         """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
@@ -177,8 +150,8 @@ class _Models:
         hidden = _hidden(self.student(batch.tokens_NT, batch.documents), size, "model")
         sides = [_Side(hidden[counts_NT], self.student.head_weight, self.student.shape.logit_softcap, None)]
         if self.teacher is not None and self.vocabulary is not None:
-            if self.answers is not None:
-                found = self.answers(batch)
+            if self.cached is not None:
+                found = self.cached(batch)
             else:
                 found = self.teacher.hidden(batch.tokens_NT, batch.documents)
             hidden = _hidden(found, size, "teacher")
@@ -189,7 +162,7 @@ class _Models:
         return _sums(sides, batch.labels_NT[counts_NT])
 
 
-def _hidden(hidden: Any, size: torch.Size, who: str) -> Tensor:
+def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
     if not isinstance(hidden, Tensor) or hidden.shape[:2] != size or hidden.ndim != 3 or not hidden.numel():
         raise RunError(f"the {who} gave no hidden states for {size[0]} windows of {size[1]} tokens")
     if not bool(torch.isfinite(hidden).all()):
@@ -286,7 +259,7 @@ def _sums_of_some(sides: list[_Side], places: slice, labels_P: Tensor) -> Tensor
 
 def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
     if not count:
-        raise RunError("the evaluation read no label, there is no score", hint="give longer held-out texts")
+        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
     ce, accuracy, kl, agreement, teacher_ce, dropped = (value / count for value in sums)
     if not all(map(math.isfinite, (ce, kl, teacher_ce))):
         raise RunError(
@@ -294,9 +267,124 @@ def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, h
             hint="the weights are damaged, or ids of the data have no row in the head",
         )
     if kl < -_ROUNDING:
-        raise RunError(f"the KL to the teacher came out as {kl:g} nats: this is no score")
+        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
     scores = Scores(n_windows, count, ce, math.exp(ce), accuracy)
     if not with_teacher:
         return scores
     mass = dropped if has_dropped else None
     return Scores(n_windows, count, ce, math.exp(ce), accuracy, max(kl, 0.0), agreement, teacher_ce, mass)
+
+
+# --- a file ---
+
+
+def score(
+    path: str,
+    data: Path,
+    *,
+    teacher: str | None = None,
+    device: str = "cuda",
+    seq_len: int | None = None,
+    limit: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Scores a model on text, perhaps beside another one: what `apr eval` does.
+
+    Args:
+        path: the model, in any container.
+        data: a text, jsonl or Parquet file or a folder of them, read whole; or the token shards of a run, of which
+            the held-out part is read.
+        teacher: the model to compare with, in any container.
+        device: cuda, cuda:N or cpu; float32 on the CPU, bfloat16 on a GPU.
+        seq_len: tokens of a window; else SEQ_LEN, or as many as both models were made for.
+        limit: scores about so many tokens, as windows spread evenly over all of the data.
+        log: takes a line now and then about the progress of tokenising text.
+
+    Raises:
+        RunError: the weights, the tokenizer, the data or the computation give no score.
+        AprError: as opening the models and reading the data raise it, before anything is computed.
+    """
+    begin, where = time.perf_counter(), device_of(device)
+    with ExitStack() as stack:
+        network = stack.enter_context(open_network(path))
+        other = stack.enter_context(open_network(teacher)) if teacher is not None else None
+        models = {"model": network} if other is None else {"model": network, "teacher": other}
+        made_for = {who: n for who, m in models.items() if (n := m.hparams.max_position_embeddings)}
+        length = seq_len or min(SEQ_LEN, min(made_for.values(), default=SEQ_LEN))
+        for who, positions in made_for.items():
+            check_length(length, who, positions)
+        if limit is not None and limit < length:
+            raise UsageError(
+                f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len"
+            )
+        skipped: Counter[str] = Counter()
+        part, separator = _read(data, network, skipped, log)
+        vocabulary = None
+        if other is not None:
+            rows = other.shape.vocab_rows, network.shape.vocab_rows
+            vocabulary = align(other.tokenizer, network.tokenizer, *rows)
+        dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
+        with scoring():
+            windows = Windows(part, length, separator)
+            model = load_decoder(network, dtype, where)
+            comparison = None
+            if other is not None and vocabulary is not None:
+                comparison = Teacher(other, vocabulary, "bf16", where, dtype=dtype)
+        scores = evaluate(
+            model,
+            windows,
+            rows=max(1, _TOKENS_AT_ONCE[where.type] // length),
+            device=where,
+            teacher=comparison,
+            vocabulary=vocabulary,
+            max_windows=limit and limit // length,
+        )
+        return Evaluation(
+            **_facts(path, network),
+            teacher=EvaluatedModel(**_facts(teacher, other)) if teacher and other else None,
+            data=str(data),
+            documents=len(part.ends),
+            data_tokens=len(part.tokens),
+            left_out=dict(+skipped),
+            device=str(where),
+            dtype="f32" if where.type == "cpu" else "bf16",
+            seq_len=length,
+            **asdict(scores),
+            seconds=time.perf_counter() - begin,
+        )
+
+
+def _facts(path: str, network: Network) -> dict[str, Any]:
+    label = network.model.label if network.model is not None else None
+    shape = network.shape
+    return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}
+
+
+def _read(
+    data: Path, network: Network, skipped: Counter[str], log: Callable[[str], None]
+) -> tuple[Part, int]:
+    """The documents to read, and the id that separates them; `skipped` counts what is left out, by reason."""
+    with scoring():
+        encoder = Encoder(network.tokenizer)
+    if (data / HEADER).is_file():
+        return open_corpus(data, encoder.digest).held_out, encoder.separator
+    ids = []
+    documents = _documents(data, encoder.separator, skipped, log)
+    while some := list(islice(documents, _DOCUMENTS)):
+        with scoring():
+            ids += encoder.encode(some)
+    tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
+    ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
+    return Part(tokens, ends, np.zeros(len(ids), np.uint64)), encoder.separator
+
+
+def _documents(
+    data: Path, separator: int, skipped: Counter[str], log: Callable[[str], None]
+) -> Iterator[Document]:
+    """Every document that is not empty."""
+    files = list_files([data], skipped)
+    progress = ReadProgress(sum(file.size for file in files), log)
+    for file in files:
+        for document in progress.documents(file, separator, skipped):
+            if not isinstance(document, str) or document.strip():
+                yield document

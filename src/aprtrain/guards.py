@@ -25,7 +25,7 @@ KL_FLOOR = 1e-3
 """Nats to the teacher at step 0 below which there is nothing to learn."""
 
 MOST_DROPPED = 1e-3
-"""Mean probability on held-out text that a teacher may give to tokens that its student has not."""
+"""Mean probability on held-out text that a teacher may give to tokens that its student lacks."""
 
 _STALL_FACTOR = 20
 _STALL_LEAST_S = 120.0  # a new shape may have to be compiled
@@ -84,31 +84,31 @@ def check_teacher(teacher_ce: float, student_ce: float, n_tokens: int, *, allow_
     if teacher_ce >= bound:
         raise RefusedError(
             f"the teacher predicts the held-out data badly: {teacher_ce:.2f} nats where half of ln V is {bound:.2f}",
-            hint="check its weights and that the data is of its kind; --allow-weaker-teacher goes on",
+            hint="check its weights, and that the data suits it; --allow-weaker-teacher continues anyway",
         )
     if teacher_ce >= student_ce:
         raise RefusedError(
             f"the teacher predicts the held-out data no better than the student: {teacher_ce:.3f} against "
             f"{student_ce:.3f} nats",
-            hint="were they swapped? --allow-weaker-teacher goes on",
+            hint="were they swapped? --allow-weaker-teacher continues anyway",
         )
 
 
 def check_dropped(mass: float | None) -> None:
-    """Stops where the teacher's mean probability of tokens that the student has not is above MOST_DROPPED."""
+    """Stops if the teacher's mean probability of tokens that the student lacks is above MOST_DROPPED."""
     if mass is not None and not mass <= MOST_DROPPED:
         raise RunError(
-            f"the teacher gives {mass:.2%} of its probability to tokens that the student has not; at most "
+            f"the teacher gives {mass:.2%} of its probability to tokens that the student lacks; at most "
             f"{MOST_DROPPED:.1%} can be left out",
             hint="distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote",
         )
 
 
 def check_length(seq_len: int, who: str, positions: int | None) -> None:
-    """Refuses windows that are longer than the texts that a model was made for: it answers at random there."""
+    """Refuses windows longer than the contexts that a model was made for: its predictions are random there."""
     if positions is not None and seq_len > positions:
         raise RefusedError(
-            f"windows of {seq_len} tokens are longer than the {positions} that the {who} was made for",
+            f"windows of {seq_len} tokens exceed the {positions} that the {who} was made for",
             hint=f"give --seq-len {positions} or less",
         )
 
@@ -117,7 +117,7 @@ def check_divergence(kl: float) -> None:
     """Refuses a student that answers as its teacher does from the start. Nats."""
     if not kl > KL_FLOOR:
         raise RefusedError(
-            f"the student gives the teacher's answers already: KL {kl:.2g} nats at step 0",
+            f"the student's predictions equal the teacher's already: KL {kl:.2g} nats at step 0",
             hint="they are the same model; name another --student",
         )
 
@@ -126,7 +126,7 @@ def check_resident(tensors: Iterable[tuple[str, Tensor]], device: torch.device) 
     """Raises RunError where a tensor lies on another device than the one that was asked for."""
     for name, tensor in tensors:
         if tensor.device != device:
-            raise RunError(f"the tensor lies on {tensor.device}, not on {device}", tensor=name)
+            raise RunError(f"the tensor is on {tensor.device}, not on {device}", tensor=name)
 
 
 # --- time ---
@@ -270,7 +270,7 @@ class Utilisation(_Beside):
         mean = sum(samples) / len(samples)
         if mean < 5:
             raise RunError(
-                f"the GPU is at {mean:.0f} % over {len(samples)} s: the work is done elsewhere or waits",
+                f"the GPU is at {mean:.0f} % over {len(samples)} s: the work waits, or is done elsewhere",
                 hint="check nvidia-smi: another process may hold the GPU",
             )
         if mean < 50 and not self._has_warned:

@@ -7,11 +7,11 @@ late, but the update with the NaN was skipped on the device, and the weights are
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +26,10 @@ from aprtrain.guards import Utilisation, Watchdog, nvml_reader
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary
-from aprtrain.network.decoder import Decoder
-from aprtrain.optim.adamw import Optimizer
-from aprtrain.optim.schedule import learning_rate
-from aprtrain.report.metrics import Recorder
+from aprtrain.models import Origin
+from aprtrain.network.decoder import Decoder, head_name
+from aprtrain.optim.adamw import Optimizer, learning_rate
+from aprtrain.report.metrics import Numbers, Recorder, StepValues
 from aprtrain.signals import Stop
 from aprtrain.teacher.cache import CachedHidden
 from aprtrain.teacher.teacher import Teacher
@@ -48,15 +48,14 @@ class Parts:
         teacher, vocabulary: None in pretraining.
         batches: at their cursor.
         objective: what is minimised.
-        evaluate: scores of the student on held-out data, as JSON data; its "best" is the number to be lowest.
+        evaluate: scores of the student on held-out data; its "best" is the number to be lowest.
         saver: None where nothing is written, or another process writes.
         recorder: takes metrics and lines.
         plan: rows of memory that were planned; [] where nothing measures.
         flops: useful FLOPs of a token.
-        lineage: what every checkpoint says of its origin.
-        facts: what every state says of the run, for checks when it is resumed.
+        origin: where checkpoints come from.
         on_stall: called from another thread when a step takes too long; ends the process.
-        answers: give the teacher's hidden states where they are kept in files.
+        cached: gives the teacher's hidden states, if they are kept in files.
     """
 
     student: Decoder
@@ -65,15 +64,14 @@ class Parts:
     vocabulary: Vocabulary | None
     batches: Batches
     objective: Objective
-    evaluate: Callable[[], dict[str, Any]]
+    evaluate: Callable[[], Numbers]
     saver: Saver | None
     recorder: Recorder
     plan: list[budget.Row]
     flops: budget.Flops
-    lineage: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    origin: Origin
     on_stall: Callable[[RunError], None]
-    answers: CachedHidden | None = None
+    cached: CachedHidden | None = None
 
 
 @dataclass
@@ -83,7 +81,7 @@ class Progress:
     step: int = 0
     tokens: int = 0
     best: float | None = None
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[Numbers] = field(default_factory=list)
 
 
 @dataclass
@@ -113,18 +111,19 @@ class Trainer:
     """Runs steps from `progress.step` to the end, a signal or a failure.
 
     Attributes:
+        config, world, parts, stop: what it was made of.
         progress: where it is.
-        latest: what the last step that was looked at said.
+        latest: what the last step said that was looked at.
         step_seconds: of each step that was looked at in this run.
     """
 
     def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
-        self._config = config
-        self._world = world
-        self._parts = parts
-        self._stop = stop
+        self.config = config
+        self.world = world
+        self.parts = parts
+        self.stop = stop
         self._on_gpu = world.device.type == "cuda"
-        self._head_name = "embed" if parts.student.shape.tied else "head"
+        self._head_name = head_name(parts.student.shape)
         self._teacher_head: Tensor | None = None
         models = (parts.student, parts.teacher)
         self._softcaps = Softcaps(*(model.shape.logit_softcap if model else 0.0 for model in models))
@@ -138,42 +137,42 @@ class Trainer:
         self._host = Host()
         self._utilisation: Utilisation | None = None
         self.progress = progress
-        self.latest: dict[str, Any] = {}
+        self.latest: StepValues | None = None
         self.step_seconds: list[float] = []
 
     def run(self) -> None:
         """All steps, evaluations and periodic checkpoints. Raises RunError (NaN, stall, idle GPU, memory)."""
         with ExitStack() as stack:
-            watchdog = stack.enter_context(Watchdog(self._config.deadline, self._parts.on_stall))
+            watchdog = stack.enter_context(Watchdog(self.config.deadline, self.parts.on_stall))
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
             try:
-                while self.progress.step < self._config.stop and not self._is_stopped():
+                while self.progress.step < self.config.stop and not self._is_stopped():
                     with watchdog.step():
                         self._step()
                     self._after_step()
                 self._settle()
             except _NotFiniteError as found:  # saved out here, where it may take its time
                 self._stop_for_nan(*found.args)
-        if self._parts.saver is not None:
-            self._parts.saver.wait()
+        if self.parts.saver is not None:
+            self.parts.saver.wait()
 
     def _watch_device(self, stack: ExitStack) -> None:
-        read = nvml_reader(self._world.device) if self._on_gpu else None
+        read = nvml_reader(self.world.device) if self._on_gpu else None
         if read is not None:
-            self._utilisation = stack.enter_context(Utilisation(read, self._parts.recorder.say))
+            self._utilisation = stack.enter_context(Utilisation(read, self.parts.recorder.say))
         elif self._on_gpu:
-            self._parts.recorder.say(
+            self.parts.recorder.say(
                 "the GPU's utilisation is not watched: NVIDIA's management library is missing or does not know it"
             )
 
     def _is_stopped(self) -> bool:
         """In a world of several processes all must stop after the same step, so they go by what was added up."""
-        return self._asked_to_stop if self._world.size > 1 else bool(self._stop)
+        return self._asked_to_stop if self.world.size > 1 else bool(self.stop)
 
     def _is_time_to_save(self) -> bool:
         """By the clock, of which several processes have several: all of them save when the first says so."""
-        return 0 < self._config.save_minutes <= (time.monotonic() - self._saved_at) / 60
+        return 0 < self.config.save_minutes <= (time.monotonic() - self._saved_at) / 60
 
     # --- a step ---
 
@@ -181,28 +180,29 @@ class Trainer:
         if self._utilisation is not None and self.step_seconds:  # before, kernels are compiled
             self._utilisation.wanted.set()
             self._utilisation.check()
-        launched = self._launch(next(self._parts.batches))
+        launched = self._launch(next(self.parts.batches))
         self._settle()
         self._pending = launched
         if not self._on_gpu:
             self._settle()
 
     def _launch(self, micro_batches: list[Batch]) -> _Pending:
-        config, parts, progress = self._config, self._parts, self.progress
+        config, parts, progress = self.config, self.parts, self.progress
         assert config.warmup_steps is not None
+        assert config.total_steps is not None
         lr = learning_rate(
-            progress.step, peak=config.lr, total=config.schedule_steps, warmup=config.warmup_steps,
+            progress.step, peak=config.lr, total=config.total_steps, warmup=config.warmup_steps,
             final=config.lr_final,
         )  # fmt: skip
         parts.optimizer.clear()
-        sums = torch.zeros(len(_SUMS), device=self._world.device)
+        sums = torch.zeros(len(_SUMS), device=self.world.device)
         for batch in micro_batches:
             if batch is micro_batches[-1]:
                 parts.optimizer.send_when_complete()
-            sums[:-2] += self._pass(batch.to(self._world.device))
-        sums[-2] += float(self._world.is_first and self._is_time_to_save())
-        sums[-1] += float(bool(self._stop))
-        self._world.add_up(sums)
+            sums[:-2] += self._pass(batch.to(self.world.device))
+        sums[-2] += float(self.world.is_first and self._is_time_to_save())
+        sums[-1] += float(bool(self.stop))
+        self.world.add_up(sums)
         norm = parts.optimizer.step(lr, sums[0])
         values = torch.cat([sums, norm.reshape(1)])
         n_valid = micro_batches[0].n_valid
@@ -217,10 +217,13 @@ class Trainer:
 
     def _pass(self, batch: Batch) -> Tensor:
         """Forward and backward of a micro-batch; gives its share of the sums."""
-        config, parts = self._config, self._parts
+        config, parts = self.config, self.parts
         hidden, head = None, None
         if parts.teacher is not None:
-            hidden = (parts.answers or parts.teacher.answers)(batch).flatten(0, 1)
+            if parts.cached is not None:
+                hidden = parts.cached(batch).flatten(0, 1)
+            else:
+                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
             head = self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(
@@ -236,7 +239,7 @@ class Trainer:
         """The teacher's head as the loss takes it, kept where it is not decoded again by every use."""
         head = self._teacher_head
         if head is None:
-            head = logit_weight(teacher.head_weight, "fp32" if self._config.logits == "fp32" else "fp16")
+            head = logit_weight(teacher.head_weight, "fp32" if self.config.logits == "fp32" else "fp16")
             self._teacher_head = head if teacher.residency != "q4k" else None
         return head
 
@@ -253,10 +256,10 @@ class Trainer:
         self._asked_to_save, self._asked_to_stop = (number > 0 for number in numbers[len(_SUMS) - 2 : -1])
         values = self._values(pending, dict(zip((*_SUMS, "grad_norm"), numbers, strict=True)), seconds)
         self.latest = values
-        logged = pending.step % self._config.log_every == 0 or pending.step in (1, self._config.stop)
-        if self._world.is_first:
-            self._parts.recorder.step(values, is_logged=logged, total=self._config.stop)
-        if not all(abs(values[name]) < float("inf") for name in ("loss", "grad_norm")):
+        logged = pending.step % self.config.log_every == 0 or pending.step in (1, self.config.stop)
+        if self.world.is_first:
+            self.parts.recorder.step(values, is_logged=logged, total=self.config.stop)
+        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise _NotFiniteError(pending.step)
 
     def _seconds(self, ready: torch.cuda.Event | None) -> float:
@@ -271,16 +274,19 @@ class Trainer:
             seconds = before.elapsed_time(ready) / 1e3
         return seconds
 
-    def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> dict[str, Any]:
-        config, parts = self._config, self._parts
-        n = pending.n_valid
-        flops = parts.flops.without_backbone if parts.answers and parts.answers.is_read else parts.flops
+    def _values(self, pending: _Pending, sums: dict[str, float], seconds: float) -> StepValues:
+        config, parts, n = self.config, self.parts, pending.n_valid
+        flops = parts.flops.without_backbone if parts.cached and parts.cached.is_read else parts.flops
         rate = config.tokens_per_step / max(seconds, 1e-9)
-        values: dict[str, Any] = {
+        has_teacher = parts.teacher is not None
+        values: StepValues = {
             "step": pending.step,
             "loss": sums["loss"],
             "ce": sums["ce"] / n,
-            **dict.fromkeys(("kl", "kl1", "agreement", "teacher_entropy")),
+            "kl": sums["kl"] / n if has_teacher else None,
+            "kl1": sums["kl1"] / n if has_teacher else None,
+            "agreement": sums["agreement"] / n if has_teacher else None,
+            "teacher_entropy": sums["teacher_entropy"] / n if has_teacher else None,
             "grad_norm": sums["grad_norm"],
             "lr": pending.lr,
             "tokens": pending.tokens,
@@ -290,32 +296,31 @@ class Trainer:
             "student_tflops": rate * flops.student / 1e12,
             "mfu": None,
             "utilisation": self._utilisation.latest if self._utilisation else None,
-            "memory_bytes": torch.cuda.max_memory_allocated(self._world.device) if self._on_gpu else None,
+            "memory_bytes": torch.cuda.max_memory_allocated(self.world.device) if self._on_gpu else None,
         }
-        if parts.teacher is not None:
-            values |= {name: sums[name] / n for name in ("kl", "kl1", "agreement", "teacher_entropy")}
+        if has_teacher:
             values["teacher_tflops"] = rate * flops.teacher / 1e12
         if self._on_gpu:
-            peak = budget.peak_flops(torch.cuda.get_device_name(self._world.device))
-            values["mfu"] = peak and rate * flops.total / self._world.size / peak
+            peak = budget.peak_flops(torch.cuda.get_device_name(self.world.device))
+            values["mfu"] = peak and rate * flops.total / self.world.size / peak
         return values
 
     def _stop_for_nan(self, step: int) -> None:
         self.save_now()
-        self._world.barrier()  # the first process that ends with an error takes the others with it
-        where = f"the weights without it are saved in {self._parts.saver.folder}" if self._parts.saver else ""
+        self.world.barrier()  # the first process that ends with an error takes the others with it
+        where = f"the weights without it are saved in {self.parts.saver.folder}" if self.parts.saver else ""
         raise RunError(
             f"the loss or the gradient of step {step} is not finite; {where or 'nothing was saved'}",
-            hint="go on with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
+            hint="continue with a lower --lr: --resume --allow-changed lr --lr ..., or try --logits fp32",
         )
 
     # --- between steps ---
 
     def _after_step(self) -> None:
-        config, step = self._config, self.progress.step
-        if self._parts.plan and not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
+        config, step = self.config, self.progress.step
+        if self.parts.plan and not self._peak_checked and len(self.step_seconds) >= _PEAK_STEP:
             self._peak_checked = True
-            budget.check_peak(self._parts.plan, torch.cuda.max_memory_allocated(self._world.device))
+            budget.check_peak(self.parts.plan, torch.cuda.max_memory_allocated(self.world.device))
         if step >= config.stop:
             return  # the end evaluates and saves
         is_due = self._asked_to_save or (config.save_every and step % config.save_every == 0)
@@ -325,7 +330,7 @@ class Trainer:
             scores = self.evaluate()
             if saves:
                 self._save(scores)
-            self._world.barrier()  # out here, where the others may wait as long as it takes
+            self.world.barrier()  # out here, where the others may wait as long as it takes
         self._looked_at = time.monotonic() if self._pending is None else self._looked_at
 
     def _pause(self) -> None:
@@ -335,62 +340,67 @@ class Trainer:
         if self._utilisation is not None:
             self._utilisation.wanted.clear()
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Numbers:
         """Scores of now, recorded and said; {} where not needed. If it fails, all save the weights, then raise."""
-        scores: dict[str, Any] = {}
+        scores: Numbers = {}
         error: AprError | None = None
-        if (self._world.is_first or self._parts.optimizer.is_sharded) and self._config.smoke is None:
+        if (self.world.is_first or self.parts.optimizer.is_sharded) and self.config.smoke is None:
             try:
-                scores = {"step": self.progress.step, **self._parts.evaluate()}
+                scores = {"step": self.progress.step, **self.parts.evaluate()}
             except AprError as found:
-                if self._parts.optimizer.is_sharded and found.__cause__ is not None:
+                if self.parts.optimizer.is_sharded and found.__cause__ is not None:
                     raise  # perhaps in this process alone: the others are still busy with the divided network
                 error = found
-        if self._world.any(error is not None):
+        if self.world.any(error is not None):
             if self.progress.step:
                 self.save_now()
-            self._world.barrier()
+            self.world.barrier()
             raise error or RunError("the evaluation failed in another process")
         if not scores:
             return {}
         self.progress.evaluations.append(scores)
-        self._parts.recorder.record("evaluation", scores)
+        self.parts.recorder.record("evaluation", scores)
         words = [f"{k} {v:.4f}" for k, v in scores.items() if isinstance(v, float) and k != "best"]
-        self._parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
+        self.parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
         return scores
 
-    def _score(self) -> dict[str, Any]:
+    def _score(self) -> Numbers:
         """The scores of this very step, where there are any."""
         known = self.progress.evaluations
         return known[-1] if known and known[-1]["step"] == self.progress.step else {}
 
-    def _save(self, scores: dict[str, Any]) -> None:
+    def _save(self, scores: Numbers) -> None:
         """Begins to write a checkpoint of now."""
         snapshot = self.snapshot(scores)
-        if self._parts.saver is not None:
-            self._parts.saver.begin(snapshot)
+        if self.parts.saver is not None:
+            self.parts.saver.begin(snapshot)
         self._saved_at = time.monotonic()
         self._asked_to_save = False
 
     def save_now(self) -> None:
         """A checkpoint of now, waited for."""
         self._save(self._score())
-        if self._parts.saver is not None:
-            self._parts.saver.wait()
+        if self.parts.saver is not None:
+            self.parts.saver.wait()
 
-    def snapshot(self, scores: Mapping[str, Any]) -> Snapshot:
+    def snapshot(self, scores: Numbers) -> Snapshot:
         """A copy of the live state, once the one before is written; all processes take part, the first keeps it."""
-        if self._parts.saver is not None:
-            self._parts.saver.wait()
+        if self.parts.saver is not None:
+            self.parts.saver.wait()
         score = scores.get("best")
         is_best = score is not None and (self.progress.best is None or score < self.progress.best)
         if is_best:
             self.progress.best = score
-        parts, dtype = self._parts, self._config.save_dtype
+        parts, dtype = self.parts, self.config.save_dtype
         keeps = parts.saver is not None
         weights, state = copy_state(parts.optimizer, parts.student.shape, dtype, self._host, keeps=keeps)
         state["rng"] = torch.get_rng_state()
-        progress = vars(self.progress) | {"evaluations": list(self.progress.evaluations)}
         here = {"step": self.progress.step, "tokens": self.progress.tokens, "scores": dict(scores)}
-        facts = {**self._parts.facts, "progress": progress, "cursor": self._parts.batches.cursor}
-        return Snapshot(self.progress.step, weights, {**self._parts.lineage, **here}, state, facts, is_best)
+        facts = {
+            "origin": parts.origin,
+            "config": self.config.to_json(),
+            "digest": self.config.digest(),
+            "progress": vars(self.progress) | {"evaluations": list(self.progress.evaluations)},
+            "cursor": parts.batches.cursor,
+        }
+        return Snapshot(self.progress.step, weights, {**parts.origin, **here}, state, facts, is_best)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
+import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
-from aprfmt.errors import RefusedError
+import aprfmt
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
+from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import Identity
-from aprtrain.config import Config
+from aprtrain.config import Config, command_fields, what_fields
 from aprtrain.data.batches import batch_of
 from aprtrain.data.packing import Windows
 from aprtrain.guards import check_distinct, check_length
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts
-from aprtrain.network.weights import Network, fill, fingerprint, open_network, refuse_zeros
+from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings
 from aprtrain.optim.sharded import ShardedAdamW, shard_weights
-from aprtrain.student import fresh_student, make_student
-from aprtrain.teacher.teacher import Teacher
+from aprtrain.student import fresh_student, make_student, without_folders
+from aprtrain.teacher.teacher import Teacher, teacher_dtype
 from aprtrain.world import World
 
-_EDGE_BYTES = 1 << 16
 _GATE_TOKENS = 4096  # that an fp8 teacher is compared with bf16 on
 
 
@@ -51,7 +52,7 @@ class Pair:
 
     def student_fingerprint(self) -> str:
         """Tells the student's initial weights from others."""
-        return fingerprint(self.made) if self.made is not None else quick_fingerprint(self.student)
+        return fingerprint(self.made) if self.made is not None else edge_fingerprint(self.student)
 
 
 @contextmanager
@@ -116,22 +117,6 @@ def _identity(student: Network, teacher: Network | None) -> Identity:
     return Identity(student.hparams, student.tokenizer, origin)
 
 
-def quick_fingerprint(network: Network) -> str:
-    """sha-256 over names, dtypes, shapes and both ends of every tensor of an opened file, stored form.
-
-    Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
-    """
-    if network.model is None:
-        raise RefusedError("a network without a file has no stored tensors")
-    digest = hashlib.sha256()
-    for tensor in sorted(network.model.tensors.values(), key=lambda t: t.name):
-        digest.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        data = tensor.raw()
-        digest.update(data[:_EDGE_BYTES])
-        digest.update(data[-_EDGE_BYTES:])
-    return digest.hexdigest()
-
-
 def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Optimizer]:
     """The student on the device and the owner of its weights; bfloat16 on a GPU, float32 on the CPU."""
     shape, dtype = pair.student.shape, torch.bfloat16 if world.device.type == "cuda" else torch.float32
@@ -155,7 +140,7 @@ def load_student(config: Config, pair: Pair, world: World) -> tuple[Decoder, Opt
                 fill(pair.student, name, target)
 
     optimizer.load("master", write)
-    if is_compiled(config, world.device):
+    if config.is_compiled(world.device.type):
         decoder.compile_blocks()
     return decoder, optimizer
 
@@ -175,19 +160,74 @@ def load_teacher(
         pair.vocabulary,
         config.teacher_residency,
         device,
-        dtype=teacher_dtype(config, device),
+        dtype=teacher_dtype(config.teacher_residency, device),
         sample_NT=sample,
-        compiled=is_compiled(config, device),
+        compiled=config.is_compiled(device.type),
         backbone=backbone,
     )
 
 
-def teacher_dtype(config: Config, device: torch.device) -> torch.dtype:
-    """In what the teacher computes."""
-    plain = device.type == "cpu" and config.teacher_residency == "bf16"
-    return torch.float32 if plain else torch.bfloat16
+# --- where a checkpoint comes from ---
+
+SCHEMA = "aprtrain.run/1"
 
 
-def is_compiled(config: Config, device: torch.device) -> bool:
-    """Whether blocks are compiled."""
-    return config.compile == "on" or (config.compile == "auto" and device.type == "cuda")
+class ModelOrigin(TypedDict):
+    """What a checkpoint says of a model that it comes from; `print` is a fingerprint of its weights."""
+
+    name: str
+    print: str
+    architecture: str
+    parameters: int
+    made: NotRequired[str | None]
+
+
+class Origin(TypedDict):
+    """Where a checkpoint comes from; JSON data."""
+
+    schema: str
+    command: str
+    teacher: ModelOrigin | None
+    student: ModelOrigin
+    data: str | None
+    config: JsonObject
+    config_digest: str
+    overrides: list[str]
+    versions: dict[str, str]
+
+
+def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Origin:
+    """Where a checkpoint of this run comes from; `data` is its corpus's key. It names no folders."""
+    overrides = [name for name in ("allow_same_arch", "allow_weaker_teacher") if getattr(config, name)]
+    overrides += [f"changed {name}" for name in config.allow_changed]
+    made = without_folders(config.student_init)
+    own = {row.name for row in command_fields(command)} & set(what_fields())
+    decides = {name: value for name, value in config.to_json().items() if name in own}
+    decides |= {"student_init": made} if command == "distill" else {}
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "teacher": _model_origin(pair.teacher, edge_fingerprint(pair.teacher)) if pair.teacher else None,
+        "student": {
+            **_model_origin(pair.student, pair.student_fingerprint()),
+            "made": made or without_folders(config.shape),
+        },
+        "data": data,
+        "config": decides,
+        "config_digest": config.digest(),
+        "overrides": overrides,
+        "versions": {
+            "aprfmt": aprfmt.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _model_origin(network: Network, fingerprint: str) -> ModelOrigin:
+    return {
+        "name": network.path.name,
+        "print": fingerprint,
+        "architecture": network.shape.architecture,
+        "parameters": network.shape.n_params,
+    }

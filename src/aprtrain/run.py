@@ -1,45 +1,84 @@
-"""A whole run: models, data and guards put together, then the loop, then the files that are left behind."""
+"""A whole run: models, data and guards put together, the loop, and the files that are left behind."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import NotRequired, TextIO, TypedDict, cast
 
 import torch
 
-from aprfmt.errors import RefusedError, RunError, UsageError
+from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.text import format_clock
+from aprfmt.types import JsonObject
 from aprtrain import budget, guards
+from aprtrain.budget import check_sharding, flops_of, memory_plan
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.saving import Saver, clear, lock_folder, prepare_folder
 from aprtrain.config import Config, changed_fields, command_fields, resolve
-from aprtrain.course import Course
 from aprtrain.data.batches import Batches
 from aprtrain.data.corpus import prepare
 from aprtrain.data.packing import Windows, check_windows
 from aprtrain.data.shards import Corpus
 from aprtrain.evaluate import evaluate
-from aprtrain.loop import Parts, Progress
+from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
-from aprtrain.loss.vocab import Vocabulary
-from aprtrain.models import Pair, load_student, load_teacher, open_pair
+from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair, origin_of
 from aprtrain.network.decoder import Decoder
 from aprtrain.optim.adamw import Optimizer, load_states
-from aprtrain.planning import check_sharding, flops_of, memory_plan, origin_of
-from aprtrain.report.metrics import Recorder
+from aprtrain.report import page
+from aprtrain.report.metrics import Numbers, Recorder
+from aprtrain.signals import catch_signals
 from aprtrain.teacher.cache import CachedHidden, check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
 
 _TOKENS = "tokens"
 _LOST = ("gloo", "NCCL", "peer")
-"""Words in what torch.distributed raises where another process is gone."""
+"""Words of torch.distributed's errors when another process is gone."""
+
+
+class Summary(TypedDict):
+    """What a run gives back; JSON data.
+
+    Attributes:
+        output, model: the folder of the run, None of a smoke run; the final model, None before the end.
+        steps, tokens: done since the beginning of the run.
+        seconds, tokens_per_s: of this process, the median of its steps.
+        first, last: scores of the first and the last evaluation.
+        loss: of the last step.
+        checkpoints, failed_saves: steps that were saved, number of saves that failed.
+        config, digest: the resolved configuration and its hash.
+        projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
+        interrupted: the signal that ended the run.
+    """
+
+    command: str
+    output: str | None
+    model: str | None
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_s: float | None
+    first: Numbers | None
+    last: Numbers | None
+    loss: float | None
+    checkpoints: list[int]
+    failed_saves: int
+    config: JsonObject
+    digest: str
+    projected_steps: NotRequired[int]
+    projected_seconds: NotRequired[float]
+    interrupted: NotRequired[int]
 
 
 def run(
@@ -49,12 +88,12 @@ def run(
     stream: TextIO | None = sys.stderr,
     lines: Sequence[str] = (),
     on_stall: Callable[[RunError], None] = guards.abort,
-) -> dict[str, Any]:
-    """Trains as `config` says and gives the summary; `stream` takes progress, `lines` stand before it.
+) -> Summary:
+    """Trains as `config` says and gives the summary; `stream` takes progress, `lines` are written before it.
 
     `on_stall` is called from another thread when a step takes too long, and ends the process.
 
-    With "interrupted" in the summary a signal's number ended it, after a checkpoint. Raises AprError.
+    With "interrupted" in the summary a signal ended the run, after a checkpoint. Raises AprError.
     """
     try:
         with ExitStack() as stack:
@@ -91,13 +130,26 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+# --- before the first step ---
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The state that a run continues from."""
+
+    step: int
+    cursor: int
+    progress: Progress
+    origin: JsonObject
+    config: JsonObject
+
+
 @dataclass(frozen=True)
 class _Folder:
-    """Where a run lives; the step it goes on from, and the facts that its state has."""
+    """Where a run lives, and the state that it continues from."""
 
     path: Path
-    resumed: int | None
-    facts: dict[str, Any] = field(default_factory=dict)
+    saved: _Saved | None = None
 
 
 def _train(
@@ -108,17 +160,27 @@ def _train(
     folder: _Folder,
     pair: Pair,
     on_stall: Callable[[RunError], None],
-) -> dict[str, Any]:
+) -> Summary:
     check_folder(config)
+    saved = folder.saved
     corpus = _corpus(config, world, folder, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows)
-    config, batches = _settled(config, windows, world, recorder, int(folder.facts.get("cursor", 0)))
-    origin = origin_of(command, config, pair, corpus)
-    if folder.resumed is not None:
-        _check_resumed(config, folder.facts, origin, folder.resumed)
-    cache = open_cache(config, pair, corpus, (windows, held_out), batches, world.device, recorder.say)
+    config, batches = _batches(config, windows, world, recorder, saved.cursor if saved is not None else 0)
+    origin = origin_of(command, config, pair, corpus.key)
+    if saved is not None:
+        _check_resumed(config, saved, origin)
+    cache = open_cache(
+        config,
+        pair.teacher,
+        pair.vocabulary,
+        corpus,
+        (windows, held_out),
+        batches,
+        world.device,
+        recorder.say,
+    )
     backbone = cache is None or cache.missing > 0
     plan = memory_plan(config, pair, world.device, backbone=backbone, processes=world.size)
     on_gpu = world.device.type == "cuda"
@@ -133,47 +195,35 @@ def _train(
         plan[:] = memory_plan(config, pair, world.device, processes=world.size)
         return load()
 
-    answers = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
+    kind = cast(Kind, config.loss)
+    cached = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
     parts = Parts(
         student=student,
         optimizer=optimizer,
         teacher=teacher,
         vocabulary=pair.vocabulary,
         batches=batches,
-        objective=_objective(config, teacher),
-        evaluate=_evaluation(
-            config, student, teacher, pair.vocabulary, held_out, world, answers.get("held_out")
+        objective=Objective(
+            0.0 if teacher is None else config.kd_weight, config.temperature, kind, config.beta
         ),
+        evaluate=_evaluation(config, pair, student, teacher, held_out, world, cached.get("held_out")),
         saver=_saver(config, world, folder.path, pair, recorder),
         recorder=recorder,
         plan=plan if on_gpu else [],
         flops=flops_of(config, pair),
-        lineage=origin,
-        facts={"origin": origin, "config": config.resolved(), "digest": config.digest()},
+        origin=origin,
         on_stall=on_stall,
-        answers=answers.get("train"),
+        cached=cached.get("train"),
     )
-    progress = _progress(folder, optimizer)
-    recorder.begin(folder.resumed)
+    if saved is not None:
+        _load_state(folder.path, saved.step, optimizer)
+    recorder.begin(saved.step if saved is not None else None)
     _announce(command, config, world, recorder, origin, teacher)
-    if folder.resumed is not None:
-        recorder.say(f"goes on after step {folder.resumed}, {progress.tokens:,} tokens")
-    with cache or nullcontext():
-        return Course(command, config, world, parts, progress, origin).go(folder.resumed)
-
-
-def _progress(folder: _Folder, optimizer: Optimizer) -> Progress:
-    """Where the run begins; the optimizer and the random numbers are put there."""
-    if folder.resumed is None:
-        return Progress()
-    with checkpoint.open_state(_state_file(folder.path, folder.resumed)) as (state, _):
-        load_states(optimizer, state)
-        torch.set_rng_state(state["rng"])
-    return Progress(**folder.facts["progress"])
-
-
-def _state_file(folder: Path, step: int) -> Path:
-    return folder / f"{checkpoint.step_name(step)}.state"
+    if saved is not None:
+        recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
+    with cache or nullcontext(), catch_signals() as stop:
+        progress = saved.progress if saved is not None else Progress()
+        return _run_loop(Trainer(config, world, parts, progress, stop), command, is_new=saved is None)
 
 
 @contextmanager
@@ -181,26 +231,46 @@ def _folder(config: Config, world: World) -> Iterator[_Folder]:
     """The run's folder; of a smoke run one that is gone afterwards."""
     if config.smoke is not None:
         with tempfile.TemporaryDirectory(prefix="apr-smoke-") as name:
-            yield _Folder(Path(name), None)
+            yield _Folder(Path(name))
         return
     assert config.output is not None
     path = Path(config.output)
     is_new = not path.exists()
     with lock_folder(path) if world.is_first else nullcontext():
         try:
-            resumed = prepare_folder(path, resume=config.resume) if world.is_first else None
+            step = prepare_folder(path, resume=config.resume) if world.is_first else None
             world.barrier()
             if not world.is_first and config.resume:
-                resumed = checkpoint.read_pointer(path, checkpoint.LATEST)
-            facts: dict[str, Any] = {}
-            if resumed is not None:
-                with checkpoint.open_state(_state_file(path, resumed)) as (_, facts):
-                    pass
-            yield _Folder(path, resumed, facts)
+                step = checkpoint.read_pointer(path, checkpoint.LATEST)
+            yield _Folder(path, _read_saved(path, step) if step is not None else None)
         except BaseException:
             if world.is_first:
                 clear(path, is_new=is_new)
             raise
+
+
+def _state_file(folder: Path, step: int) -> Path:
+    return folder / f"{checkpoint.step_name(step)}.state"
+
+
+def _read_saved(folder: Path, step: int) -> _Saved:
+    """What the state of a step says of the run. Raises AprError."""
+    path = _state_file(folder, step)
+    with checkpoint.open_state(path) as (_, facts):
+        progress, cursor, origin, config = (facts.get(k) for k in ("progress", "cursor", "origin", "config"))
+    try:
+        if isinstance(progress, dict) and isinstance(cursor, int):
+            return _Saved(step, cursor, Progress(**progress), dict(origin), dict(config))  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"the state does not describe a run: {error}", path=path) from error
+    raise CorruptError("the state does not describe a run", path=path)
+
+
+def _load_state(folder: Path, step: int, optimizer: Optimizer) -> None:
+    """Puts the optimizer and the random numbers where the run continues."""
+    with checkpoint.open_state(_state_file(folder, step)) as (state, _):
+        load_states(optimizer, state)
+        torch.set_rng_state(state["rng"])
 
 
 def _recorder(config: Config, world: World, stream: TextIO | None) -> Recorder:
@@ -210,37 +280,28 @@ def _recorder(config: Config, world: World, stream: TextIO | None) -> Recorder:
 
 def _corpus(config: Config, world: World, folder: _Folder, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
-    assert config.data is not None
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
-
-    def make() -> Corpus:
-        return prepare(
-            [Path(config.data or "")], pair.student.tokenizer, folder.path / _TOKENS,
-            held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
-            wanted=folder.facts.get("origin", {}).get("data"), own=folder.path,
-        )  # fmt: skip
-
-    if world.is_first:
-        corpus = make()
+    wanted = folder.saved.origin.get("data") if folder.saved is not None else None
+    if not world.is_first:
         world.barrier()
-        return corpus
-    world.barrier()
-    return make()
+    corpus = prepare(
+        [Path(config.data or "")], pair.student.tokenizer, folder.path / _TOKENS,
+        held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
+        wanted=wanted if isinstance(wanted, str) else None, own=folder.path,
+    )  # fmt: skip
+    if world.is_first:
+        world.barrier()
+    return corpus
 
 
-def _settled(
+def _batches(
     config: Config, windows: Windows, world: World, recorder: Recorder, cursor: int
 ) -> tuple[Config, Batches]:
-    share, rest = divmod(config.windows_per_step, world.size)
-    if rest:
-        raise UsageError(
-            f"{config.windows_per_step} windows a step cannot be shared by {world.size} processes",
-            hint=f"make --tokens-per-step a multiple of {world.size * config.seq_len}",
-        )
+    """The resolved configuration, and the batches at their cursor."""
     batches = Batches(
         windows,
         windows_per_step=config.windows_per_step,
-        windows_per_micro=min(share, config.windows_per_pass),
+        windows_per_micro=config.windows_per_pass,
         seed=config.seed,
         rank=world.rank,
         world=world.size,
@@ -253,29 +314,22 @@ def _settled(
     return config, batches
 
 
-def _objective(config: Config, teacher: Teacher | None) -> Objective:
-    if teacher is None:
-        return Objective(kd_weight=0.0)
-    kinds: dict[str, Kind] = {"forward": "forward", "reverse": "reverse", "jsd": "jsd"}
-    return Objective(config.kd_weight, config.temperature, kinds[config.loss], config.beta)
-
-
 def _evaluation(
     config: Config,
+    pair: Pair,
     student: Decoder,
     teacher: Teacher | None,
-    vocabulary: Vocabulary | None,
     held_out: Windows,
     world: World,
-    answers: CachedHidden | None,
-) -> Any:
+    cached: CachedHidden | None,
+) -> Callable[[], Numbers]:
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)
 
-    def score() -> dict[str, Any]:
+    def score() -> Numbers:
         found = evaluate(
             student, held_out, rows=rows, device=world.device, teacher=teacher,
-            vocabulary=vocabulary, max_windows=config.eval_windows, answers=answers,
+            vocabulary=pair.vocabulary, max_windows=config.eval_windows, cached=cached,
         )  # fmt: skip
         return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
 
@@ -288,55 +342,175 @@ def _saver(config: Config, world: World, folder: Path, pair: Pair, recorder: Rec
     return Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
 
 
-def _check_resumed(config: Config, facts: dict[str, Any], origin: dict[str, Any], step: int) -> None:
-    """Refuses to go on with anything that would make it another run."""
-    old = facts["origin"]
-    changed = [name for name in changed_fields(facts["config"], config) if name not in config.allow_changed]
+def _check_resumed(config: Config, saved: _Saved, origin: Origin) -> None:
+    """Refuses to continue with anything that would make it another run."""
+    changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
-        was = ", ".join(f"{name} was {facts['config'].get(name)!r}" for name in changed)
+        was = ", ".join(f"{name} was {saved.config.get(name)!r}" for name in changed)
         raise RefusedError(
-            f"the run to resume was configured otherwise: {was}",
-            hint=" ".join(f"--allow-changed {name}" for name in changed) + " goes on nevertheless",
+            f"the run to resume was configured differently: {was}",
+            hint=" ".join(f"--allow-changed {name}" for name in changed) + " continues all the same",
         )
     for what, name in (
         ("teacher", "the teacher"),
         ("student", "the student's first weights"),
         ("data", "the data"),
     ):
-        a, b = old[what], origin[what]
-        if (a["print"] if isinstance(a, dict) else a) != (b["print"] if isinstance(b, dict) else b):
+        if _fingerprint(saved.origin.get(what)) != _fingerprint(origin.get(what)):
             raise RefusedError(
-                f"{name} differs from that of the run to resume",
-                hint="begin a run of its own with another -o",
+                f"{name} differs from that of the run to resume", hint="start a new run with another -o"
             )
-    if step >= config.stop:
-        raise UsageError(f"the run has done {step} steps already", hint=f"--steps must be more than {step}")
+    if saved.step >= config.stop:
+        raise UsageError(
+            f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}"
+        )
+
+
+def _fingerprint(fact: object) -> object:
+    return fact.get("print") if isinstance(fact, Mapping) else fact
 
 
 def _check_devices(student: Decoder, teacher: Teacher | None, world: World) -> None:
     guards.check_resident(student.named_parameters(), world.device)
     if teacher is not None:
-        held = teacher.decoder.named_parameters()  # what stays in blocks has a stand-in without memory
-        guards.check_resident(((name, p) for name, p in held if not p.is_meta), world.device)
+        named = teacher.decoder.named_parameters()  # a matrix that stays blocks has a stand-in without memory
+        guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
 
 
 def _announce(
-    command: str,
-    config: Config,
-    world: World,
-    recorder: Recorder,
-    origin: dict[str, Any],
-    teacher: Teacher | None,
+    command: str, config: Config, world: World, recorder: Recorder, origin: Origin, teacher: Teacher | None
 ) -> None:
     """The resolved configuration, printed and recorded before the first step."""
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-    resolved = config.resolved()
-    recorder.record(
-        "start", {"command": command, "config": resolved, "digest": config.digest(), "device": device}
-    )
+    resolved = config.to_json()
+    start = {"command": command, "config": resolved, "digest": config.digest(), "device": device}
+    recorder.record("start", start)
     given = {row.name: resolved[row.name] for row in command_fields(command)}
-    said = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
-    recorder.say(f"{command} on {world.size} x {device}: {said}")
+    words = "  ".join(f"{k}={v}" for k, v in given.items() if not (v is None or v is False or v == []))
+    recorder.say(f"{command} on {world.size} x {device}: {words}")
     recorder.say(f"configuration {config.digest()[:16]}  data {str(origin['data'])[:16]}")
     for note in teacher.notes if teacher is not None else []:
         recorder.say(f"teacher: {note}")
+
+
+# --- from the first evaluation to the summary ---
+
+
+def _run_loop(trainer: Trainer, command: str, *, is_new: bool) -> Summary:
+    began = time.monotonic()
+    config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
+    if is_new:
+        parts.recorder.say("scoring held-out text before the first step")
+        _check_models(trainer)
+        if config.smoke is None:
+            snapshot = trainer.snapshot({})
+            if parts.saver is not None:
+                parts.saver.trial_save(snapshot)
+        world.barrier()
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+    _describe(trainer, "running")
+    try:
+        trainer.run()
+        is_done = progress.step >= config.stop
+        model = _finish(trainer, is_done=is_done)
+    except Exception as error:
+        if parts.saver is not None:
+            parts.saver.wait()
+        message = error.message if isinstance(error, AprError) else f"{type(error).__name__}: {error}"
+        _describe(trainer, "failed")
+        parts.recorder.record("error", {"step": progress.step, "message": message})
+        _write_report(trainer)
+        raise
+    summary = _summarise(trainer, command, model, time.monotonic() - began)
+    if not is_done:
+        summary["interrupted"] = trainer.stop.number or 15
+    _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
+    parts.recorder.record("end", {"step": progress.step, "finished": is_done})
+    _write_report(trainer)
+    return summary
+
+
+def _check_models(trainer: Trainer) -> None:
+    """The guards that need both models to answer: on the first evaluation."""
+    parts, config = trainer.parts, trainer.config
+    scores = trainer.evaluate() if config.smoke is None else parts.evaluate()
+    if parts.teacher is None or parts.vocabulary is None or not scores:
+        return
+    kl, teacher_ce, ce = (scores[name] or 0.0 for name in ("kl", "teacher_ce", "ce"))
+    guards.check_dropped(scores["dropped_mass"])
+    guards.check_divergence(kl)
+    guards.check_teacher(teacher_ce, ce, parts.vocabulary.n_real, allow_weaker=config.allow_weaker_teacher)
+
+
+def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
+    """The last evaluation and checkpoint; the path of the final model, None where the run is to continue."""
+    saver = trainer.parts.saver
+    if trainer.config.smoke is not None:
+        return None
+    scores = trainer.evaluate() if is_done else {}
+    trainer.save_now()
+    snapshot = trainer.snapshot(scores) if is_done else None
+    model = None
+    if saver is not None and snapshot is not None:
+        model = saver.finish(snapshot)
+    elif saver is not None and trainer.progress.step not in saver.saved:
+        raise StorageError(
+            "the run was asked to end, and its last checkpoint could not be saved", path=saver.folder,
+            hint="the one that `latest` names is intact",
+        )  # fmt: skip
+    trainer.world.barrier()
+    return model
+
+
+def _summarise(trainer: Trainer, command: str, model: Path | None, seconds: float) -> Summary:
+    config, parts, progress, saver = trainer.config, trainer.parts, trainer.progress, trainer.parts.saver
+    times = trainer.step_seconds[2:] or trainer.step_seconds
+    typical = statistics.median(times) if times else math.nan
+    summary: Summary = {
+        "command": command,
+        "output": None if saver is None else str(saver.folder),
+        "model": str(model) if model is not None else None,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "seconds": seconds,
+        "tokens_per_s": config.tokens_per_step / typical if times else None,
+        "first": progress.evaluations[0] if progress.evaluations else None,
+        "last": progress.evaluations[-1] if progress.evaluations else None,
+        "loss": trainer.latest["loss"] if trainer.latest is not None else None,
+        "checkpoints": list(saver.saved) if saver is not None else [],
+        "failed_saves": saver.failed if saver is not None else 0,
+        "config": config.to_json(),
+        "digest": config.digest(),
+    }
+    if config.smoke is not None and times:
+        steps = config.steps or config.smoke
+        summary["projected_steps"], summary["projected_seconds"] = steps, steps * typical
+        parts.recorder.say(f"{steps} steps would take {format_clock(steps * typical)}")
+    return summary
+
+
+def _describe(trainer: Trainer, status: str, seconds: float | None = None) -> None:
+    """Writes what is known of the run into its folder."""
+    parts, progress = trainer.parts, trainer.progress
+    if parts.saver is None:
+        return
+    facts = {
+        **parts.origin,
+        "status": status,
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "evaluations": progress.evaluations,
+        "resolved": trainer.config.to_json(),
+    }
+    parts.saver.describe(facts | ({"seconds": seconds} if seconds is not None else {}))
+
+
+def _write_report(trainer: Trainer) -> None:
+    """Writes the page about the run; a failure is only logged."""
+    saver = trainer.parts.saver
+    if saver is not None:
+        try:
+            page.write_report(saver.folder, saver.folder / page.PAGE, force=True)
+        except Exception as error:  # whatever it is: the models are saved, and `apr report` can try again
+            trainer.parts.recorder.say(f"{page.PAGE} could not be written: {error}")

@@ -5,7 +5,7 @@
     width:hidden=512,ffn=1408,heads=8,kv_heads=2      what matters most of each width; what is not named stays
     PATH               a config.json, or a folder with one: random weights
 
-`layers` and `width` are joined by `+`. What matters most is told by the size of the weights alone: channels of the
+`layers` and `width` are joined by `+`. What matters most is judged by the size of the weights alone: channels of the
 hidden state by their embedding, neurons of an MLP by the product of the norms of their three vectors, heads by the
 norm of their part of the output projection times that of their values.
 """
@@ -45,14 +45,14 @@ def make_student(
     """A student with its weights, and what is known of it; it gets the teacher's tokenizer.
 
     `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError for a network that
-    cannot be had from this teacher.
+    cannot be made from this teacher.
     """
     words = how.split("+")
     if not _is_taken(how):
         return fresh_student(how, teacher.tokenizer, seed=seed, dtype=dtype, device=device)
     kinds = [word.partition(":")[0] for word in words]
     if len(set(kinds)) < len(kinds):
-        raise UsageError(f"{how!r} says one thing twice")
+        raise UsageError(f"{how!r} says the same thing twice")
     layers, widths = tuple(range(teacher.shape.n_layers)), dict[str, int]()
     for word in words:
         kind, _, text = word.partition(":")
@@ -89,8 +89,8 @@ def _layers(text: str, n_layers: int) -> tuple[int, ...]:
         return tuple(round(i * step) for i in range(count))
     if not numbers or sorted(set(numbers)) != numbers or numbers[0] < 0 or numbers[-1] >= n_layers:
         raise UsageError(
-            f"layers:{text} names no layers of a network of {n_layers}",
-            hint=f"give a number of layers, or rising ones from 0 to {n_layers - 1}: layers:0,2,4",
+            f"layers:{text} does not name layers of a network of {n_layers}",
+            hint=f"give a number of layers, or ascending numbers from 0 to {n_layers - 1}: layers:0,2,4",
         )
     return tuple(numbers)
 
@@ -102,14 +102,16 @@ def _widths(text: str, s: Shape) -> dict[str, int]:
         name, _, number = word.partition("=")
         if name not in _WIDTHS or not number.isdecimal() or name in found:
             raise UsageError(
-                f"width:{text} is not understood at {word!r}",
+                f"width:{text} has a mistake at {word!r}",
                 hint=f"name some of {', '.join(_WIDTHS)}: width:hidden=512,heads=8",
             )
         found[name] = int(number)
         if not 1 <= found[name] <= usual[name]:
-            raise UsageError(f"{name}={number}: the teacher has {usual[name]}, a student has 1 to as many")
+            raise UsageError(
+                f"{name}={number}: the teacher has {usual[name]}, a student can have 1 to that many"
+            )
         if name in ("hidden", "ffn") and found[name] % _UNIT:
-            raise UsageError(f"{name}={number} is no multiple of {_UNIT}")
+            raise UsageError(f"{name}={number} is not a multiple of {_UNIT}")
     heads, kv_heads = found.get("heads", s.n_heads), found.get("kv_heads", s.n_kv_heads)
     if heads % kv_heads or heads // kv_heads > s.n_heads // s.n_kv_heads:
         group = s.n_heads // s.n_kv_heads

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,13 @@ from aprfmt.errors import MissingDependencyError, UsageError
 
 _PATIENCE = timedelta(days=1)
 """The first process may tokenise, evaluate or save for long; a step that hangs is the watchdog's matter."""
+
+
+class Work(Protocol):
+    """A communication that was begun."""
+
+    def wait(self) -> object:
+        """Until it is done; on a GPU only what is launched afterwards waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +47,19 @@ class World:
         """The view of `whole` that is this process's: one of as many equal stretches of its first dimension."""
         return whole.tensor_split(self.size)[self.rank] if self.size > 1 else whole
 
-    def sum_parts(self, whole: Tensor) -> Any:
-        """Begins to sum `whole` over all processes into `part(whole)`; the rest of it is spoilt. `wait` ends it."""
+    def sum_parts(self, whole: Tensor) -> Work:
+        """Begins to sum `whole` over all processes into `part(whole)`; the rest is overwritten. `wait` ends it."""
         assert len(whole) % self.size == 0
         # NCCL may find its result among what it is given; gloo may not.
         given = whole if whole.is_cuda else whole.clone()
-        begin = _named("reduce_scatter_single", "reduce_scatter_tensor")
-        return begin(self.part(whole), given, async_op=True)
+        return cast(Work, torch.distributed.reduce_scatter_single(self.part(whole), given, async_op=True))
 
-    def gather_parts(self, whole: Tensor) -> Any:
+    def gather_parts(self, whole: Tensor) -> Work:
         """Begins to give `whole` the `part(whole)` of every process; `wait` ends it."""
         assert len(whole) % self.size == 0
         given = self.part(whole)
         given = given if whole.is_cuda else given.clone()
-        begin = _named("all_gather_single", "all_gather_into_tensor")
-        return begin(whole, given, async_op=True)
+        return cast(Work, torch.distributed.all_gather_single(whole, given, async_op=True))
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true in some process; waits for all of them."""
@@ -70,12 +75,6 @@ class World:
             torch.distributed.barrier()
 
 
-def _named(name: str, before: str) -> Callable[..., Any]:
-    """A function of torch.distributed, which had another name before torch 2.13."""
-    found: Callable[..., Any] = getattr(torch.distributed, name, None) or getattr(torch.distributed, before)
-    return found
-
-
 def device_of(word: str, local_rank: int = 0) -> torch.device:
     """The device that `word` ("cuda", "cuda:N", "cpu") names; there is no fallback.
 
@@ -88,20 +87,20 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
     if device.type not in ("cuda", "cpu"):
         raise UsageError(
             f"--device is cuda, cuda:N or cpu, not {word!r}",
-            hint="nothing is chosen for you: --device cuda, or --device cpu",
+            hint="name one: --device cuda, or --device cpu",
         )
     if device.type == "cpu":
         return device
     if not torch.cuda.is_available():
         raise MissingDependencyError(
             "no CUDA device is available",
-            hint="check nvidia-smi and the torch build; --device cpu does it on the CPU, slowly",
+            hint="check nvidia-smi and the torch build; --device cpu uses the CPU, slowly",
         )
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         raise MissingDependencyError(
             f"there is no cuda:{index}; {torch.cuda.device_count()} devices are visible",
-            hint="--device cuda takes the first; CUDA_VISIBLE_DEVICES says which are seen",
+            hint="--device cuda takes the first; CUDA_VISIBLE_DEVICES decides which are visible",
         )
     return torch.device("cuda", index)
 

@@ -16,8 +16,7 @@ import aprfmt
 from aprfmt.cli import demo_model
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import Weights
-from aprtrain.config import Config
-from aprtrain.config_build import build
+from aprtrain.config import Config, build
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.report import metrics
 from aprtrain.run import run
@@ -69,12 +68,15 @@ def make_teacher(folder: Path, data: Path, *, steps: int = 120) -> Path:
     config = options(
         "pretrain", data, folder / "teacher", init=str(start), steps=steps, repeat=True, lr=5e-3, save_every=0
     )
-    return Path(run("pretrain", config, stream=None)["model"])
+    model = run("pretrain", config, stream=None)["model"]
+    assert model is not None
+    return Path(model)
 
 
 def lines(folder: Path, event: str = "step") -> list[dict[str, Any]]:
     """The lines of a run's metrics that tell of `event`, without the time of day."""
-    found = [line for line in metrics.read(folder / metrics.FILE) if line["event"] == event]
+    every = map(json.loads, (folder / metrics.FILE).read_text().splitlines())
+    found = [line for line in every if line["event"] == event]
     return [{key: value for key, value in line.items() if key != "time"} for line in found]
 
 

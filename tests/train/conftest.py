@@ -57,9 +57,8 @@ def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..
             "repeat": True,
         }
         data = given.pop("data", corpus_file)
-        return run(
-            "distill", train_runs.options("distill", data, tmp_path / to, **{**how, **given}), stream=stream
-        )
+        config = train_runs.options("distill", data, tmp_path / to, **{**how, **given})
+        return {**run("distill", config, stream=stream)}
 
     return start
 

@@ -66,11 +66,11 @@ ROWS = {
     "the same file with consent": Row(SAME | CONSENT, 5, "same weights", "--student"),
     "all layers of the teacher": Row({"--student-init": "layers:2"} | CONSENT, 5, "same weights", "--student"),
     "a re-quantized copy": Row(other("f16.apr"), 5, "same dims", "--allow-same-arch"),
-    "a re-quantized copy with consent": Row(other("f16.apr") | CONSENT, 5, "answers already", "--student"),
+    "a re-quantized copy with consent": Row(other("f16.apr") | CONSENT, 5, "equal the teacher's", "--student"),
     "a random teacher": Row({"": "random.gguf"}, 5, "predicts the held-out data badly", "--allow-weaker-teacher"),
     "a damaged teacher": Row({"": "noise.apr"}, 5, "held-out data", "--allow-weaker-teacher"),
     # A teacher of 4 GB that became 28.
-    "no blocks to keep": Row({"--teacher-residency": "q4k"}, 5, "no matrix as Q4_K", "apr quantize"),
+    "no blocks to keep": Row({"--teacher-residency": "q4k"}, 5, "no Q4_K", "apr quantize"),
     "nothing for fp8": Row({"--teacher-residency": "fp8"}, 5, "8-bit floats", "bf16"),
     # Training on the CPU for hours, in silence.
     "no GPU": Row({"--device": None}, 6, "no CUDA device", "--device cpu"),

@@ -107,7 +107,7 @@ def test_a_plan_is_one_object_and_writes_nothing(
     assert body["memory_bytes"] > 0
     assert not (tmp_path / "o").exists()
     assert apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "40", "--plan")) == 0
-    assert "in all" in capsys.readouterr().out
+    assert "total" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

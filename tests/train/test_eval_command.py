@@ -22,9 +22,9 @@ import aprfmt
 from aprfmt.cli.main import run as apr
 from aprtrain.data import corpus
 from aprtrain.data.corpus import Encoder
+from aprtrain.evaluate import SEQ_LEN, score
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network
-from aprtrain.score import SEQ_LEN, score
 
 CPU = ("--device", "cpu", "--seq-len", "32")
 KEYS = {
@@ -77,9 +77,9 @@ def test_what_of_a_folder_is_not_read_is_said(
     (tmp_path / "src").mkdir()
     (tmp_path / "src/a.py").write_text("the cat sat on a mat and then it ran to the dog")
     (tmp_path / "src/a.so").touch()
-    assert told(teacher_file, tmp_path / "src")[1]["left_out"] == {"files that are no source code": 1}
+    assert told(teacher_file, tmp_path / "src")[1]["left_out"] == {"files that are not source code": 1}
     assert apr(["eval", str(teacher_file), "--data", str(tmp_path / "src"), *CPU]) == 0
-    assert "1 files that are no source code" in capsys.readouterr().out
+    assert "1 files that are not source code" in capsys.readouterr().out
 
 
 def test_every_container_has_the_same_scores(
@@ -145,7 +145,7 @@ def test_windows_are_no_longer_than_either_model_was_made_for(
     code, body = told(teacher_file, corpus_file, "--seq-len", "257")
     assert (code, body["error"]["message"]) == (
         5,
-        "windows of 257 tokens are longer than the 256 that the model was made for",
+        "windows of 257 tokens exceed the 256 that the model was made for",
     )
     folder = tmp_path / "short"
     aprfmt.export_model(teacher_file, folder, format="hf")
@@ -153,7 +153,7 @@ def test_windows_are_no_longer_than_either_model_was_made_for(
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     code, body = told(teacher_file, corpus_file, "--seq-len", "65", "--teacher", str(folder))
     assert (code, "64 that the teacher" in body["error"]["message"]) == (5, True)
-    assert score(str(teacher_file), corpus_file, teacher=str(folder), device="cpu", limit=64)["seq_len"] == 64
+    assert score(str(teacher_file), corpus_file, teacher=str(folder), device="cpu", limit=64).seq_len == 64
 
 
 def test_a_model_that_does_not_say_its_context_is_read_in_usual_windows(
@@ -164,8 +164,8 @@ def test_a_model_that_does_not_say_its_context_is_read_in_usual_windows(
         with open_network(path) as network:
             yield replace(network, hparams=replace(network.hparams, max_position_embeddings=None))
 
-    monkeypatch.setattr("aprtrain.score.open_network", silent)
-    assert score(str(teacher_file), corpus_file, device="cpu", limit=2048)["seq_len"] == SEQ_LEN
+    monkeypatch.setattr("aprtrain.evaluate.open_network", silent)
+    assert score(str(teacher_file), corpus_file, device="cpu", limit=2048).seq_len == SEQ_LEN
 
 
 def test_how_far_the_tokenising_is_is_said_now_and_then(
@@ -173,14 +173,14 @@ def test_how_far_the_tokenising_is_is_said_now_and_then(
 ) -> None:
     words = ["eval", str(teacher_file), "--data", str(corpus_file), *CPU, "--limit", "100"]
     for now_and_then, more in ((False, ()), (True, ("--quiet",))):
-        monkeypatch.setattr(corpus, "TELL_S", 0.0 if now_and_then else 20.0)
+        monkeypatch.setattr(corpus, "LOG_S", 0.0 if now_and_then else 20.0)
         assert apr([*words, *more]) == 0
         assert capsys.readouterr().err == ""
     assert apr([*words, "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["windows"] == 3
     assert len(said.err.splitlines()) == json.loads(said.out)["documents"]
-    assert re.search(r"^read 0 of 0 MB, [\d.]+ MB/s, about 0 s left$", said.err, re.MULTILINE)
+    assert re.search(r"^read 0 of 0 MB, [\d.]+ MB/s, about 0:00:00 left$", said.err, re.MULTILINE)
 
 
 # --- failures: the exit code, and no number ---
@@ -270,7 +270,7 @@ def test_data_without_a_label_are_exit_8(teacher_file: Path, tmp_path: Path, tol
     (tmp_path / "blank.txt").write_text(" \n\n ")
     (tmp_path / "folder").mkdir()
     for data in ("empty.txt", "blank.txt", "folder"):
-        assert_no_score(*told(teacher_file, tmp_path / data), 8, "no two tokens")
+        assert_no_score(*told(teacher_file, tmp_path / data), 8, "fewer than two tokens")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprtrain import evaluate as module
 from aprtrain.data.batches import batch_of
 from aprtrain.data.corpus import Encoder
-from aprtrain.data.packing import IGNORED, Windows
+from aprtrain.data.packing import Windows
 from aprtrain.evaluate import Scores, evaluate, scoring
+from aprtrain.loss.objective import IGNORED
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, soft_cap
@@ -46,7 +47,7 @@ class FakeTeacher:
         return found
 
 
-def teacher(seed: int = 2, rows: int = 310, **changes: Any) -> FakeTeacher:
+def teacher(seed: int = 2, rows: int = 310, **changes: Any) -> Any:
     found = tiny_decoder(seed, **changes)
     return FakeTeacher(found, found.head_weight.detach()[:rows].clone())
 
@@ -191,6 +192,10 @@ class Broken:
         return self.change(self.decoder(tokens_NT, documents))
 
 
+def broken(change: Callable[[Tensor], Any], head: Tensor | None = None) -> Any:
+    return Broken(change, head)
+
+
 def crash(_: Tensor) -> Any:
     raise ValueError("no such kernel")
 
@@ -203,7 +208,7 @@ def one_nan(hidden: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (crash, "the evaluation failed, there is no score: no such kernel"),
+        (crash, "the evaluation failed, no score: no such kernel"),
         (one_nan, "hidden states are not finite"),
         (lambda x: x * math.inf, "hidden states are not finite"),
         (lambda x: x[:, :0], "gave no hidden states"),
@@ -215,10 +220,10 @@ def one_nan(hidden: Tensor) -> Tensor:
 def test_a_failure_of_either_model_is_no_score(
     change: Callable[[Tensor], Any], message: str, data: Windows
 ) -> None:
-    fails(lambda: evaluate(Broken(change), data, rows=2), message)
+    fails(lambda: evaluate(broken(change), data, rows=2), message)
     other = teacher()
     whole = other.hidden
-    other.hidden = lambda *args: change(whole(*args))  # type: ignore[method-assign]
+    other.hidden = lambda *args: change(whole(*args))
     fails(lambda: evaluate(tiny_decoder(1), data, rows=2, teacher=other, vocabulary=VOCABULARY), message)
 
 
@@ -226,21 +231,21 @@ def test_a_damaged_head_is_no_score(data: Windows) -> None:
     for value in (math.nan, math.inf):
         head = tiny_decoder(1).head_weight.detach().clone()
         head[17, 3] = value
-        fails(lambda head=head: evaluate(Broken(lambda x: x, head), data, rows=2), "not finite")  # type: ignore[misc]
+        fails(lambda head=head: evaluate(broken(lambda x: x, head), data, rows=2), "not finite")  # type: ignore[misc]
 
 
 def test_an_id_without_a_row_is_no_score(data: Windows) -> None:
     head = tiny_decoder(1).head_weight.detach()[:200]
-    fails(lambda: evaluate(Broken(lambda x: x, head), data, rows=2), "not finite|failed")
+    fails(lambda: evaluate(broken(lambda x: x, head), data, rows=2), "not finite|failed")
 
 
 def test_a_perplexity_beyond_all_numbers_is_no_score(data: Windows) -> None:
-    fails(lambda: evaluate(Broken(lambda x: x * 1e5), data, rows=2), "failed")
+    fails(lambda: evaluate(broken(lambda x: x * 1e5), data, rows=2), "failed")
 
 
 def test_data_without_a_label_are_no_score() -> None:
     lonely = Windows(part(*([i] for i in range(20))), 8, 2)
-    fails(lambda: evaluate(tiny_decoder(1), lonely, rows=2), "read no label")
+    fails(lambda: evaluate(tiny_decoder(1), lonely, rows=2), "found no labels")
 
 
 def test_errors_of_all_kinds_become_one() -> None:

@@ -14,8 +14,8 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.errors import AprError
+from aprtrain.budget import plan
 from aprtrain.config import schema
-from aprtrain.planning import plan
 
 Distil = Callable[..., dict[str, Any]]
 

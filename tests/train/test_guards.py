@@ -53,7 +53,7 @@ def copy_of(
 
 def test_windows_longer_than_the_models_were_made_for_are_refused(distil: Distil) -> None:
     sizes = {"seq_len": 512, "tokens_per_step": 512, "micro_tokens": 512}
-    with pytest.raises(RefusedError, match="512 tokens are longer than the 256 that the teacher") as caught:
+    with pytest.raises(RefusedError, match="512 tokens exceed the 256 that the teacher") as caught:
         distil(**sizes)
     assert "--seq-len 256" in str(caught.value.hint)
 
@@ -79,7 +79,7 @@ def test_a_requantized_copy_of_the_teacher_is_refused(
     aprfmt.import_model(teacher_file, copy, dtype="f16")
     with pytest.raises(RefusedError, match="same dims"):
         distil(student=str(copy), student_init=None)
-    with pytest.raises(RefusedError, match="answers already"):
+    with pytest.raises(RefusedError, match="equal the teacher's already"):
         distil("b", student=str(copy), student_init=None, allow_same_arch=True)
 
 
@@ -252,7 +252,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(
     from aprtrain.data.packing import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
-    from aprtrain.run import _corpus, _Folder, _settled
+    from aprtrain.run import _batches, _corpus, _Folder
 
     config = train_runs.options(
         "distill", corpus_file, tmp_path, teacher=str(teacher_file), student_init="layers:1", steps=2
@@ -262,7 +262,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(
         corpus = _corpus(config, world, _Folder(tmp_path, None), pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:
-        _settled(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
+        _batches(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)
     assert "96" in str(caught.value.hint)
 
 

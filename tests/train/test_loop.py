@@ -218,7 +218,7 @@ def test_a_failed_periodic_save_is_told_and_counted_and_the_training_goes_on(
     summary = distil(steps=6, save_every=2, stream=said)
     assert (summary["failed_saves"], summary["checkpoints"], summary["steps"]) == (1, [4, 6], 6)
     assert said.getvalue().count("saving failed") == 3
-    assert "NO CHECKPOINT of step 2" in said.getvalue()
+    assert "THE CHECKPOINT of step 2 WAS NOT SAVED" in said.getvalue()
     assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["failed_saves"] == 1
 
 

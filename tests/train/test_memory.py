@@ -62,16 +62,18 @@ def tensor_bytes() -> int:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("given", [{}, {"compile": "on"}, {"teacher_cache": "kept"}, {"recompute": "block"}])
 def test_two_runs_leave_nothing(
-    distil: Distil, held: dict[str, weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch, compiled: str
-) -> None:
+    distil: Distil, held: dict[str, weakref.ref[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    given: dict[str, str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Decoder, "compile_blocks", partialmethod(Decoder.compile_blocks, "aot_eager"))
     try:
-        distil("one", compile=compiled)
+        distil("one", **given)
         assert alive(held) == []
         before = tensor_bytes()
-        distil("two", compile=compiled)
+        distil("two", **given)
         assert alive(held) == []
         assert tensor_bytes() <= before
     finally:

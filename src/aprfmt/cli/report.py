@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,6 +13,9 @@ from aprfmt.cli.output import out, pairs, printable
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprtrain.report.summary import RunReport
 
 
 def command(
@@ -54,7 +57,7 @@ def command(
 
     if is_run(Path(file)):
         body = report(file, output, force=force)
-        out.result(body, _text(body, output))
+        out.result(body, _text(cast("RunReport", body), output))
         return
     if output is None and out.mode != "json":
         detect(file)  # a path that holds no model is the greater mistake
@@ -64,7 +67,7 @@ def command(
     out.result(body, pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))]))
 
 
-def _text(body: Mapping[str, Any], output: Path | None) -> Iterator[str]:
+def _text(body: RunReport, output: Path | None) -> Iterator[str]:
     from aprtrain.report.page import STATUS, name, sentence
 
     words, _ = STATUS[body["status"]]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,10 @@ from aprfmt.cli.options import Common
 from aprfmt.cli.output import out, pairs, printable, table
 from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.text import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprtrain.budget import Plan
+    from aprtrain.run import Summary
 
 
 @dataclass(kw_only=True)
@@ -56,18 +60,17 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
     """Runs or plans; prints the summary; the exit code (0, or 128 and the signal that ended the run)."""
     if find_spec("torch") is None:
         raise MissingDependencyError("training needs torch", hint="pip install 'aprfmt[train]'")
+    from aprtrain import budget
     from aprtrain import run as trainer
-    from aprtrain.config import command_fields
-    from aprtrain.config_build import build
+    from aprtrain.config import build, command_fields
     from aprtrain.guards import abort
-    from aprtrain.planning import plan as planned
     from aprtrain.world import world_size
 
     values = {row.name: given[row.name] for row in command_fields(command)}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     settings, lines = build(command, values, config, os.environ)
     if plan:
-        body = planned(command, settings)
+        body = budget.plan(command, settings)
         out.result(body, _plan_text(body))
         return 0
     if os.environ.get("RANK", "0") != "0":  # torchrun starts several; the first one answers for all
@@ -97,7 +100,7 @@ def _end(error: AprError) -> None:
     os._exit(error.exit_code)
 
 
-def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
+def _summary_text(summary: "Summary") -> Iterator[str]:
     stopped = "interrupted" in summary
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {format_count(summary['tokens'])} tokens"
@@ -112,58 +115,43 @@ def _summary_text(summary: dict[str, Any]) -> Iterator[str]:
     if summary["failed_saves"]:
         rows.append(("failed saves", str(summary["failed_saves"])))
     if "projected_seconds" in summary:
-        rows.append(
-            (
-                "projection",
-                f"{summary['projected_steps']:,} steps: {format_seconds(summary['projected_seconds'])}",
-            )
-        )
+        time = format_seconds(summary["projected_seconds"])
+        rows.append(("projection", f"{summary['projected_steps']:,} steps: {time}"))
     if summary["model"]:
         rows.append(("model", printable(summary["model"])))
     elif stopped and summary["output"]:
-        rows.append(("to go on", "the same command with --resume"))
+        rows.append(("to continue", "the same command with --resume"))
     yield from pairs(rows)
 
 
-def _plan_text(body: dict[str, Any]) -> Iterator[str]:
+def _plan_text(body: "Plan") -> Iterator[str]:
     yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
-    rows = [(row["name"], format_bytes(row["bytes"])) for row in body["memory"] if row["bytes"]]
+    parts = [(part["name"], format_bytes(part["bytes"])) for part in body["memory"] if part["bytes"]]
     yield from table(
-        ["memory", "size"], [*rows, ("in all", format_bytes(body["memory_bytes"]))], right="size"
+        ["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size"
     )
     work = body["flops_per_token"]
-    facts = [("FLOPs a token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
-    if body["tokens"] is not None:
+    rows = [("FLOPs a token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
+    if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:
         time = format_seconds(body["seconds_at_400_tflops"])
-        facts.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
+        rows.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))
     data = body["data"]
     if data["tokens"] is not None:
-        facts.append(("data", f"shards of {data['tokens']:,} tokens"))
+        rows.append(("data", f"shards of {data['tokens']:,} tokens"))
     else:
         left_out = "".join(f"; left out {n:,} {what}" for what, n in data["left_out"].items())
-        facts.append(("data", f"{data['files']:,} files, {format_bytes(data['bytes'])}{left_out}"))
-    for who in ("teacher", "student"):
-        if body[who]:
-            facts.append(
-                (who, f"{body[who]['architecture']}, {format_count(body[who]['parameters'])} parameters")
-            )
-    if body["vocabulary"]:
-        v = body["vocabulary"]
-        facts.append(
-            (
-                "vocabulary",
-                f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}",
-            )
-        )
-    if body["teacher_cache"]:
-        kept = body["teacher_cache"]
-        most = f", at most {format_bytes(kept['bytes'])}" if kept["bytes"] else ""
-        each, free = format_bytes(kept["bytes_per_token"]), format_bytes(kept["free"])
-        facts.append(
-            ("teacher's answers", f"{each} a token{most}; {free} free in {printable(kept['folder'])}")
-        )
-    yield from pairs(facts)
+        rows.append(("data", f"{data['files']:,} files, {format_bytes(data['bytes'] or 0)}{left_out}"))
+    for who, model in (("teacher", body["teacher"]), ("student", body["student"])):
+        if model is not None:
+            rows.append((who, f"{model['architecture']}, {format_count(model['parameters'])} parameters"))
+    if (v := body["vocabulary"]) is not None:
+        words = f"{v['n_real']:,} shared ids; rows {v['teacher_rows']:,} and {v['student_rows']:,}"
+        rows.append(("vocabulary", words))
+    if (cache := body["teacher_cache"]) is not None:
+        most = f", at most {format_bytes(cache['bytes'])}" if cache["bytes"] else ""
+        each, free = format_bytes(cache["bytes_per_token"]), format_bytes(cache["free"])
+        rows.append(("teacher cache", f"{each} a token{most}; {free} free in {printable(cache['folder'])}"))
+    yield from pairs(rows)
     yield f"configuration {body['digest']}"
-    yield from pairs(
-        [(name, printable(str(value))) for name, value in body["config"].items() if value is not None]
-    )
+    config = body["config"].items()
+    yield from pairs([(name, printable(str(value))) for name, value in config if value is not None])

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import JsonObject
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
@@ -135,7 +135,7 @@ def copy_state(
     return Weights(_TORCH[dtype][0], in_order), state
 
 
-def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mapping[str, Any]) -> None:
+def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mapping[str, object]) -> None:
     """Writes the `.apr` of `weights`, in the place of a file of that name.
 
     Before it appears it is opened again, and its tensors, dims and tokenizer are compared with what was to be saved.
@@ -167,17 +167,16 @@ def _out(name: str, dtype: str, tensor: Tensor) -> OutTensor:
 def _bytes(tensor: Tensor) -> memoryview:
     """Its memory, without a copy."""
     flat = tensor.contiguous().reshape(-1)
-    array: Any = flat.view(torch.uint8).numpy()
-    return memoryview(array).toreadonly()
+    return memoryview(flat.view(torch.uint8).numpy().data).toreadonly()
 
 
 def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(_bytes(tensor)).hexdigest()
 
 
-def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, object]) -> dict[str, object]:
     h = identity.hparams
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "model_type": h.hf_model_type or h.architecture or "",
         **identity.origin.info,
         "original_format": "apr",
@@ -213,7 +212,7 @@ def _compare(file: str, weights: Weights, identity: Identity, hashes: Mapping[st
 # --- states ---
 
 
-def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], path: Path) -> None:
+def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path: Path) -> None:
     """Writes tensors in main memory and JSON facts as one file, in the place of a file of that name."""
     kinds = {torch.float32: "F32", torch.uint8: "U8", torch.int64: "I64"}
     outs = [_out(name, kinds[tensor.dtype], tensor) for name, tensor in tensors.items()]
@@ -247,7 +246,7 @@ class _Saved(Mapping[str, Tensor]):
 
 
 @contextmanager
-def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Any]]]:
+def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], JsonObject]]:
     """What `save_state` wrote, its tensors read one by one while the block runs.
 
     Raises AprError for a file that is missing, damaged or of another kind.
@@ -259,7 +258,7 @@ def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Any
         try:
             facts = dict(json.loads(text))
         except ValueError as error:
-            raise CorruptError("the state's facts are no JSON", path=path) from error
+            raise CorruptError("the state's facts are not JSON", path=path) from error
         yield _Saved(model), facts
 
 
@@ -311,7 +310,7 @@ def discard(folder: Path, step: int) -> None:
 
 
 def with_retries(
-    save: Callable[[], Any], tell: Callable[[str], None], pause_s: float = _PAUSE_S
+    save: Callable[[], object], tell: Callable[[str], None], pause_s: float = _PAUSE_S
 ) -> AprError | None:
     """Runs `save` up to three times; the error of the last try, None when one worked.
 

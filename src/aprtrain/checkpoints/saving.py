@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -44,9 +43,9 @@ class Snapshot:
 
     step: int
     weights: Weights
-    lineage: Mapping[str, Any]
+    lineage: Mapping[str, object]
     state: Mapping[str, Tensor]
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     is_best: bool = False
 
 
@@ -68,7 +67,7 @@ class Saver:
     identity: Identity
     keep: int
     tell: Callable[[str], None]
-    record: Callable[[str, Mapping[str, Any]], None] = lambda event, values: None
+    record: Callable[[str, Mapping[str, object]], None] = lambda event, values: None
     failed: int = 0
     saved: list[int] = field(default_factory=list)
     _thread: threading.Thread | None = None
@@ -120,7 +119,7 @@ class Saver:
             self.record("failed_save", {"step": snapshot.step, "error": str(error)})
             with suppress(AprError, OSError):
                 checkpoint.discard(self.folder, snapshot.step)  # on a full disk the next one needs the place
-            self.tell(f"NO CHECKPOINT of step {snapshot.step} was saved: {error}")
+            self.tell(f"THE CHECKPOINT of step {snapshot.step} WAS NOT SAVED: {error}")
 
     def _write(self, snapshot: Snapshot) -> None:
         name, began = step_name(snapshot.step), time.monotonic()
@@ -164,7 +163,7 @@ class Saver:
             return f"a last try elsewhere failed too: {error}; the checkpoints saved before are intact"
         return f"it was saved as {other} instead; move it to a disk that lasts"
 
-    def describe(self, facts: Mapping[str, Any]) -> None:
+    def describe(self, facts: Mapping[str, object]) -> None:
         """Writes `distillation_metadata.json`; a failure is told."""
         text = json.dumps({**facts, "failed_saves": self.failed, "checkpoints": self.saved}, indent=2) + "\n"
         layout = FileLayout(METADATA, [Literal(text.encode())])
@@ -201,7 +200,7 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise ExistsError(
-            "another run is writing into this folder", path=folder, hint="wait for it, or name another -o"
+            "another run is writing to this folder", path=folder, hint="wait for it, or name another -o"
         ) from None
     except OSError:  # a network's disk may have no locks
         return
@@ -230,10 +229,10 @@ def prepare_folder(folder: Path, *, resume: bool) -> int | None:
     step = checkpoint.read_pointer(folder, LATEST)
     if resume and step is None:
         raise RefusedError(
-            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to begin anew"
+            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
         )
     if not resume and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
-            "the folder holds a run already", path=folder, hint="add --resume to go on, or name another -o"
+            "the folder holds a run already", path=folder, hint="add --resume to continue, or name another -o"
         )
     return step if resume else None

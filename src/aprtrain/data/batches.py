@@ -19,8 +19,6 @@ from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.packing import Windows
 from aprtrain.network.attention import Documents
 
-__all__ = ["Batch", "Batches", "batch_of", "shuffle_index"]
-
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -64,7 +62,7 @@ class Batches:
     """Iterator over steps: each one is the list of this process's micro-batches.
 
     Attributes:
-        cursor: windows taken so far by the whole run; give it back to go on from there.
+        cursor: windows taken so far by the whole run; pass it in to continue from there.
         n_steps: steps from the first window to the end of the data, None when they are repeated without end.
     """
 
@@ -90,7 +88,7 @@ class Batches:
             seed: of the order.
             rank, world: this process and how many there are.
             epochs: how often every window is seen; None repeats without end.
-            cursor: where to go on.
+            cursor: where to continue.
             log: takes a line at the beginning of each epoch.
 
         Raises:
@@ -106,7 +104,7 @@ class Batches:
                 hint=f"choose --tokens-per-step as a multiple of {world * windows.seq_len}",
             )
         if epochs is not None and epochs < 1:
-            raise UsageError(f"{epochs} epochs make no sense")
+            raise UsageError(f"{epochs} epochs are not possible")
         self._windows = windows
         self._per_step = windows_per_step
         self._per_micro = windows_per_micro

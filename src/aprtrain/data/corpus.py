@@ -15,29 +15,39 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_error
+from aprfmt.errors import ChecksumError, CorruptError, RefusedError, UsageError, storage_errors
 from aprfmt.io.sink import AtomicFolder
+from aprfmt.text import format_clock
 from aprfmt.tokenizer.hf_write import to_hf_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.data.shards import HEADER, PARTS, Corpus, PartWriter, open_corpus, read_header, write_header
+from aprtrain.data.shards import (
+    FORMAT,
+    HEADER,
+    PARTS,
+    Corpus,
+    Header,
+    PartHeader,
+    PartWriter,
+    open_corpus,
+    read_header,
+    write_header,
+)
 from aprtrain.data.sources import Document, SourceFile, list_files, read_documents
-
-__all__ = ["HELD_OUT", "Encoder", "ReadProgress", "prepare"]
 
 HELD_OUT = 0.01
 """Share of the documents that is held out."""
 
 _BATCH_CHARS = 4 << 20
 _BATCH_DOCUMENTS = 4096
-TELL_S = 20.0  # between lines about how far the reading is
+LOG_S = 20.0  # between lines about how far the reading is
 _LONG = 1 << 30  # bytes whose comparison with an earlier run takes a while
 _HASHES = 1 << 64
 
-Ids = np.ndarray[Any, np.dtype[np.uint32]]
+Ids = npt.NDArray[np.uint32]
 Log = Callable[[str], None]
 
 
@@ -122,7 +132,7 @@ def prepare(
         held_out_paths: files and folders to measure with instead of a share of `paths`.
         log: takes lines for the user.
         wanted: the key of the only data that will do; what is in `folder` stays when `paths` hold others.
-        own: a folder that is no data though it lie in `paths`: that of the run.
+        own: a folder inside `paths` that is not data: that of the run.
 
     Raises:
         UsageError: no paths, or a share out of range; the data are the run's own folder.
@@ -133,10 +143,10 @@ def prepare(
     if not paths:
         raise UsageError("no training data given", hint="add --data FILE or --data FOLDER")
     if not 0 < held_out < 1:
-        raise UsageError(f"{held_out} is no share of documents to hold out: it must lie between 0 and 1")
+        raise UsageError(f"{held_out} is not a share of documents to hold out: it must be between 0 and 1")
     encoder = Encoder(tokenizer)
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
-        return _split_before(paths[0], encoder, held_out, held_out_paths)
+        return _open_shards(paths[0], encoder, held_out, held_out_paths)
     skipped: Counter[str] = Counter()
     files = {
         "train": list_files(paths, skipped, own),
@@ -144,14 +154,14 @@ def prepare(
     }
     plan = _Plan(encoder, files, None if held_out_paths else int(held_out * _HASHES), skipped)
     if plan.n_bytes > _LONG:
-        log(f"looking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
+        log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
     key = plan.key()
     if wanted not in (None, key):
         raise RefusedError(
             "the data differ from those of the run to resume",
-            hint=f"--data {folder} goes on with what it read; begin a run of its own with another -o",
+            hint=f"--data {folder} continues with what it read; start a new run with another -o",
         )
-    if (corpus := _made_before(folder, key, encoder, log)) is not None:
+    if (corpus := _reuse(folder, key, encoder, log)) is not None:
         return corpus
     _write(plan, folder, key, held_out, log)
     return open_corpus(folder, encoder.digest)
@@ -169,7 +179,7 @@ class _Plan:
     @property
     def n_bytes(self) -> int:
         """Of all files."""
-        return sum(file.path.stat().st_size for files in self.files.values() for file in files)
+        return sum(file.size for files in self.files.values() for file in files)
 
     def key(self) -> str:
         """Hash of everything that decides the shards: contents and names of files, tokenizer, split."""
@@ -192,7 +202,7 @@ class _Tally:
     seen: dict[str, set[int]] = field(default_factory=lambda: {part: set() for part in PARTS})
 
 
-def _split_before(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path]) -> Corpus:
+def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path]) -> Corpus:
     corpus = open_corpus(folder, encoder.digest)
     share = corpus.header.get("held_out_share")
     if held_out_paths or held_out not in (HELD_OUT, share):
@@ -203,14 +213,14 @@ def _split_before(folder: Path, encoder: Encoder, held_out: float, held_out_path
     return corpus
 
 
-def _made_before(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
+def _reuse(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
     try:
         header = read_header(folder)
         if header is None or header.get("key") != key:
             return None
         corpus = open_corpus(folder, encoder.digest)
     except (ChecksumError, CorruptError) as error:
-        log(f"the token shards are damaged and made again: {error}")
+        log(f"the token shards are damaged and will be rebuilt: {error}")
         return None
     log(f"token shards in {folder} are up to date: {_counts(header)}")
     return corpus
@@ -230,7 +240,8 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
                 replace(plan, threshold=threshold), temporary, skipped, ReadProgress(n_bytes, log)
             )
         _check_not_empty(tally, parts, skipped)
-        header = {
+        header: Header = {
+            "format": FORMAT,
             "key": key,
             "tokenizer": plan.encoder.digest,
             "separator": plan.encoder.separator,
@@ -245,53 +256,48 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
 
 
 class ReadProgress:
-    """Tells now and then how far the reading is."""
+    """Reads documents, and logs now and then how far the reading is."""
 
     def __init__(self, n_bytes: int, log: Log) -> None:
         self._n_bytes = max(1, n_bytes)
         self._log = log
         self._done = 0  # bytes of the files that are read whole
-        self._here = 0  # about as many of the one that is being read
-        self._began = self._told = time.monotonic()
+        self._began = self._logged = time.monotonic()
 
-    def file(self, n_bytes: int) -> None:
-        """A file is read to its end."""
-        self._done, self._here = self._done + n_bytes, 0
+    def documents(self, file: SourceFile, separator: int, skipped: Counter[str]) -> Iterator[Document]:
+        """Those of a file, see `read_documents`."""
+        size, here = file.size, 0
+        for document in read_documents(file, separator, skipped):
+            here += len(document) * (1 if isinstance(document, str) else 4)  # about as many bytes
+            if (now := time.monotonic()) - self._logged >= LOG_S:
+                self._logged = now
+                self._say(min(self._done + here, self._n_bytes), now - self._began)
+            yield document
+        self._done += size
 
-    def document(self, document: Document) -> None:
-        """A document is read."""
-        self._here += len(document) * (1 if isinstance(document, str) else 4)
-        now = time.monotonic()
-        if now - self._told < TELL_S:
-            return
-        self._told = now
-        done = min(self._done + self._here, self._n_bytes)
-        rate = done / (now - self._began)
-        left = (self._n_bytes - done) / max(rate, 1.0)
+    def _say(self, done: int, seconds: float) -> None:
+        rate = done / seconds
+        left = format_clock((self._n_bytes - done) / max(rate, 1.0))
         self._log(
-            f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, "
-            f"about {f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left"
+            f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left"
         )
 
 
 def _write_parts(
     plan: _Plan, folder: Path, skipped: Counter[str], progress: ReadProgress
-) -> tuple[_Tally, dict[str, dict[str, Any]]]:
+) -> tuple[_Tally, dict[str, PartHeader]]:
     tally = _Tally()
-    with ExitStack() as stack:
-        try:
-            writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
-            for part, content, ids in _encoded(plan, tally, skipped, progress):
-                writers[part].add(ids, content)
-        except OSError as error:
-            raise storage_error(error, folder) from error
+    with ExitStack() as stack, storage_errors(folder):
+        writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
+        for part, content, ids in _encode_all(plan, tally, skipped, progress):
+            writers[part].add(ids, content)
     return tally, {part: writer.summary() for part, writer in writers.items()}
 
 
 _Batch = list[tuple[str, int, Document]]
 
 
-def _encoded(
+def _encode_all(
     plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
 ) -> Iterator[tuple[str, int, Ids]]:
     """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
@@ -302,7 +308,7 @@ def _encoded(
 
     with ThreadPoolExecutor(1) as pool:
         running: Future[list[tuple[str, int, Ids]]] | None = None
-        for batch in _batches(_chosen(plan, tally, skipped, progress)):
+        for batch in _batches(_select(plan, tally, skipped, progress)):
             following = pool.submit(encode, batch)
             if running is not None:
                 yield from running.result()
@@ -324,15 +330,14 @@ def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]
         yield batch
 
 
-def _chosen(
+def _select(
     plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
 ) -> Iterator[tuple[str, int, Document]]:
     """(part, content hash, document) without empty documents and copies."""
     for side, files in plan.files.items():
         for file in files:
-            for document in read_documents(file, plan.encoder.separator, skipped):
+            for document in progress.documents(file, plan.encoder.separator, skipped):
                 tally.read += 1
-                progress.document(document)
                 if len(document) == 0 or (isinstance(document, str) and not document.strip()):
                     tally.empty += 1
                     continue
@@ -345,7 +350,6 @@ def _chosen(
                     continue
                 tally.seen[part].add(content)
                 yield part, content, document
-            progress.file(file.path.stat().st_size)
 
 
 def content_hash(document: Document) -> int:
@@ -354,7 +358,7 @@ def content_hash(document: Document) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _check_not_empty(tally: _Tally, parts: dict[str, dict[str, Any]], skipped: Counter[str]) -> None:
+def _check_not_empty(tally: _Tally, parts: dict[str, PartHeader], skipped: Counter[str]) -> None:
     left_out = "".join(f", {n} {what}" for what, n in (+skipped).items())
     for part in PARTS:
         if not parts[part]["documents"]:
@@ -362,11 +366,11 @@ def _check_not_empty(tally: _Tally, parts: dict[str, dict[str, Any]], skipped: C
             raise RefusedError(
                 f"no {what} documents: {tally.read} read, {tally.empty} empty, {tally.duplicate} copies"
                 + (f"; left out{left_out[1:]}" if left_out else ""),
-                hint="give more text; one document is held out, so two different ones are the least",
+                hint="give more text: at least two different documents, since one is held out",
             )
 
 
-def _counts(header: dict[str, Any]) -> str:
+def _counts(header: Header) -> str:
     train, held_out = header["parts"]["train"], header["parts"]["held_out"]
     documents = header["documents"]
     left_out = "".join(f", {n} {what}" for what, n in header["files"]["skipped"].items())
@@ -378,11 +382,8 @@ def _counts(header: dict[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise storage_error(error, path) from error
+    with storage_errors(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sha256(*parts: bytes) -> str:

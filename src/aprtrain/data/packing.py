@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.shards import Part
-
-__all__ = ["IGNORED", "Rows", "Windows", "check_windows"]
-
-IGNORED = -100
-"""The label that counts for nothing; torch's own choice."""
+from aprtrain.loss.objective import IGNORED
 
 MIN_ENTROPY = 3.0
 """Bits of the histogram of tokens. English by letters has 4.1, four letters at random have 2."""
@@ -31,7 +27,7 @@ MAX_SHARE = 0.01
 _LOOK_AT = 50_000_000  # tokens that the check reads, spread evenly
 _AT_ONCE = 1 << 22
 
-Int64 = np.ndarray[Any, np.dtype[np.int64]]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +57,9 @@ class Windows:
     def __init__(self, part: Part, seq_len: int, filler: int) -> None:
         """`filler` is the id behind the end of the stream. Raises UsageError, RefusedError (nothing to learn)."""
         if seq_len < 1:
-            raise UsageError(f"windows of {seq_len} tokens make no sense", hint="try --seq-len 2048")
+            raise UsageError(f"windows of {seq_len} tokens are not possible", hint="try --seq-len 2048")
         if len(part.tokens) < 2:
-            raise RefusedError("no two tokens follow each other in the data", hint="give more text")
+            raise RefusedError("the data hold fewer than two tokens", hint="give more text")
         self._tokens = part.tokens
         self._borders = part.ends
         self._filler = filler
@@ -75,6 +71,12 @@ class Windows:
 
     def __len__(self) -> int:
         return self._n
+
+    def select(self, count: int | None) -> list[int]:
+        """The windows that an evaluation reads: all, or an even selection of `count`."""
+        n = len(self) if count is None else min(count, len(self))
+        ids: list[int] = np.linspace(0, len(self) - 1, n).astype(int).tolist()
+        return ids
 
     def n_labels(self, ids: Sequence[int]) -> int:
         """How many labels of these windows count; negative ids are empty windows."""
@@ -99,7 +101,7 @@ class Windows:
             lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
         return Rows(both[:, :t], labels, lengths)
 
-    def tokens(self, ids: Int64) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def tokens(self, ids: Int64) -> npt.NDArray[np.uint32]:
         """The T + 1 tokens of whole windows [N, T + 1]; of the last one, alone, what there is."""
         return np.stack([self._tokens[i * self.seq_len : (i + 1) * self.seq_len + 1] for i in ids.tolist()])
 
@@ -173,9 +175,9 @@ def _check_repeats(windows: Windows, ids: Int64) -> None:
     if copies > MAX_SHARE * len(ids):
         late = next(i for i in range(len(ids)) if first[number[i]] != i)
         raise RefusedError(
-            f"{copies} of {len(ids)} windows repeat another one, first window {ids[late]} repeats window "
+            f"{copies} of {len(ids)} windows are copies; the first is window {ids[late]}, a copy of window "
             f"{ids[first[number[late]]]}",
-            hint="take copies out of the data, or give more of it",
+            hint="remove copies from the data, or give more of it",
         )
     distinct = np.sort(np.concatenate(inputs)[first])
     clashes = int(np.count_nonzero(distinct[1:] == distinct[:-1]))
@@ -183,7 +185,7 @@ def _check_repeats(windows: Windows, ids: Int64) -> None:
         value = distinct[1:][distinct[1:] == distinct[:-1]][0]
         pair = ids[np.flatnonzero(np.concatenate(inputs) == value)]
         raise RefusedError(
-            f"{clashes} of {len(ids)} windows have the input of another one and a different last label, as windows "
+            f"{clashes} of {len(ids)} windows have another one's input and a different last label, such as windows "
             f"{pair[0]} and {pair[-1]}: no model can learn both",
             hint="use a longer --seq-len, or look at what was read",
         )

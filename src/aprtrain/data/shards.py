@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self, TypedDict, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, storage_error
 from aprfmt.types import Array
-
-__all__ = ["HEADER", "PARTS", "Corpus", "Part", "PartWriter", "open_corpus", "read_header", "write_header"]
 
 HEADER = "tokens.json"
 FORMAT = "aprtrain-tokens/1"
@@ -39,9 +37,39 @@ class Part:
         hashes: of the documents' contents [n_documents], uint64.
     """
 
-    tokens: np.ndarray[Any, np.dtype[np.uint32]]
-    ends: np.ndarray[Any, np.dtype[np.int64]]
-    hashes: np.ndarray[Any, np.dtype[np.uint64]]
+    tokens: npt.NDArray[np.uint32]
+    ends: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+
+
+class PartHeader(TypedDict):
+    """What the header says of a part; hashes by file name."""
+
+    documents: int
+    tokens: int
+    sha256: dict[str, str]
+
+
+class Header(TypedDict):
+    """The header of token shards; `key` is a hash of what they were made from."""
+
+    format: str
+    key: str
+    tokenizer: str
+    separator: int
+    held_out_share: float
+    held_out_below: int | None
+    parts: dict[str, PartHeader]
+    documents: dict[str, int]
+    files: FilesHeader
+
+
+class FilesHeader(TypedDict):
+    """The files that were read, and what was left out, by reason."""
+
+    read: int
+    bytes: int
+    skipped: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +88,7 @@ class Corpus:
     held_out: Part
     separator: int
     key: str
-    header: Mapping[str, Any]
+    header: Header
 
 
 class PartWriter:
@@ -77,7 +105,7 @@ class PartWriter:
         self._files = [path.open("wb", buffering=1 << 20) for path in self._paths]
         return self
 
-    def add(self, tokens: np.ndarray[Any, np.dtype[np.uint32]], content: int) -> None:
+    def add(self, tokens: npt.NDArray[np.uint32], content: int) -> None:
         """Appends a document of ids [n] with the hash of its content."""
         self.n_documents += 1
         self.n_tokens += len(tokens)
@@ -88,7 +116,7 @@ class PartWriter:
             file.write(data)
             total.update(data)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> PartHeader:
         """What the header says of this part."""
         return {
             "documents": self.n_documents,
@@ -105,25 +133,29 @@ class PartWriter:
             file.close()
 
 
-def write_header(folder: Path, header: Mapping[str, Any]) -> None:
+def write_header(folder: Path, header: Header) -> None:
     """Writes `tokens.json`."""
-    (folder / HEADER).write_text(json.dumps({"format": FORMAT, **header}, indent=2) + "\n", encoding="utf-8")
+    (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
 
 
-def read_header(folder: Path) -> dict[str, Any] | None:
+def read_header(folder: Path) -> Header | None:
     """The header of the shards in `folder`, None where there are none. Raises CorruptError."""
     path = folder / HEADER
     try:
         header = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError):
-            raise storage_error(error, path) from error
+    except OSError as error:
+        raise storage_error(error, path) from error
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"not a header of token shards: {error}", path=path) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+    if (
+        not isinstance(header, dict)
+        or header.get("format") != FORMAT
+        or not Header.__required_keys__ <= set(header)
+    ):
         raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
-    return header
+    return cast(Header, header)
 
 
 def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
@@ -150,7 +182,7 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
         )
     except AprError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"damaged header of token shards: {error!r}", path=folder / HEADER) from error
     except OSError as error:
         raise storage_error(error, folder) from error
@@ -158,7 +190,7 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
     return corpus
 
 
-def _open_part(folder: Path, part: str, summary: Mapping[str, Any]) -> Part:
+def _open_part(folder: Path, part: str, summary: PartHeader) -> Part:
     for name, wanted in summary["sha256"].items():
         with open(folder / name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
@@ -172,7 +204,7 @@ def _open_part(folder: Path, part: str, summary: Mapping[str, Any]) -> Part:
     return Part(tokens, ends, documents["hash"])
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> Array:
+def _map(path: Path, dtype: npt.DTypeLike) -> Array:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype, "r")

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from aprfmt.errors import (
     AprError,
@@ -30,9 +31,7 @@ from aprfmt.errors import (
 )
 from aprtrain.data.shards import HEADER
 
-__all__ = ["Document", "SourceFile", "list_files", "read_documents"]
-
-Document = str | np.ndarray[Any, np.dtype[np.uint32]]
+Document = str | npt.NDArray[np.uint32]
 
 MAX_SOURCE_BYTES = 1 << 20
 """Longer files of a source tree are data or generated."""
@@ -68,6 +67,11 @@ class SourceFile:
     name: str
     kind: str
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.path.stat().st_size
+
 
 def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = None) -> list[SourceFile]:
     """The files behind `paths`, in an order that depends on names alone.
@@ -94,7 +98,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
             raise UsageError(f"{path} cannot be the data and the output", hint="name another folder with -o")
         elif (path / "tokens" / HEADER).is_file():
             raise UsageError(
-                "the folder of a run is no text", path=path, hint=f"name its token shards: {path / 'tokens'}"
+                "the folder of a run is not text", path=path, hint=f"name its token shards: {path / 'tokens'}"
             )
         elif path.is_dir():
             found += _data_files(path, skipped) or _tree(path, skipped, own)
@@ -175,7 +179,7 @@ def _why_not(path: Path) -> str | None:
     if path.is_symlink() or not path.is_file():
         return "links and devices"
     if path.suffix.lower() not in SOURCE_SUFFIXES:
-        return "files that are no source code"
+        return "files that are not source code"
     is_long = path.stat().st_size > MAX_SOURCE_BYTES
     return "files above 1 MiB" if is_long and path.suffix.lower() != ".txt" else None
 
@@ -237,7 +241,7 @@ def _record(line: bytes, path: Path, number: int) -> str:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise CorruptError(
-            f"line {number} is no JSON: {error}", path=path, hint="name it .txt if it is plain text"
+            f"line {number} is not JSON: {error}", path=path, hint="name it .txt if it is plain text"
         ) from error
     text = value.get(_TEXT_FIELD) if isinstance(value, dict) else None
     if not isinstance(text, str):
@@ -276,14 +280,14 @@ def _parquet(path: Path) -> Iterator[str]:
     except AprError:
         raise
     except ValueError as error:  # pyarrow's ArrowInvalid, at the beginning or in the middle
-        raise CorruptError(f"not a whole Parquet file: {error}", path=path) from error
+        raise CorruptError(f"not a complete Parquet file: {error}", path=path) from error
 
 
 def _tokens(path: Path, separator: int) -> Iterator[Document]:
     """Documents of a shard of little-endian uint32, without the separators between them."""
     size = path.stat().st_size
     if size % 4:
-        raise CorruptError(f"{size} bytes are no whole number of uint32 token ids", path=path)
+        raise CorruptError(f"{size} bytes are not a whole number of uint32 token ids", path=path)
     rest = np.empty(0, np.uint32)
     with open(path, "rb") as file:
         while block := file.read(4 * _BLOCK):

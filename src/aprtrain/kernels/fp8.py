@@ -28,11 +28,6 @@ class Fp8Weight(NamedTuple):
     data_OI: torch.Tensor
     scale_O: torch.Tensor
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of data and scales."""
-        return self.data_OI.numel() + 4 * self.scale_O.numel()
-
 
 def fits(rows: int, cols: int) -> bool:
     """Whether the tensor cores take a weight of this size."""

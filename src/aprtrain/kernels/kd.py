@@ -6,14 +6,13 @@ first), N rows in all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aprtrain.loss.objective import Kind, Objective
-
-__all__ = ["Launch", "Widths", "kd_rows"]
+if TYPE_CHECKING:
+    from aprtrain.loss.objective import Kind, Objective
 
 _KINDS: dict[Kind, int] = {"forward": 0, "reverse": 1, "jsd": 2}
 

@@ -29,16 +29,6 @@ from aprtrain.loss.objective import Objective, dense
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.decoder import soft_cap
 
-__all__ = [
-    "HeadOut",
-    "Logits",
-    "Softcaps",
-    "distill_head",
-    "head_bytes",
-    "logit_weight",
-    "logit_weight_bytes",
-]
-
 Logits = Literal["fp16", "fp32"]
 _SHRINK = 1 / 16
 

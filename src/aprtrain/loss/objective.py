@@ -28,8 +28,6 @@ from torch import Tensor
 
 from aprfmt.errors import UsageError
 
-__all__ = ["IGNORED", "Kind", "Objective", "Rows", "dense"]
-
 Kind = Literal["forward", "reverse", "jsd"]
 IGNORED = -100
 """The label of a position that does not count."""

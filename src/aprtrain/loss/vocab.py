@@ -13,8 +13,6 @@ from functools import cache
 from aprfmt.errors import RefusedError
 from aprfmt.tokenizer.model import Tokenizer, TokenType
 
-__all__ = ["Vocabulary", "align", "count_real", "token_bytes"]
-
 _ALIGNMENT = 64  # rows; what the matrix units of a GPU like
 _PAD = re.compile(r"\[PAD(\d+)\]|<\|pad_(\d+)\|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -38,7 +36,7 @@ class Vocabulary:
         n_real: number of shared ids.
         teacher_rows: rows of the teacher's head, padding included.
         student_rows: rows of the student's head, padding included.
-        dropped: tokens of the teacher at and beyond n_real, which the student has not.
+        dropped: tokens of the teacher at and beyond n_real, which the student lacks.
     """
 
     n_real: int
@@ -69,17 +67,17 @@ def align(
     Args:
         teacher, student: the tokenizers of the two models.
         teacher_rows, student_rows: rows of their heads.
-        policy: whether the teacher may have tokens that the student has not: "shared" (control tokens alone) or
+        policy: whether the teacher may have tokens that the student lacks: "shared" (control tokens alone) or
             "renormalise" (any; its distribution is taken over the shared ones).
 
     Raises:
-        RefusedError: a tokenizer is missing, an id stands for different bytes, one side has tokens that the other
-            has not and may not, or a head has fewer rows than there are tokens.
+        RefusedError: a tokenizer is missing, an id stands for different bytes, one side has tokens that the
+            other lacks and may not lack, or a head has fewer rows than there are tokens.
     """
     if teacher is None or student is None:
         side = "teacher" if teacher is None else "student"
         raise RefusedError(
-            f"the {side} has no tokenizer, so nothing tells whether both models count tokens alike",
+            f"the {side} has no tokenizer, so the two vocabularies cannot be compared",
             hint="import it again with --tokenizer FOLDER",
         )
     n_teacher, n_student = count_real(teacher, teacher_rows), count_real(student, student_rows)
@@ -145,7 +143,7 @@ def _check_same(teacher: Tokenizer, student: Tokenizer, n: int) -> None:
 def _check_surplus(side: str, tokenizer: Tokenizer, other: str, surplus: range, hint: str) -> None:
     if surplus:
         raise RefusedError(
-            f"the {side}'s tokenizer has {len(surplus)} tokens that the {other}'s has not, the first is id "
+            f"the {side}'s tokenizer has {len(surplus)} tokens that the {other}'s lacks, the first is id "
             f"{surplus[0]}, {_show(tokenizer, surplus[0])}",
             hint=hint,
         )

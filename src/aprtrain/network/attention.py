@@ -37,19 +37,13 @@ class Documents:
     max_len: int
 
     @classmethod
-    def of(
-        cls, lengths: Sequence[int], max_len: int, *, capacity: int = 0, device: torch.device | str = "cpu"
-    ) -> Documents:
+    def of(cls, lengths: Sequence[int], max_len: int, *, capacity: int = 0) -> Documents:
         """Documents of these lengths, in order; room for `capacity` of them. Raises UsageError."""
         if not lengths or min(lengths) < 1 or max(lengths) > max_len:
             raise UsageError(f"documents of 1 to {max_len} tokens are wanted, not of {list(lengths)[:8]}")
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
         padding = ends[-1:].expand(max(0, capacity - len(lengths)))
-        return cls(torch.cat((ends, padding)).to(device=device, dtype=torch.int32), max_len)
-
-    def to(self, device: torch.device | str) -> Documents:
-        """The same on another device."""
-        return Documents(self.cu_seqlens.to(device, non_blocking=True), self.max_len)
+        return cls(torch.cat((ends, padding)).int(), max_len)
 
 
 def places(tokens_NT: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor | None]:

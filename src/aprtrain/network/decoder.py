@@ -17,13 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from aprfmt.errors import RefusedError, UnmappedError
 from aprtrain.kernels.fp8 import linear
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
 from aprtrain.network.rotary import rotate, tables
 from aprtrain.network.shape import Shape
-
-__all__ = ["Block", "Decoder", "Documents", "hf_names", "hf_parts", "soft_cap"]
 
 Part = tuple[str, int]
 """A Hugging Face name and the rows that it has of a fused tensor."""
@@ -80,18 +77,24 @@ def hf_names(shape: Shape) -> Mapping[str, tuple[str, int, tuple[int, ...]]]:
     return found
 
 
-def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The Hugging Face tensors that a parameter of Decoder consists of, as views of its values `whole`."""
-    for hf, first, rows in _parts_of(shape)[parameter]:
-        yield hf, whole.narrow(0, first, rows)
-
-
 @cache
-def _parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, int]]]:
+def parts_of(shape: Shape) -> Mapping[str, list[tuple[str, int, int]]]:
+    """Parameter of Decoder -> (Hugging Face name, first row, rows) of its parts, in the order of rows."""
     found: dict[str, list[tuple[str, int, int]]] = {}
     for hf, (parameter, first, size) in hf_names(shape).items():
         found.setdefault(parameter, []).append((hf, first, size[0]))
     return found
+
+
+def hf_parts(shape: Shape, parameter: str, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The Hugging Face tensors that a parameter of Decoder consists of, as views of its values `whole`."""
+    for hf, first, rows in parts_of(shape)[parameter]:
+        yield hf, whole.narrow(0, first, rows)
+
+
+def head_name(shape: Shape) -> str:
+    """The parameter of Decoder that is the head."""
+    return "embed" if shape.tied else "head"
 
 
 def _empty(
@@ -222,7 +225,7 @@ class Decoder(nn.Module):
     def __init__(
         self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
-        """A network whose parameters are NaN until `load_hf` or a student's initialisation has written them."""
+        """A network whose parameters are NaN until their values are written."""
         super().__init__()
         self.shape = shape
         self.recompute = "none"
@@ -306,19 +309,3 @@ class Decoder(nn.Module):
             hf: parameters[name].detach().narrow(0, first, size[0])
             for hf, (name, first, size) in hf_names(self.shape).items()
         }
-
-    def load_hf(self, name: str, tensor: Tensor) -> None:
-        """Copies a tensor under its Hugging Face name into place, in the network's dtype and device.
-
-        Raises UnmappedError for a name that the network has not, RefusedError for another shape.
-        """
-        known = hf_names(self.shape).get(name)
-        if known is None:
-            raise UnmappedError("the network has no such tensor", tensor=name)
-        parameter, first, size = known
-        if tuple(tensor.shape) != size:
-            raise RefusedError(
-                f"the shape is {list(tensor.shape)}, the network has {list(size)}", tensor=name
-            )
-        with torch.no_grad():
-            self.get_parameter(parameter).narrow(0, first, size[0]).copy_(tensor)

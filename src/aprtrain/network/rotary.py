@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,10 @@ class Rope:
     factor: float = 1.0
 
 
-def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, Any]) -> Rope:
+_KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
+
+
+def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rope:
     """The rotation at base `theta` under the `scaling` dict of a config.json ({} for none).
 
     Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
@@ -40,38 +42,34 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, Any]) -> Rope:
     dim = h.head_dim or 0
     if rope_math.rotary_dim(h) != dim or dim % 2 or dim < 2:
         raise UnsupportedError(f"heads of {dim} values rotated in part cannot be trained")
+    kind = str(scaling.get("rope_type", "default")).lower()
+    if kind not in _KINDS or (kind == "dynamic" and scaling.get("alpha")):
+        raise UnsupportedError(
+            f"rope scaling {kind!r} cannot be trained",
+            hint=f"known are {', '.join(_KINDS)} (dynamic without alpha)",
+        )
     # Computed in float32 as transformers does it, so that long positions give the same angles.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-    inv_freq = 1.0 / (theta**exponents)
-    kind = str(scaling.get("rope_type", "default")).lower()
-    make = _KINDS.get(kind)
-    if make is None or (kind == "dynamic" and scaling.get("alpha")):
-        known = ", ".join(_KINDS)
-        raise UnsupportedError(
-            f"rope scaling {kind!r} cannot be trained", hint=f"known are {known} (dynamic without alpha)"
-        )
-    return make(h, theta, dict(scaling), inv_freq)
+    inv_freq, factor = 1.0 / (theta**exponents), 1.0
+    # `dynamic` changes nothing within the positions that a network is made for.
+    if kind == "linear":
+        inv_freq = inv_freq / _number(scaling, "factor", 1.0)
+    elif kind == "llama3":
+        factors = rope_math.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
+    elif kind == "yarn":
+        inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
+    return Rope(tuple(inv_freq.tolist()), factor)
 
 
-def _plain(h: Hyperparams, theta: float, scaling: dict[str, Any], inv_freq: Tensor) -> Rope:
-    """Also `dynamic`, which changes nothing within the positions that a network is made for."""
-    return _rope(inv_freq)
+def _yarn(
+    h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor
+) -> tuple[Tensor, float]:
+    """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
 
-
-def _linear(h: Hyperparams, theta: float, scaling: dict[str, Any], inv_freq: Tensor) -> Rope:
-    return _rope(inv_freq / _number(scaling, "factor", 1.0))
-
-
-def _llama3(h: Hyperparams, theta: float, scaling: dict[str, Any], inv_freq: Tensor) -> Rope:
-    factors = rope_math.llama3_factors(theta, 2 * len(inv_freq), scaling, h.max_position_embeddings)
-    return _rope(inv_freq / torch.tensor(factors, dtype=torch.float32))
-
-
-def _yarn(h: Hyperparams, theta: float, scaling: dict[str, Any], inv_freq: Tensor) -> Rope:
-    """Peng et al., "YaRN" (arXiv 2309.00071), section 3.2: slow pairs are stretched, fast ones are not.
-
-    A pair turns r times within the original context; from `beta_fast` turns on it keeps its frequency f, up to
-    `beta_slow` it gets f / factor, between them a mixture that is linear in the number of the pair.
+    Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
+    turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
+    the number of the pair.
     """
     original = rope_math.original_context(h, scaling) or 1
     factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
@@ -89,17 +87,10 @@ def _yarn(h: Hyperparams, theta: float, scaling: dict[str, Any], inv_freq: Tenso
     slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     attention = rope_math.attention_factor(h, "yarn", scaling)
     mixed = inv_freq / factor * slow + inv_freq * (1 - slow)
-    return _rope(mixed, rope_math.mscale_of(factor) if attention is None else attention)
+    return mixed, rope_math.mscale_of(factor) if attention is None else attention
 
 
-_KINDS = {"default": _plain, "dynamic": _plain, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
-
-
-def _rope(inv_freq: Tensor, factor: float = 1.0) -> Rope:
-    return Rope(tuple(inv_freq.tolist()), factor)
-
-
-def _number(scaling: Mapping[str, Any], key: str, default: float) -> float:
+def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
     value = as_float(scaling.get(key), key)
     return default if value is None else value
 

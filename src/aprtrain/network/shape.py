@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope_math import DEFAULT_THETA, scaling_of
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
+from aprfmt.types import Json
 from aprtrain.network.rotary import Rope, rope_of
 
 
@@ -172,12 +172,12 @@ _SIZES = {
 }
 
 
-def _sizes(h: Hyperparams) -> dict[str, Any]:
-    found = {name: getattr(h, field) for name, field in _SIZES.items()}
+def _sizes(h: Hyperparams) -> dict[str, int]:
+    found: dict[str, int] = {name: getattr(h, field) for name, field in _SIZES.items()}
     missing = [_SIZES[name] for name, value in found.items() if not value]
     if missing:
         raise RefusedError(
-            f"the model does not say its {', '.join(missing)}",
+            f"the model does not give its {', '.join(missing)}",
             hint=f"set it first: apr stamp FILE --set {missing[0]}=VALUE -o OUT.apr",
         )
     if any(value < 1 for value in found.values()) or found["n_heads"] % found["n_kv_heads"]:
@@ -189,12 +189,12 @@ def _required_float(h: Hyperparams, name: str) -> float:
     value: float | None = getattr(h, name)
     if value is None:
         raise RefusedError(
-            f"the model does not say its {name}", hint=f"set it first: apr stamp FILE --set {name}=VALUE"
+            f"the model does not give its {name}", hint=f"set it first: apr stamp FILE --set {name}=VALUE"
         )
     return value
 
 
-def _has(tensors: Mapping[str, Any], name: str, h: Hyperparams) -> bool:
+def _has(tensors: Mapping[str, TensorRow], name: str, h: Hyperparams) -> bool:
     """Whether the network has the tensor: always, or where a config key says so."""
     row = tensors.get(f"blk.{{n}}.{name}")
     if row is None or row.need in (OPTIONAL, HEAD):
@@ -236,7 +236,7 @@ def _layers(
     return tuple(window if slides else 0 for slides in sliding), tuple(ropes), tuple(layer_ropes)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
 
 

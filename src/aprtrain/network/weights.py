@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -27,7 +28,9 @@ from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.io.segments import resolved
 from aprfmt.io.source import Buffer
 from aprfmt.model import Model
+from aprfmt.model import Tensor as StoredTensor
 from aprfmt.tokenizer.model import Tokenizer
+from aprtrain.kernels.blocks import Blocks, decode, is_kept, upload
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import Shape, shape_of
 
@@ -111,7 +114,10 @@ def _check_frequencies(c: Canonical) -> None:
 _BEGINNING = 4096
 
 DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --stats shows where"
-"""The hint where values are none."""
+"""The hint for values that are not finite."""
+
+_CHECKED = 1 << 24
+"""Values that are checked at a time on a device."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -162,15 +168,46 @@ def load_decoder(
 
 
 def fill(network: Network, name: str, target: Tensor) -> None:
-    """Writes a tensor of the network over `target`, a contiguous view of the same shape."""
+    """Writes a tensor of the network over `target`, a contiguous view of the same shape; raises as `load_decoder`.
+
+    For bfloat16, blocks are decoded on the target's device: seconds for a large model on CUDA.
+    """
+    tensor = network.tensors[name]
+    if target.dtype == torch.bfloat16 and stays_blocks(tensor):
+        decode(upload_blocks(tensor, target.device), target)
+        check_values(network, name, torch.split(target.view(-1), _CHECKED))
+        return
     flat, done, seen = target.view(-1), 0, False
-    for part in values(network.tensors[name], target.dtype, network.path):
+    for part in values(tensor, target.dtype, network.path):
         flat[done : done + part.numel()].copy_(part)
         done += part.numel()
         seen = seen or bool(part.any())
     if done != flat.numel():
-        raise CorruptError(f"{done} of {flat.numel()} values are there", path=network.path, tensor=name)
+        raise CorruptError(f"only {done} of {flat.numel()} values are stored", path=network.path, tensor=name)
     check_not_zero(network, name, target.ndim, seen)
+
+
+def stays_blocks(tensor: CanonicalTensor) -> bool:
+    """Whether the kernels decode it as it is stored."""
+    return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
+
+
+def upload_blocks(tensor: CanonicalTensor, device: torch.device) -> Blocks:
+    """A matrix on the device, as stored."""
+    rows, cols = tensor.shape
+    return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
+
+
+def check_values(network: Network, name: str, pieces: Iterable[Tensor]) -> None:
+    """Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros."""
+    seen = False
+    for piece in pieces:
+        if not bool(torch.isfinite(piece).all()):
+            raise CorruptError(
+                "the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED
+            )
+        seen = seen or bool(piece.any())
+    check_not_zero(network, name, 2, seen)
 
 
 def refuse_zeros(network: Network) -> None:
@@ -189,7 +226,7 @@ def check_not_zero(network: Network, name: str, n_dims: int, seen: bool) -> None
     if n_dims > 1 and not seen:
         raise RefusedError(
             "all values of the matrix are zero", path=network.path, tensor=name,
-            hint="the file was not written to its end, or a part of the model was never loaded; get it again",
+            hint="the file is incomplete, or a part of the model was never loaded; get it again",
         )  # fmt: skip
 
 
@@ -219,3 +256,43 @@ def _hashed(source: Decoder | Network) -> Iterator[tuple[str, tuple[int, ...], I
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     for part in torch.split(tensor.reshape(-1), 1 << 24):
         yield part.to(torch.bfloat16).cpu()
+
+
+# --- of an opened file, as it is stored ---
+
+_EDGE_BYTES = 1 << 16
+_READERS = 4
+
+
+def edge_fingerprint(network: Network) -> str:
+    """SHA-256 over names, dtypes, shapes and both ends of every tensor of an opened file.
+
+    Enough to tell two models apart, at the cost of a few reads a tensor. Raises RefusedError for a made network.
+    """
+    digest = hashlib.sha256()
+    for tensor in _stored(network):
+        digest.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        data = tensor.raw()
+        digest.update(data[:_EDGE_BYTES])
+        digest.update(data[-_EDGE_BYTES:])
+    return digest.hexdigest()
+
+
+def byte_fingerprint(network: Network) -> str:
+    """SHA-256 over names, dtypes, shapes and all bytes of an opened file's tensors, several read at a time.
+
+    Also tells apart models of which a few rows of the embedding differ. Raises RefusedError for a made network.
+    """
+
+    def one(tensor: StoredTensor) -> bytes:
+        words = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode()
+        return hashlib.sha256(words + hashlib.sha256(tensor.raw()).digest()).digest()
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return hashlib.sha256(b"".join(pool.map(one, _stored(network)))).hexdigest()
+
+
+def _stored(network: Network) -> list[StoredTensor]:
+    if network.model is None:
+        raise RefusedError("a network without a file has no stored tensors")
+    return sorted(network.model.tensors.values(), key=lambda tensor: tensor.name)

@@ -18,19 +18,19 @@ others compute: the network waits for them when it is called.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
 from aprfmt.errors import RefusedError
-from aprtrain.world import World
+from aprtrain.world import Work, World
 
 KINDS = ("master", "mean", "square")
 """What an optimizer holds of a parameter, each float32 and in its shape."""
@@ -171,7 +171,7 @@ class Slice:
 
     def of(self, flat_P: Tensor) -> Tensor:
         """Its view of a buffer."""
-        return flat_P[self.start : self.start + prod(self.shape)].view(self.shape)
+        return flat_P[self.start : self.start + math.prod(self.shape)].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +219,19 @@ class FlatAdamW:
         is_one = self._world.size == 1 and first.dtype == torch.float32
         self.master = self._compute if is_one else self.grad.new_zeros(end // self._world.size)
         self._masters = self._pieces(self.master)
-        self._arriving: list[Any] = []
+        self._arriving: list[Work] = []
         self.adam = Adam(self._masters, [b.decays for b in self._buckets], settings)
         self.load("master", lambda name, whole: whole.copy_(self._parameters[name].detach()))
         for name, slice in self.slices.items():
             self._parameters[name].data = slice.of(self._compute)
-        own: dict[str, Any] = self._parameters
-        for name, parameter in own.items():
-            parameter.register_post_accumulate_grad_hook(self._adder(name))
+        for name, parameter in self._parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._adder(name))  # type: ignore[no-untyped-call]
         if self._world.size > 1:
             network.register_forward_pre_hook(lambda *_: _wait(self._arriving))
         self._formed = set[str]()  # what autograd forms gradients of, known after the first backward pass
         self._awaited: set[str] | None = None
         self._unsent: list[Bucket] = []
-        self._sending: list[Any] = []
+        self._sending: list[Work] = []
         self.clear()
 
     def _pieces(self, flat: Tensor) -> list[Tensor]:
@@ -252,7 +251,7 @@ class FlatAdamW:
         """The float32 gradient of a parameter, in its shape."""
         return self.slices[name].of(self.grad)
 
-    def _adder(self, name: str) -> Any:
+    def _adder(self, name: str) -> Callable[[Tensor], None]:
         # Autograd keeps hooks where the garbage collector does not look: one that owned the optimizer, and through
         # it the parameter that it belongs to, would keep both, and all their buffers, for ever.
         total, reference = self.grad_of(name), weakref.ref(self)
@@ -302,9 +301,9 @@ class FlatAdamW:
         elif self._compute is not self.master:
             self._compute.copy_(self.master)
 
-    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Any]:
+    def _gathering(self, pieces: Sequence[Tensor], whole_P: Tensor) -> list[Work]:
         """Begins to bring together what each process owns."""
-        works = list[Any]()
+        works = list[Work]()
         for bucket, piece in zip(self._buckets, pieces, strict=True):
             bucket.own(whole_P, self._world).copy_(piece)
             if self._world.size > 1:
@@ -334,7 +333,7 @@ class FlatAdamW:
             self._publish()
 
 
-def _wait(works: list[Any]) -> None:
+def _wait(works: list[Work]) -> None:
     """Until all of what was begun is done, on a GPU without the host; then the list is empty."""
     while works:
         works.pop().wait()
@@ -356,7 +355,7 @@ def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, 
         for name in some:
             slices[name] = Slice(name, end, shapes[name])
             names.append(name)
-            end += _up(prod(shapes[name]), _ALIGNMENT)
+            end += _up(math.prod(shapes[name]), _ALIGNMENT)
             if name == some[-1] or (n > 1 and end - start >= _BUCKET):
                 end = start + _up(end - start, _ALIGNMENT * n)
                 buckets.append(Bucket(start, end, decays, frozenset(names)))
@@ -366,3 +365,15 @@ def _laid_out(shapes: Mapping[str, tuple[int, ...]], n: int) -> tuple[dict[str, 
 
 def _up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def learning_rate(step: int, *, peak: float, total: int, warmup: int, final: float) -> float:
+    """Linear warm-up, then half a cosine down to a share of the peak: the rate of update `step` (0 is the first).
+
+    peak * (step + 1) / warmup for step < warmup, then peak * (final + (1 - final) * (1 + cos(pi * t)) / 2) with t
+    running from 0 to 1 at the last update; `final` is a share of the peak, which also holds beyond `total`.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, total - 1 - warmup)
+    return peak * (final + (1 - final) * (1 + math.cos(math.pi * min(1.0, done))) / 2)

@@ -9,9 +9,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from aprfmt.text import format_clock, format_number
+
+if TYPE_CHECKING:
+    from aprtrain.report.metrics import StepValues
 
 _INTERVAL_S = 0.125  # eight drawings a second, and the last one
 _HISTORY = 240  # values behind a sparkline
@@ -19,17 +22,15 @@ _CELLS = 12  # of a sparkline
 _RECENT = 20  # steps that the time left goes by
 _LEVELS = "▁▂▃▄▅▆▇█"
 _GAP = "   "
-_SHOWN = {"loss": "loss", "kl": "kl1", "ce": "ce"}
-"""What is shown under which name; the KL is that at temperature 1, as in evaluations."""
 
 Segment = tuple[str, str]
 """Words and the number of their colour ("" for none)."""
 
 
-def line(values: Mapping[str, Any], total: int) -> str:
+def line(values: StepValues, total: int) -> str:
     """`step 120/5000  loss 2.31  ...  eta 1:23:45`."""
     parts = [f"step {values['step']}/{total}", f"loss {values['loss']:.4f}"]
-    if values.get("kl1") is not None:
+    if values["kl1"] is not None:
         parts += [f"ce {values['ce']:.4f}", f"kl {values['kl1']:.4f}", f"agree {values['agreement']:.1%}"]
     parts += [
         f"grad {values['grad_norm']:.3g}",
@@ -40,12 +41,17 @@ def line(values: Mapping[str, Any], total: int) -> str:
     return "  ".join([*parts, f"eta {format_clock(values['eta_s'])}"])
 
 
-def _device(values: Mapping[str, Any]) -> Iterator[str]:
-    if values.get("mfu") is not None:
+def _losses_of(values: StepValues) -> dict[str, float | None]:
+    """What is shown under which name; the KL is that at temperature 1, as in evaluations."""
+    return {"loss": values["loss"], "kl": values["kl1"], "ce": values["ce"]}
+
+
+def _device(values: StepValues) -> Iterator[str]:
+    if values["mfu"] is not None:
         yield f"mfu {values['mfu']:.1%}"
-    if values.get("utilisation") is not None:
+    if values["utilisation"] is not None:
         yield f"gpu {values['utilisation']}%"
-    if values.get("memory_bytes"):
+    if values["memory_bytes"]:
         yield f"{values['memory_bytes'] / 2**30:.1f} GiB"
 
 
@@ -68,34 +74,34 @@ def fits(stream: TextIO) -> bool:
 
 
 class Panel:
-    """Gives the text that draws it, "" where it was drawn just now; knows how many of its lines are on the screen."""
+    """Gives the text that draws it, "" if it was just drawn; knows how many of its lines are on the screen."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._colours = not os.environ.get("NO_COLOR")
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         self._unicode = encoding.startswith("utf")
-        self._values: Mapping[str, Any] = {}
+        self._values: StepValues | None = None
         self._total = 0
-        self._history: dict[str, deque[float]] = {n: deque(maxlen=_HISTORY) for n in _SHOWN}
+        self._history: dict[str, deque[float]] = {n: deque(maxlen=_HISTORY) for n in ("loss", "kl", "ce")}
         self._seconds: deque[float] = deque(maxlen=_RECENT)
-        self._scores: Mapping[str, Any] = {}
-        self._saved: tuple[int, float] | None = None
+        self._scores: Mapping[str, object] = {}
+        self._saved: tuple[object, float] | None = None
         self._failed = 0
         self._shown = 0
         self._drawn_at = -math.inf
 
-    def step(self, values: Mapping[str, Any], total: int) -> str:
+    def step(self, values: StepValues, total: int) -> str:
         """Takes in what a step said."""
         self._values, self._total = values, total
         self._seconds.append(values["seconds"])
-        for name, kept in self._history.items():
-            value = values.get(_SHOWN[name])
+        for name, value in _losses_of(values).items():
+            kept = self._history[name]
             if value is not None and math.isfinite(value):
                 kept.append(value)
         return self.draw()
 
-    def event(self, event: str, values: Mapping[str, Any]) -> str:
+    def event(self, event: str, values: Mapping[str, object]) -> str:
         """Takes in an evaluation, a checkpoint, a save that failed, or the end, which is always drawn."""
         if event == "evaluation":
             self._scores = values
@@ -114,11 +120,11 @@ class Panel:
     def draw(self, *, always: bool = False) -> str:
         """The panel over the one before, at most every eighth of a second unless `always`."""
         now = time.monotonic()
-        if not self._values or (now - self._drawn_at < _INTERVAL_S and not always):
+        if self._values is None or (now - self._drawn_at < _INTERVAL_S and not always):
             return ""
         self._drawn_at = now
         columns, rows = _size(self._stream)
-        lines = [self._fitted(segments, columns - 1) for segments in self._lines(columns)]
+        lines = [self._fitted(segments, columns - 1) for segments in self._lines(self._values, columns)]
         lines = [text for text in lines if text][: max(1, rows - 1)]
         drawn = self._back() + "".join(f"{text}\x1b[K\n" for text in lines) + "\x1b[J"
         self._shown = len(lines)
@@ -141,14 +147,14 @@ class Panel:
             out += gap + (f"\x1b[{colour}m{words}\x1b[0m" if colour and self._colours else words)
         return out
 
-    def _lines(self, columns: int) -> Iterator[Iterator[Segment]]:
-        yield self._progress(columns)
-        yield self._losses()
-        yield self._speed()
+    def _lines(self, values: StepValues, columns: int) -> Iterator[Iterator[Segment]]:
+        yield self._progress(values, columns)
+        yield self._losses(values)
+        yield self._speed(values)
         yield self._results()
 
-    def _progress(self, columns: int) -> Iterator[Segment]:
-        step, total = self._values["step"], self._total
+    def _progress(self, values: StepValues, columns: int) -> Iterator[Segment]:
+        step, total = values["step"], self._total
         share = min(1.0, step / total) if total else 1.0
         yield f"step {step:,}/{total:,}", "1"
         yield f"eta {format_clock((total - step) * fmean(self._seconds))}", ""
@@ -159,16 +165,15 @@ class Panel:
             yield (bar if self._unicode else "#" * full + "." * (width - full)), "36"
         yield f"{share:.1%}", ""
 
-    def _losses(self) -> Iterator[Segment]:
-        names = list(_SHOWN) if self._values.get("kl1") is not None else ["loss"]
-        for name in names:
-            drawn = spark(list(self._history[name])) if self._unicode else ""
-            yield f"{name} {self._values[_SHOWN[name]]:.4f} {drawn}".rstrip(), "32" if name == "loss" else ""
-        if self._values.get("agreement") is not None:
-            yield f"agree {self._values['agreement']:.1%}", ""
+    def _losses(self, values: StepValues) -> Iterator[Segment]:
+        for name, value in _losses_of(values).items():
+            if name == "loss" or values["kl1"] is not None:
+                curve = spark(list(self._history[name])) if self._unicode else ""
+                yield f"{name} {value:.4f} {curve}".rstrip(), "32" if name == "loss" else ""
+        if values["agreement"] is not None:
+            yield f"agree {values['agreement']:.1%}", ""
 
-    def _speed(self) -> Iterator[Segment]:
-        values = self._values
+    def _speed(self, values: StepValues) -> Iterator[Segment]:
         yield f"{format_number(values['tokens_per_s'])} tok/s", ""
         for words in _device(values):
             yield words, ""

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import NotRequired, TextIO, TypedDict
 
-from aprfmt.errors import CorruptError, storage_error
+from aprfmt.errors import storage_errors
 from aprtrain.report.live import Panel, fits, line
 
 FILE = "metrics.jsonl"
@@ -20,6 +20,33 @@ METADATA = "distillation_metadata.json"
 
 # Variables that may decide what a run does or how fast; none of them holds a secret.
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
+
+
+Numbers = dict[str, float | None]
+"""Measured numbers by name; None for one that was not measured. JSON data."""
+
+
+class StepValues(TypedDict):
+    """What a step says of itself: losses in nats are means over its labels; None without a teacher or a GPU."""
+
+    step: int
+    loss: float
+    ce: float
+    kl: float | None
+    kl1: float | None
+    agreement: float | None
+    teacher_entropy: float | None
+    grad_norm: float
+    lr: float
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    eta_s: float
+    student_tflops: float
+    mfu: float | None
+    utilisation: int | None
+    memory_bytes: int | None
+    teacher_tflops: NotRequired[float]
 
 
 class Recorder:
@@ -36,21 +63,19 @@ class Recorder:
         self._lock = threading.RLock()
 
     def begin(self, resumed_step: int | None) -> None:
-        """Empties the file, or drops what was recorded after the step that the run goes on from."""
+        """Empties the file, or drops what was recorded after the step that the run continues from."""
         if self._path is None:
             return
-        try:
+        with storage_errors(self._path):
             kept = "" if resumed_step is None else _until(self._path, resumed_step)
             temporary = self._path.with_name(f".{FILE}.tmp")
             temporary.write_text(kept)
             os.replace(temporary, self._path)
-        except OSError as error:
-            raise storage_error(error, self._path) from error
         here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)}
         resumed = resumed_step is not None
         self.record("begin", {"step": resumed_step or 0, "resumed": resumed, "environment": here})
 
-    def record(self, event: str, values: Mapping[str, Any]) -> None:
+    def record(self, event: str, values: Mapping[str, object]) -> None:
         """One line {"event": ..., "time": seconds since 1970, ...}; numbers that are not finite become null."""
         if event != "step":
             self._show(lambda panel: panel.event(event, values))
@@ -64,7 +89,7 @@ class Recorder:
         except OSError:  # a full disk fails the next save, with its own words
             self.say("metrics cannot be written: the disk may be full")
 
-    def step(self, values: Mapping[str, Any], *, is_logged: bool, total: int) -> None:
+    def step(self, values: StepValues, *, is_logged: bool, total: int) -> None:
         """A step's values; to the file, and as a line where there is no panel, when it is a logged one."""
         if is_logged:
             self.record("step", values)
@@ -98,14 +123,6 @@ class Recorder:
             self._stream = self._panel = None
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file. Raises CorruptError."""
-    try:
-        return [json.loads(text) for text in path.read_text().splitlines()]
-    except ValueError as error:
-        raise CorruptError("not a file of metrics", path=path) from error
-
-
 def _until(path: Path, step: int) -> str:
     if not path.exists():
         return ""
@@ -120,5 +137,5 @@ def _until(path: Path, step: int) -> str:
     return "".join(kept)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The numbers of a run as a page that stands alone, or as one figure of matplotlib."""
+"""A run's report as a page that stands alone, or its curves as one picture; both draw the same panels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from aprfmt.errors import MissingDependencyError
+from aprfmt.errors import MissingDependencyError, UsageError
 from aprfmt.html.charts import SCRIPT, STYLE, Mark, Series, chart, is_wide
 from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
+from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
+from aprfmt.types import Json
+from aprtrain.report.summary import Measured, RunReport, number, summarise
 
-_Body = Mapping[str, Any]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAGE = "report.html"
+
 STATUS = {
     "done": ("done", "good"),
     "interrupted": ("stopped by a signal", "warn"),
@@ -34,7 +43,7 @@ class _Panel:
     zero: bool = False
 
 
-def _panels(body: _Body) -> Iterator[_Panel]:
+def _panels(body: RunReport) -> Iterator[_Panel]:
     """What is drawn over tokens; a panel whose series are all empty is nothing."""
     t = body["config"].get("temperature")
     soft = f"train, T = {format_number(t)}" if isinstance(t, (int, float)) else "train, softened"
@@ -57,19 +66,21 @@ def _panels(body: _Body) -> Iterator[_Panel]:
     yield _Panel("Peak memory, GiB", [_curve(body, "peak", "memory_bytes", 0, _GIB, look="exact")], zero=True)
 
 
-def _curve(body: _Body, name: str, key: str, colour: int, unit: float = 1.0, look: str = "line") -> Series:
+def _curve(
+    body: RunReport, name: str, key: str, colour: int, unit: float = 1.0, look: str = "line"
+) -> Series:
     ys = body["curves"].get(key, [])
-    xs = body["curves"].get("tokens", []) if ys else []
+    xs = [x or 0 for x in body["curves"].get("tokens", [])] if ys else []
     return Series(name, xs, [None if y is None else y / unit for y in ys], look, colour)
 
 
-def _scores(body: _Body, name: str, key: str, colour: int) -> Series:
+def _scores(body: RunReport, name: str, key: str, colour: int) -> Series:
     rows = [e for e in body["evaluations"] if e[key] is not None]
-    return Series(name, [e["at_tokens"] for e in rows], [e[key] for e in rows], "points", colour)
+    return Series(name, [e["at_tokens"] or 0 for e in rows], [e[key] for e in rows], "points", colour)
 
 
-def _marks(body: _Body) -> list[Mark]:
-    resumed = [Mark(m["at_tokens"], f"resumed at step {m['step']:,.0f}") for m in body["resumed"]]
+def _marks(body: RunReport) -> list[Mark]:
+    resumed = [Mark(m["at_tokens"] or 0, f"resumed at step {m['step']:,.0f}") for m in body["resumed"]]
     failed = [
         Mark(m["at_tokens"], f"no checkpoint at step {m['step']:,.0f}: {m['error']}", bad=True)
         for m in body["failed_saves"]
@@ -77,9 +88,9 @@ def _marks(body: _Body) -> list[Mark]:
     return resumed + failed
 
 
-def html(body: _Body) -> str:
+def html(body: RunReport) -> str:
     """The page of a run."""
-    reach = (0.0, float(max(body["tokens"], *body["curves"].get("tokens", []), 1)))
+    reach = (0.0, float(max(body["tokens"], *(n or 0 for n in body["curves"].get("tokens", [])), 1)))
     figures = [
         chart(p.title, p.series, x_name="tokens", x_range=reach, kind=p.kind, zero=p.zero, marks=_marks(body))
         for p in _panels(body)
@@ -89,7 +100,7 @@ def html(body: _Body) -> str:
     return page(f"{name(body)}: {sentence(body)}", parts, style=STYLE, script=SCRIPT)
 
 
-def name(body: _Body) -> str:
+def name(body: RunReport) -> str:
     """Teacher → student."""
     student, teacher = body["student"], body["teacher"]
     made = f" ({student['made']})" if student["made"] else ""
@@ -100,13 +111,11 @@ def name(body: _Body) -> str:
     return f"{teacher['name']} → {student['name']}{made}"
 
 
-def sentence(body: _Body) -> str:
+def sentence(body: RunReport) -> str:
     """The result in one sentence."""
-    change = body["change"]
     for key, words in (("kl", "KL to the teacher"), ("ce", "cross entropy")):
-        moved = change.get(key)
-        if moved is not None:
-            a, b = body["before"][key], body["after"][key]
+        moved, a, b = ((found or {}).get(key) for found in (body["change"], body["before"], body["after"]))
+        if moved is not None and a is not None and b is not None:
             if a == b:
                 return f"held-out {words} stayed at {a:.4g}"
             verb = "fell" if b < a else "rose"
@@ -118,18 +127,17 @@ def _signed(share: float, unit: str = "%") -> str:
     return f"{100 * share:+.1f} {unit}".replace("-", "\N{MINUS SIGN}")
 
 
-def _head(body: _Body) -> Iterator[str]:
+def _head(body: RunReport) -> Iterator[str]:
     words, tone = STATUS[body["status"]]
     yield f'<h1>{text(name(body))} <span class="pill {tone}">{text(words)}</span></h1>'
     result = sentence(body)
     yield f"<p class=lead>{text(result[0].upper() + result[1:])}</p>"
-    told = [body["command"], f"on {body['data']}" if body["data"] else "", body["device"] or ""]
-    for who in ("teacher", "student"):
-        model = body[who]
+    words_of = [body["command"], f"on {body['data']}" if body["data"] else "", body["device"] or ""]
+    for who, model in (("teacher", body["teacher"]), ("student", body["student"])):
         if model and model["architecture"]:
             size = f" {format_number(model['parameters'])} parameters" if model["parameters"] else ""
-            told.append(f"{who if body['teacher'] else 'model'} {model['architecture']}{size}")
-    yield f"<p class=soft>{text(' · '.join(word for word in told if word))}</p>"
+            words_of.append(f"{who if body['teacher'] else 'model'} {model['architecture']}{size}")
+    yield f"<p class=soft>{text(' · '.join(word for word in words_of if word))}</p>"
     if body["error"]:
         yield f"<p class=bad>{text(body['error'])}</p>"
     total = body["total_steps"]
@@ -139,7 +147,7 @@ def _head(body: _Body) -> Iterator[str]:
         yield f'<div class=track><i style="width:{100 * share:.1f}%"></i></div>'
 
 
-def _heard(body: _Body) -> str:
+def _heard(body: RunReport) -> str:
     return f", last heard of on {_date(body['heard_at'])}" if body["heard_at"] is not None else ""
 
 
@@ -150,7 +158,7 @@ def _date(seconds: float) -> str:
         return "an unknown day"
 
 
-def _tiles(body: _Body) -> str:
+def _tiles(body: RunReport) -> str:
     rows = [*_results(body)]
     of = f"of {body['total_steps']:,.0f}" if body["total_steps"] else ""
     rows.append(("steps", f"{body['steps']:,}", of, ""))
@@ -168,17 +176,15 @@ def _tiles(body: _Body) -> str:
     return tiles(rows)
 
 
-def _results(body: _Body) -> Iterator[tuple[str, str, str, str]]:
-    latest = body["after"] or body["before"] or {}
+def _results(body: RunReport) -> Iterator[tuple[str, str, str, str]]:
+    latest: Measured = body["after"] or body["before"] or {}
     for key, label in (("kl", "held-out KL"), ("ce", "held-out CE"), ("agreement", "agreement")):
-        value = latest.get(key)
+        value, moved, before = ((found or {}).get(key) for found in (latest, body["change"], body["before"]))
         if value is None:
             continue
         is_share = key == "agreement"
-        moved = body["change"].get(key)
         note, tone = "", ""
-        if moved is not None:
-            before = body["before"][key]
+        if moved is not None and before is not None:
             was = f"{before:.1%}" if is_share else f"{before:.4g}"
             note = f"{_signed(moved, 'points' if is_share else '%')} from {was}"
             note += f"; teacher {latest['teacher_ce']:.4g}" if key == "ce" and latest["teacher_ce"] else ""
@@ -186,20 +192,20 @@ def _results(body: _Body) -> Iterator[tuple[str, str, str, str]]:
         yield label, f"{value:.1%}" if is_share else f"{value:.4g}", note, tone
 
 
-def _notes(body: _Body) -> str:
+def _notes(body: RunReport) -> str:
     words = []
     if body["resumed"]:
-        words.append("Grey upright lines: resumed.")
+        words.append("Grey vertical lines: the run was resumed.")
     if body["failed_saves"]:
-        words.append("Red upright lines: a checkpoint that could not be saved.")
+        words.append("Red vertical lines: a checkpoint that could not be saved.")
     if body["skipped_lines"]:
-        words.append(f"Damaged lines passed over: {body['skipped_lines']}.")
+        words.append(f"Damaged lines skipped: {body['skipped_lines']}.")
     if not body["curves"]:
-        words.append("No step was logged yet.")
+        words.append("No step has been logged yet.")
     return f"<p class=soft>{text(' '.join(words))}</p>" if words else ""
 
 
-def _tables(body: _Body) -> Iterator[str]:
+def _tables(body: RunReport) -> Iterator[str]:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("step", "step", "{:,.0f}".format),
         ("tokens", "at_tokens", format_number),
@@ -224,8 +230,8 @@ def _tables(body: _Body) -> Iterator[str]:
         ("seconds", "seconds", "{:.3g}".format),
         ("", "note", str),
     ]
-    rows = sorted(kept + gone, key=lambda row: row["step"])
-    yield from _numbers_table("Checkpoints written, also those removed since", columns, rows)
+    rows = sorted([*kept, *gone], key=lambda row: number(row["step"]) or 0)
+    yield from _numbers_table("Checkpoints saved, including those removed since", columns, rows)
 
 
 def _numbers_table(
@@ -245,7 +251,7 @@ def _numbers_table(
     yield folded(f"All {len(cells)}", table(header, cells, right=right))
 
 
-def _origin(body: _Body) -> Iterator[str]:
+def _origin(body: RunReport) -> Iterator[str]:
     changed = {row["name"] for row in body["changed"]}
     if body["config"]:
         yield heading("Configuration")
@@ -254,16 +260,16 @@ def _origin(body: _Body) -> Iterator[str]:
         rest = [(name, _word(value)) for name, value in body["config"].items() if name not in changed]
         yield folded(f"{len(rest)} fields at their defaults", facts(rest))
     for title, part in (
-        ("Environment", "environment"),
-        ("Versions", "versions"),
-        ("Lineage (SHA-256)", "lineage"),
+        ("Environment", body["environment"]),
+        ("Versions", body["versions"]),
+        ("Lineage (SHA-256)", body["lineage"]),
     ):
-        found = [(key, _word(value)) for key, value in body[part].items() if value is not None]
+        found = [(key, _word(value)) for key, value in part.items() if value is not None]
         if found:
             yield heading(title) + facts(found)
 
 
-def _word(value: Any) -> str:
+def _word(value: Json) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -273,19 +279,38 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _foot(body: _Body, is_drawn: bool) -> str:
+def _foot(body: RunReport, is_drawn: bool) -> str:
     point = " Point at a curve to read it." if is_drawn else ""
     return f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
 
 
-def png(body: _Body) -> bytes:
-    """The same curves as one figure. Raises MissingDependencyError where matplotlib is not installed."""
+# --- files ---
+
+
+def write_report(folder: Path, target: Path, *, force: bool = False) -> RunReport:
+    """Writes the report of the run in `folder` as `target`: a page (.html), or its curves (.png); gives what it says.
+
+    Raises UsageError for another suffix, MissingDependencyError for a .png without matplotlib, and what `summarise`
+    and the writing of a file raise.
+    """
+    suffix = target.suffix.lower()
+    if suffix not in (".html", ".htm", ".png"):
+        raise UsageError("a report is a page (.html) or a picture of its curves (.png)", path=target)
+    body = summarise(folder)
+    data = png(body) if suffix == ".png" else html(body).encode()
+    write_file(str(target), FileLayout(target.name, [Literal(data)]), WriteOptions(force=force))
+    return body
+
+
+def png(body: RunReport) -> bytes:
+    """The panels as one picture. Raises MissingDependencyError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            "a figure as .png needs matplotlib", hint="pip install matplotlib, or name a page: -o report.html"
+            "a picture of the curves needs matplotlib",
+            hint="pip install matplotlib, or write a page: -o report.html",
         ) from error
     panels = [p for p in _panels(body) if any(y is not None for s in p.series for y in s.ys)]
     rows = max(1, -(-len(panels) // 3))
@@ -301,7 +326,7 @@ def png(body: _Body) -> bytes:
     return out.getvalue()
 
 
-def _draw(axes: Any, panel: _Panel, body: _Body) -> None:
+def _draw(axes: Axes, panel: _Panel, body: RunReport) -> None:
     """One panel by matplotlib."""
     for s in panel.series:
         ys = [float("nan") if y is None else y for y in s.ys]

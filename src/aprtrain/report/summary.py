@@ -1,7 +1,7 @@
-"""What became of a run, from its two files alone, so that one which still runs or was killed has a report too.
+"""What became of a run, from its two files alone, so that one that still runs or was killed has a report too.
 
-`numbers` reads `metrics.jsonl` and `distillation_metadata.json`; what a killed run left half written is passed over.
-`write` puts them on a page (`report_page`) or, as a PNG, into a figure of matplotlib.
+`summarise` reads `metrics.jsonl` and `distillation_metadata.json`. Both may be damaged or half written: what cannot
+be read is skipped, and no value is trusted to be of its type.
 """
 
 from __future__ import annotations
@@ -10,29 +10,111 @@ import json
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import NotRequired, TypedDict
 
-from aprfmt.errors import NotFoundError, UnknownFormatError, UsageError, storage_error
+from aprfmt.errors import NotFoundError, UnknownFormatError, storage_errors
 from aprfmt.io.files import is_file
-from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import WriteOptions, write_file
-from aprtrain.config import Config, command_fields, resolve, schema
+from aprfmt.types import Json, JsonObject
+from aprtrain.config import Config, command_fields, resolve, schema, to_json
 from aprtrain.report.metrics import FILE, METADATA
-
-PAGE = "report.html"
 
 CURVES = (
     *("loss", "ce", "kl", "kl1", "agreement", "grad_norm", "lr", "tokens_per_s"),
     *("mfu", "utilisation", "memory_bytes"),
 )
-"""What a line of a step holds that is drawn."""
+"""Values of a step that are drawn."""
 
 SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
 _SHARES = ("accuracy", "agreement")
 _COLD = 2  # first steps of a process, which compile and are no measure of speed
 _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
+
+Measured = dict[str, float | None]
+"""Numbers by name: `step`, `at_tokens` and, for an evaluation, SCORES."""
+
+
+class ModelReport(TypedDict):
+    """A model of the run; `made` says how a student was made, if it was."""
+
+    name: str | None
+    architecture: Json
+    parameters: float | None
+    made: NotRequired[Json]
+
+
+class FailedSave(TypedDict):
+    """A checkpoint that could not be saved, and why."""
+
+    step: float
+    at_tokens: int
+    error: str
+
+
+class SavedCheckpoint(TypedDict):
+    """A checkpoint that was saved; None is unknown."""
+
+    step: float
+    at_tokens: int
+    bytes: float | None
+    seconds: float | None
+    time: float | None
+    best: bool
+
+
+class ChangedField(TypedDict):
+    """A field of the configuration that is not at its default."""
+
+    name: str
+    value: Json
+    default: Json
+
+
+class RunReport(TypedDict):
+    """Everything that a report says; JSON data.
+
+    Attributes:
+        status: done, interrupted, failed, or running (or killed: nobody was left to say so).
+        heard_at: seconds since 1970 of the last line.
+        tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
+        before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
+        curves: columns of the logged steps, by name.
+        lineage: hashes of what the run is made of.
+    """
+
+    folder: str
+    command: str
+    status: str
+    error: str | None
+    heard_at: float | None
+    teacher: ModelReport | None
+    student: ModelReport
+    data: str | None
+    device: str | None
+    steps: int
+    total_steps: float | None
+    tokens: float
+    seconds: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    utilisation: float | None
+    memory_bytes: float | None
+    before: Measured | None
+    after: Measured | None
+    change: Measured
+    evaluations: list[Measured]
+    curves: dict[str, list[float | None]]
+    resumed: list[Measured]
+    failed_saves: list[FailedSave]
+    failed_save_count: int
+    checkpoints: list[SavedCheckpoint]
+    changed: list[ChangedField]
+    config: JsonObject
+    environment: JsonObject
+    versions: JsonObject
+    lineage: JsonObject
+    skipped_lines: int
 
 
 def is_run(folder: Path) -> bool:
@@ -40,90 +122,85 @@ def is_run(folder: Path) -> bool:
     return any(is_file(folder / name) for name in (FILE, METADATA))
 
 
-def numbers(folder: Path) -> dict[str, Any]:
-    """Everything that a report says, as JSON data.
+def summarise(folder: Path) -> RunReport:
+    """What became of the run in `folder`.
 
-    Raises NotFoundError where there is no folder, UnknownFormatError (exit 3) where no run was begun in it.
+    Raises NotFoundError for a folder that does not exist, UnknownFormatError (exit 3) for one without a run.
     """
     if not folder.exists():
         raise NotFoundError("no such file or folder", path=folder)
     if not is_run(folder):
         hint = f"name the -o of apr distill or apr pretrain: it holds {FILE}"
         raise UnknownFormatError("not the folder of a run", path=folder, hint=hint)
+    with storage_errors(folder):
+        lines = _read(folder / FILE).split("\n")
+        metadata = _object(_read(folder / METADATA))
+    parsed = [_object(line) for line in lines if line.strip()]
+    events = [event for event in parsed if event]
+    return _report(folder, events, metadata, len(parsed) - len(events))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _object(text: str) -> JsonObject:
     try:
-        events, skipped = _events(folder / FILE)
-        metadata = _metadata(folder / METADATA)
-    except OSError as error:
-        raise storage_error(error, folder) from error
-    return _body(folder, events, metadata, skipped)
-
-
-def _events(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines that are whole, in order; how many were not."""
-    found, skipped = [], 0
-    if path.is_file():
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                event = _object(line)
-                if event:
-                    found.append(event)
-                else:
-                    skipped += bool(line.strip())
-    return found, skipped
-
-
-def _metadata(path: Path) -> dict[str, Any]:
-    return _object(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else {}
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
+        return _mapping(json.loads(text))
     except (ValueError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
-def _body(
-    folder: Path, events: Sequence[dict[str, Any]], metadata: dict[str, Any], skipped: int
-) -> dict[str, Any]:
-    of: dict[str, list[dict[str, Any]]] = {}
+def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, skipped: int) -> RunReport:
+    of: dict[str, list[JsonObject]] = {}
     for event in events:
         of.setdefault(str(event.get("event")), []).append(event)
+    begun = [i for i, event in enumerate(events) if event.get("event") == "begin"]
+    now = events[begun[-1] :] if begun else events  # of the last process that worked on the run
     start = (of.get("start") or [{}])[-1]
-    steps = _by_step(e for e in of.get("step", []) if number(e.get("tokens")) is not None)
+    steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
-    evaluations = _evaluations(of.get("evaluation") or _list(metadata.get("evaluations")), at)
+    evaluations: list[Measured] = [
+        {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}}
+        for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
+    ]
     command = str(start.get("command") or metadata.get("command") or "distill")
     config = _options(command, _mapping(start.get("config") or metadata.get("resolved")))
-    last = steps[-1] if steps else {}
+    failed = of.get("failed_save", [])
     # The last evaluation may be of a later step than the last line of one.
-    done = max(
-        int(number(n) or 0) for n in (metadata.get("steps"), *(e["step"] for e in (*steps, *evaluations)))
-    )
-    tokens = [metadata.get("tokens"), last.get("tokens"), *(e["at_tokens"] for e in evaluations)]
-    now = _latest_process(events)
+    done = [number(metadata.get("steps")), *(n for n, _ in steps), *(e["step"] for e in evaluations)]
+    tokens = [number(v) for v in (metadata.get("tokens"), *(e.get("tokens") for _, e in steps[-1:]))]
+    teacher, student, data = _models(metadata, config)
+    warm = [e for _, e in steps[_COLD:] or steps[-1:]]
     return {
         "folder": str(folder),
         "command": command,
         "status": _status(metadata, next((e for e in now if e.get("event") == "end"), {})),
         "error": next((str(e.get("message")) for e in now if e.get("event") == "error"), None),
         "heard_at": max((t for e in events if (t := number(e.get("time"))) is not None), default=None),
-        **_who(metadata, config),
+        "teacher": teacher,
+        "student": student,
+        "data": data,
         "device": str(start.get("device") or "") or None,
-        "steps": done,
+        "steps": max(int(n or 0) for n in (0, *done)),
         "total_steps": number(config.get("steps")),
-        "tokens": max(number(n) or 0 for n in tokens),
+        "tokens": max(n or 0 for n in (0, *tokens, *(e["at_tokens"] for e in evaluations))),
         "seconds": _seconds(events) or number(metadata.get("seconds")),
-        **_speed(steps),
+        "tokens_per_s": _median(warm, "tokens_per_s"),
+        "mfu": _median(warm, "mfu"),
+        "utilisation": _median(warm, "utilisation"),
+        "memory_bytes": max((v for _, e in steps if (v := number(e.get("memory_bytes")))), default=None),
         "before": evaluations[0] if evaluations else None,
         "after": evaluations[-1] if len(evaluations) > 1 else None,
         "change": _change(evaluations),
         "evaluations": evaluations,
-        "curves": _curves(steps),
+        "curves": _curves([e for _, e in steps]),
         "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
-        "failed_saves": [_place(e, at) | {"error": e.get("error")} for e in of.get("failed_save", [])],
-        "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(of.get("failed_save", []))),
+        "failed_saves": [
+            {"step": number(e.get("step")) or 0, "at_tokens": _tokens(e, at), "error": str(e.get("error"))}
+            for e in failed
+        ],
+        "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
         "changed": _changed(config),
         "config": config,
@@ -131,39 +208,39 @@ def _body(
         "versions": _mapping(metadata.get("versions")),
         "lineage": dict(_lineage(metadata, start)),
         "skipped_lines": skipped,
-    }  # fmt: skip
+    }
 
 
-def _latest_process(events: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """What the last of the processes that worked on the run has said."""
-    begun = [i for i, event in enumerate(events) if event.get("event") == "begin"]
-    return events[begun[-1] :] if begun else events
+# --- values of no certain type ---
 
 
-def number(value: Any) -> float | None:
-    """`value` where it is a finite number of a size that can be drawn, else None."""
+def number(value: object) -> float | None:
+    """`value` if it is a finite number of a size that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if abs(value) < _ABSURD else None
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: Json) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
+def _objects(value: Json) -> list[JsonObject]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _by_step(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One event a step, the latest, in the order of steps."""
+# --- steps, and the tokens after them ---
+
+
+def _by_step(events: Iterable[JsonObject]) -> list[tuple[float, JsonObject]]:
+    """(step, event), one event a step, the latest, in the order of steps."""
     kept = {step: e for e in events if (step := number(e.get("step"))) is not None}
-    return [kept[step] for step in sorted(kept)]
+    return sorted(kept.items(), key=lambda pair: pair[0])
 
 
-def _clock(steps: Sequence[dict[str, Any]]) -> Callable[[float], float]:
+def _clock(steps: Sequence[tuple[float, JsonObject]]) -> Callable[[float], float]:
     """From a step to the tokens after it: between logged steps on a straight line, beyond them at the same rate."""
-    known = [(0.0, 0.0), *((float(e["step"]), float(e["tokens"])) for e in steps if e["step"] > 0)]
+    known = [(0.0, 0.0), *((step, number(e.get("tokens")) or 0.0) for step, e in steps if step > 0)]
 
     def tokens(step: float) -> float:
         if len(known) == 1:
@@ -175,107 +252,97 @@ def _clock(steps: Sequence[dict[str, Any]]) -> Callable[[float], float]:
     return tokens
 
 
-def _place(event: dict[str, Any], at: Callable[[float], float]) -> dict[str, Any]:
-    step = number(event.get("step")) or 0
-    return {"step": step, "at_tokens": round(at(step))}
+def _tokens(event: JsonObject, at: Callable[[float], float]) -> int:
+    return round(at(number(event.get("step")) or 0))
 
 
-def _evaluations(events: Iterable[dict[str, Any]], at: Callable[[float], float]) -> list[dict[str, Any]]:
-    return [_place(e, at) | {name: number(e.get(name)) for name in SCORES} for e in _by_step(events)]
+def _place(event: JsonObject, at: Callable[[float], float]) -> Measured:
+    return {"step": number(event.get("step")) or 0, "at_tokens": _tokens(event, at)}
 
 
-def _change(evaluations: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def _change(evaluations: Sequence[Measured]) -> Measured:
     """From the first evaluation to the last: relative, of shares the difference."""
     if len(evaluations) < 2:
         return {}
-    first, last = evaluations[0], evaluations[-1]
-    out: dict[str, float | None] = {}
+    out: Measured = {}
     for name in SCORES:
-        a, b = first[name], last[name]
+        a, b = evaluations[0][name], evaluations[-1][name]
         if a is None or b is None:
             out[name] = None
-        elif name in _SHARES:
-            out[name] = b - a
         else:
-            out[name] = (b - a) / a if a else None
+            out[name] = b - a if name in _SHARES else (b - a) / a if a else None
     return out
 
 
-def _curves(steps: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
-    """Columns of the logged steps; a quantity that was never measured is left out."""
+def _curves(steps: Sequence[JsonObject]) -> dict[str, list[float | None]]:
+    """Columns of the logged steps, without those of quantities that were never measured."""
     columns = {name: [number(e.get(name)) for e in steps] for name in ("step", "tokens", *CURVES)}
     return {name: column for name, column in columns.items() if any(v is not None for v in column)}
 
 
-def _speed(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    warm = steps[_COLD:] or steps[-1:]
-    found: dict[str, Any] = {}
-    for name in ("tokens_per_s", "mfu", "utilisation"):
-        values = [v for e in warm if (v := number(e.get(name))) is not None]
-        found[name] = statistics.median(values) if values else None
-    found["memory_bytes"] = max((v for e in steps if (v := number(e.get("memory_bytes")))), default=None)
-    return found
+def _median(steps: Sequence[JsonObject], name: str) -> float | None:
+    values = [v for e in steps if (v := number(e.get(name))) is not None]
+    return statistics.median(values) if values else None
 
 
-def _seconds(events: Iterable[dict[str, Any]]) -> float:
+def _seconds(events: Iterable[JsonObject]) -> float:
     """Time from the first to the last line of each process that worked on the run, added up."""
     spans: list[list[float]] = []
     for event in events:
-        time = number(event.get("time"))
         if event.get("event") == "begin" or not spans:
             spans.append([])
-        if time is not None:
+        if (time := number(event.get("time"))) is not None:
             spans[-1].append(time)
     return sum(max(span) - min(span) for span in spans if span)
 
 
 def _checkpoints(
-    events: Iterable[dict[str, Any]], metadata: dict[str, Any], at: Callable[[float], float]
-) -> list[dict[str, Any]]:
-    names = ("bytes", "seconds", "time")
+    events: Sequence[JsonObject], metadata: JsonObject, at: Callable[[float], float]
+) -> list[SavedCheckpoint]:
     listed = metadata.get("checkpoints")
-    known = (
-        [{"step": step} for step in listed if number(step) is not None] if isinstance(listed, list) else []
-    )
-    rows = {}
-    for event in (*known, *events):
-        row = {
-            **_place(event, at),
-            **{n: number(event.get(n)) for n in names},
+    known: list[JsonObject] = [{"step": n} for n in listed] if isinstance(listed, list) else []
+    return [
+        {
+            "step": step,
+            "at_tokens": _tokens(event, at),
+            "bytes": number(event.get("bytes")),
+            "seconds": number(event.get("seconds")),
+            "time": number(event.get("time")),
             "best": bool(event.get("best")),
         }
-        rows[row["step"]] = row
-    return [rows[step] for step in sorted(rows)]
+        for step, event in _by_step([*known, *events])
+    ]
 
 
-def _status(metadata: dict[str, Any], ended: dict[str, Any]) -> str:
-    """done | interrupted | failed | running (or killed: nobody was left to say so)."""
+# --- what the run is ---
+
+
+def _status(metadata: JsonObject, end: JsonObject) -> str:
     status = metadata.get("status")
     if status in ("done", "interrupted", "failed"):
         return str(status)
-    return "running" if "finished" not in ended else "done" if ended["finished"] else "interrupted"
+    return "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
 
 
-def _who(metadata: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _models(metadata: JsonObject, config: JsonObject) -> tuple[ModelReport | None, ModelReport, str | None]:
+    """Teacher, student, and the name of the data."""
     teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
     source = next((config[k] for k in ("student", "init", "like", "teacher") if config.get(k)), None)
-    made = config.get("student_init") or config.get("shape")
     path = config.get("teacher") or teacher.get("name")
-    return {
-        "teacher": _model(path, teacher) if path else None,
-        "student": {**_model(source or student.get("name") or "model", student), "made": made},
-        "data": short_path(config.get("data")),
+    made: ModelReport = {
+        **_model(source or student.get("name") or "model", student),
+        "made": config.get("student_init") or config.get("shape"),
     }
+    return _model(path, teacher) if path else None, made, short_path(config.get("data"))
 
 
-def _model(path: Any, origin: dict[str, Any]) -> dict[str, Any]:
-    """Its name (None without a path), architecture, parameters."""
+def _model(path: Json, origin: JsonObject) -> ModelReport:
     parameters = number(origin.get("parameters"))
     return {"name": short_path(path), "architecture": origin.get("architecture"), "parameters": parameters}
 
 
-def short_path(path: Any) -> str | None:
-    """The last part of a path, with its folder where many files are called so."""
+def short_path(path: Json) -> str | None:
+    """The last part of a path, with its folder if many files have that name."""
     if path is None:
         return None
     parts = PurePath(str(path)).parts
@@ -283,15 +350,15 @@ def short_path(path: Any) -> str | None:
     return "/".join(parts[-2:] if generic else parts[-1:])
 
 
-def _options(command: str, config: dict[str, Any]) -> dict[str, Any]:
-    """`config` without what this command does not ask for."""
-    asked = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
-    return {name: value for name, value in config.items() if name in asked or name not in schema()}
+def _options(command: str, config: JsonObject) -> JsonObject:
+    """`config` without options that this command does not have."""
+    own = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
+    return {name: value for name, value in config.items() if name in own or name not in schema()}
 
 
-def _changed(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The fields that are not at their defaults, also at those that follow from others."""
-    usual = {name: row.default for name, row in schema().items()}
+def _changed(config: JsonObject) -> list[ChangedField]:
+    """The fields that are not at their defaults, nor at those that follow from others."""
+    usual = {name: to_json(row.default) for name, row in schema().items()}
     steps, total = config.get("steps"), config.get("total_steps")
     usual["total_steps"] = steps
     if isinstance(steps, int) and isinstance(total, int) and 0 < steps <= total:
@@ -299,48 +366,14 @@ def _changed(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": name, "value": value, "default": usual.get(name)}
         for name, value in config.items()
-        if value != _plain(usual.get(name))
+        if value != usual.get(name)
     ]
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _lineage(metadata: dict[str, Any], start: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _lineage(metadata: JsonObject, start: JsonObject) -> Iterator[tuple[str, Json]]:
     yield "configuration", start.get("digest") or metadata.get("config_digest")
     for who in ("teacher", "student"):
         yield who, _mapping(metadata.get(who)).get("print")
     yield "data", metadata.get("data")
     yield "overrides", metadata.get("overrides") or None
     yield "schema", metadata.get("schema")
-
-
-def write(folder: Path, target: Path, *, force: bool = False) -> dict[str, Any]:
-    """Writes the report of the run in `folder` as `target`, .html or .png; gives its numbers.
-
-    Raises UsageError for another suffix, MissingDependencyError for a .png without matplotlib, and what `numbers`
-    and the writing of a file raise.
-    """
-    make = _MAKERS.get(target.suffix.lower())
-    if make is None:
-        raise UsageError("a report is a page (.html) or a figure (.png)", path=target)
-    body = numbers(folder)
-    layout = FileLayout(target.name, [Literal(make(body))])
-    write_file(str(target), layout, WriteOptions(force=force))
-    return body
-
-
-def _page(body: Mapping[str, Any]) -> bytes:
-    from aprtrain.report.page import html
-
-    return html(body).encode()
-
-
-def _figure(body: Mapping[str, Any]) -> bytes:
-    from aprtrain.report.page import png
-
-    return png(body)
-
-
-_MAKERS: dict[str, Callable[[Mapping[str, Any]], bytes]] = {".html": _page, ".htm": _page, ".png": _figure}

@@ -6,85 +6,32 @@ Shape suffixes: N rows of a batch, T positions, D = d_model, V rows of the head,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.errors import CorruptError, RefusedError
-from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_rows, some_rows, upload
+from aprfmt.errors import RefusedError
+from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.network.attention import AttentionPlan
-from aprtrain.network.decoder import Decoder, hf_names
-from aprtrain.network.shape import Shape
-from aprtrain.network.weights import DAMAGED, Network, check_not_zero, fill
+from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of
+from aprtrain.network.weights import Network, check_values, fill, stays_blocks, upload_blocks
 
 _CHECKED = 1 << 24
 """Values that are looked at in one go."""
-
-
-def load_on_device(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """As weights.load_decoder, but blocks are decoded where they are needed: seconds for a large model on CUDA."""
-    decoder = Decoder(network.shape, dtype, device)
-    for name, target in decoder.hf_tensors().items():
-        place(network, name, target)
-    return decoder
 
 
 def load_head(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The network with its head alone: the other weights take no memory and cannot be used."""
     decoder, name = Decoder(network.shape, dtype, "meta"), head_name(network.shape)
     weight = torch.empty_like(decoder.get_parameter(name), device=device, requires_grad=False)
-    place(network, parts_of(network.shape)[name][0], weight)
+    fill(network, parts_of(network.shape)[name][0][0], weight)
     decoder.register_parameter(name, nn.Parameter(weight, requires_grad=False))
     return decoder
 
 
-def head_name(shape: Shape) -> str:
-    """The parameter of Decoder that is the head."""
-    return "embed" if shape.tied else "head"
-
-
-def place(network: Network, name: str, target: Tensor) -> None:
-    """Writes a tensor of the network over `target`. Raises CorruptError for NaN, RefusedError for zeros alone."""
-    tensor = network.tensors[name]
-    if target.dtype != torch.bfloat16 or not can_stay(tensor):
-        fill(network, name, target)
-        return
-    decode(_uploaded(tensor, target.device), target)
-    _check(network, name, torch.split(target.view(-1), _CHECKED))
-
-
-def can_stay(tensor: CanonicalTensor) -> bool:
-    """Whether the kernels decode it as it lies in the file."""
-    return is_kept(tensor.dtype, tensor.shape, tensor.n_bytes)
-
-
-def parts_of(shape: Shape) -> dict[str, list[str]]:
-    """Parameter of Decoder -> Hugging Face names of its parts, in the order of their rows."""
-    found: dict[str, list[str]] = {}
-    for name, (parameter, _, _) in hf_names(shape).items():
-        found.setdefault(parameter, []).append(name)
-    return found
-
-
-def _uploaded(tensor: CanonicalTensor, device: torch.device) -> Blocks:
-    rows, cols = tensor.shape
-    return upload(tensor.dtype, (rows, cols), tensor.chunks(), device, tensor.name)
-
-
-def _check(network: Network, name: str, pieces: Sequence[Tensor] | Iterator[Tensor]) -> None:
-    seen = False
-    for piece in pieces:
-        if not bool(torch.isfinite(piece).all()):
-            raise CorruptError(
-                "the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED
-            )  # fmt: skip
-        seen = seen or bool(piece.any())
-    check_not_zero(network, name, 2, seen)
-
-
-def _decoded(blocks: Blocks) -> Iterator[Tensor]:
+def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
     """The matrix in pieces of whole rows, bf16."""
     rows, cols = blocks.shape
     step = max(1, _CHECKED // cols)
@@ -106,44 +53,38 @@ class BlocksDecoder(Decoder):
     """
 
     def __init__(self, network: Network, device: torch.device, only: str | None = None) -> None:
-        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `place`."""
+        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `fill`."""
         super().__init__(network.shape, torch.bfloat16, "meta")
         self.stored: dict[str, tuple[Blocks, ...]] = {}
         self.notes: list[str] = []
         self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
         others: Counter[str] = Counter()
-        for parameter, names in parts_of(network.shape).items():
+        for parameter, parts in parts_of(network.shape).items():
             if only not in (None, parameter):
                 continue
-            tensors = [network.tensors[name] for name in names]
-            if all(map(can_stay, tensors)):
-                self.stored[parameter] = tuple(self._kept(network, tensor, device) for tensor in tensors)
+            tensors = [network.tensors[name] for name, _, _ in parts]
+            if all(map(stays_blocks, tensors)):
+                self.stored[parameter] = tuple(self._upload(network, tensor, device) for tensor in tensors)
                 continue
             if len(tensors[0].shape) > 1:
                 others[" + ".join(dict.fromkeys(tensor.dtype for tensor in tensors))] += 1
-            self._put(parameter, self._loaded(network, parameter, names, device))
+            whole = torch.empty_like(self.get_parameter(parameter), device=device, requires_grad=False)
+            for name, target in hf_parts(network.shape, parameter, whole):
+                fill(network, name, target)
+            self._put(parameter, whole)
         if not self.stored and only is None:
             raise RefusedError(
-                f"the teacher holds no matrix as {', '.join(BLOCK_TYPES)} that could stay so",
+                f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
                 path=network.path,
                 hint="leave --teacher-residency at bf16, or apr quantize the teacher first",
             )
         self.notes += [f"{n} matrices are {dtype} and become bf16" for dtype, n in others.items()]
         self._share_scratch(device)
 
-    def _kept(self, network: Network, tensor: CanonicalTensor, device: torch.device) -> Blocks:
-        blocks = _uploaded(tensor, device)
-        _check(network, tensor.name, _decoded(blocks))
+    def _upload(self, network: Network, tensor: CanonicalTensor, device: torch.device) -> Blocks:
+        blocks = upload_blocks(tensor, device)
+        check_values(network, tensor.name, _decode_rows(blocks))
         return blocks
-
-    def _loaded(self, network: Network, parameter: str, names: Sequence[str], device: torch.device) -> Tensor:
-        whole = torch.empty_like(self.get_parameter(parameter), device=device, requires_grad=False)
-        first = 0
-        for name in names:
-            rows = network.tensors[name].shape[0]
-            place(network, name, whole.narrow(0, first, rows))
-            first += rows
-        return whole
 
     def _put(self, parameter: str, value: Tensor) -> None:
         owner, _, name = parameter.rpartition(".")

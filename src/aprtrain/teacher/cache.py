@@ -1,11 +1,14 @@
-"""A teacher's answers kept: the final hidden states of every window, read instead of computed when it comes again.
+"""The teacher cache: final hidden states of every window, read instead of computed when the window comes again.
 
     DIR/KEY/            KEY is a hash of what the states follow from, see `_about`
       about.json        the same in words
-      train.states      and the other files of a `teacher_store.Store`
-      held_out.states
+      PART.states       of train and held_out: window after window [T, D], bf16 or float32 as computed; else holes
+      PART.sums         8 bytes a window: 2^32 + the CRC-32 of its states, begun at its number; 0 for a hole
 
 Hidden states and not the largest probabilities: with the teacher's head they give its whole distribution, bit by bit.
+
+A window's sum is written behind its states and compared whenever they are read. So a process may be killed at any
+moment, the power may fail, several processes may write the same files: what does not agree is missing.
 
 Shape suffixes: N rows of a batch, T positions, D = d_model of the teacher.
 """
@@ -17,37 +20,146 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aprfmt.errors import StorageError, storage_error
+from aprfmt.errors import StorageError, storage_errors
+from aprfmt.io.crc import crc32
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.types import JsonObject
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
 from aprtrain.data.packing import Windows
 from aprtrain.data.shards import PARTS, Corpus
-from aprtrain.evaluate import chosen
-from aprtrain.models import Pair, is_compiled, teacher_dtype
-from aprtrain.network.weights import Network
-from aprtrain.teacher.store import Store
-from aprtrain.teacher.teacher import Teacher
-
-__all__ = ["Cache", "CachedHidden", "bytes_per_token", "check_folder", "open_cache"]
+from aprtrain.loss.vocab import Vocabulary
+from aprtrain.network.weights import Network, byte_fingerprint
+from aprtrain.teacher.teacher import Teacher, teacher_dtype
 
 _READERS = 4
 _DEPTH = 2  # micro-batches that are read ahead, or wait to be written
 _COUNTED = 1 << 20  # windows of a run that are looked up one by one
 
 Log = Callable[[str], None]
+
+_KEPT = 1 << 32
+_SUM_BYTES = 8
+
+
+class Store:
+    """The states of the windows of one part, in two files that several processes may have open.
+
+    Attributes:
+        size: T and D.
+        dtype: of the states.
+        window_bytes: bytes of a window's states.
+        writes: whether windows may be added.
+        lost: whether the file of states was shorter than it should be, and all windows are missing for that.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        part: str,
+        n: int,
+        size: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        writes: bool = True,
+    ) -> None:
+        """Opens the states of `n` windows, or makes room for them. Raises NotFoundError, StorageError."""
+        self.size = size
+        self.dtype = dtype
+        self.window_bytes = size[0] * size[1] * dtype.itemsize
+        self.writes = writes
+        self._n = n
+        self._states, is_short = _open_file(folder / f"{part}.states", n * self.window_bytes, writes)
+        self._sums, _ = _open_file(folder / f"{part}.sums", n * _SUM_BYTES, writes)
+        self.lost = writes and is_short and bool(self.kept().any())
+        if self.lost:
+            os.ftruncate(self._sums, 0)
+            os.ftruncate(self._sums, n * _SUM_BYTES)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """Of which windows [n] there are states."""
+        data = _pread(self._sums, self._n * _SUM_BYTES, 0)
+        sums = np.frombuffer(data.ljust(self._n * _SUM_BYTES, b"\0"), "<u8")
+        found: npt.NDArray[np.bool_] = sums != 0
+        return found
+
+    def has(self, windows: Iterable[int]) -> bool:
+        """Whether there are states of all these windows; negative ones, which are empty, need none."""
+        return all(i < 0 or self._sum(i) for i in windows)
+
+    def read(self, window: int, out_TD: Tensor) -> bool:
+        """Fills `out_TD`, contiguous in main memory; False where the states are missing or damaged.
+
+        Damaged ones are missing from then on.
+        """
+        data = _bytes(out_TD)
+        with suppress(OSError):
+            n = os.preadv(self._states, [data], window * self.window_bytes)
+            if n == len(data) and _sum_of(window, data) == self._sum(window):
+                return True
+            if self.writes:
+                os.pwrite(self._sums, bytes(_SUM_BYTES), window * _SUM_BYTES)
+        return False
+
+    def write(self, window: int, states_TD: Tensor) -> None:
+        """Adds the states of a window, in main memory. Raises OSError."""
+        data = _bytes(states_TD)
+        assert len(data) == self.window_bytes
+        start, done = window * self.window_bytes, 0
+        while done < len(data):
+            done += os.pwrite(self._states, data[done:], start + done)
+        os.pwrite(self._sums, _sum_of(window, data).to_bytes(_SUM_BYTES, "little"), window * _SUM_BYTES)
+
+    def close(self) -> None:
+        """Closes the files."""
+        os.close(self._states)
+        os.close(self._sums)
+
+    def _sum(self, window: int) -> int:
+        data = _pread(self._sums, _SUM_BYTES, window * _SUM_BYTES)
+        return int.from_bytes(data, "little")
+
+
+def _open_file(path: Path, n_bytes: int, writes: bool) -> tuple[int, bool]:
+    """The file, and whether it was too short; it has `n_bytes` bytes then."""
+    with storage_errors(path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY, 0o666)
+        size = os.fstat(file).st_size
+        if writes and size != n_bytes:
+            os.ftruncate(file, n_bytes)
+    return file, size < n_bytes
+
+
+def _pread(file: int, n_bytes: int, start: int) -> bytes:
+    """What there is; nothing where it cannot be read."""
+    try:
+        return os.pread(file, n_bytes, start)
+    except OSError:
+        return b""
+
+
+def _bytes(states_TD: Tensor) -> memoryview:
+    return states_TD.view(-1).view(torch.uint8).numpy().data
+
+
+def _sum_of(window: int, data: memoryview) -> int:
+    return _KEPT | crc32(data, window & 0xFFFFFFFF)
 
 
 @dataclass(slots=True)
@@ -88,8 +200,8 @@ class CachedHidden:
         self._compute = compute
         self._log = log
         self._upcoming = upcoming
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="apr-answers")
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="apr-answers")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="apr-cache")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="apr-cache")
         self._ahead: deque[tuple[tuple[int, ...], _Reading | None]] = deque()
         self._writing: deque[Future[None]] = deque()
 
@@ -115,7 +227,7 @@ class CachedHidden:
         damaged = reading.damaged()
         if damaged:
             names = ", ".join(map(str, damaged))
-            self._log(f"the teacher's answers to window {names} are damaged and computed again")
+            self._log(f"the teacher's hidden states of window {names} are damaged; computing them again")
         return None if damaged else reading.states_NTD
 
     def _look_ahead(self) -> None:
@@ -157,20 +269,19 @@ class CachedHidden:
         try:
             for row_TD, window in zip(states_NTD, windows, strict=True):
                 is_new = self._store.writes and not self._store.has([window])
-                if is_new and bool(
-                    torch.isfinite(row_TD).all()
-                ):  # a fault must not meet every run that reads it
+                # Values that are not finite must not reach every run that reads them.
+                if is_new and bool(torch.isfinite(row_TD).all()):
                     self._store.write(window, row_TD)
         except OSError as error:
             self._store.writes = False
-            self._log(f"no more of the teacher's answers are kept: {error.strerror}; the training goes on")
+            self._log(f"the teacher cache is closed: {error.strerror}; the training continues")
 
     def close(self) -> None:
-        """Waits until all is written; a failure is told."""
+        """Waits until all is written; a failure is logged."""
         self._readers.shutdown(cancel_futures=True)
         self._writer.shutdown()
         for error in filter(None, (future.exception() for future in self._writing)):
-            self._log(f"the teacher's answers were not all kept: {type(error).__name__}: {error}")
+            self._log(f"not all of the teacher's hidden states were cached: {type(error).__name__}: {error}")
         self._store.close()
 
 
@@ -184,7 +295,7 @@ class Cache:
         device: where the teacher computes.
         log: takes lines for the user.
         upcoming: windows of the micro-batches to come.
-        answers: by part, once `connect` was called.
+        cached: by part, once `connect` was called.
     """
 
     stores: dict[str, Store]
@@ -192,33 +303,32 @@ class Cache:
     device: torch.device
     log: Log
     upcoming: Iterator[tuple[int, ...]]
-    answers: dict[str, CachedHidden] = field(default_factory=dict)
+    cached: dict[str, CachedHidden] = field(default_factory=dict)
 
     def connect(self, teacher: Teacher, load: Callable[[], Teacher | None]) -> dict[str, CachedHidden]:
-        """The answers by part. Where `teacher` is a head alone, `load` gives the whole one should it be needed."""
-        whole = teacher if teacher.has_backbone else None
+        """The states by part. If `teacher` is a head alone, `load` gives the whole one when it is needed."""
+        # `compute` must not own the cache, which owns it: the teacher would outlive the run.
+        whole, log = teacher if teacher.has_backbone else None, self.log
 
         def compute(batch: Batch) -> Tensor:
             nonlocal whole
             if whole is None:
-                self.log("the teacher is loaded after all")
+                log("loading the teacher after all")
                 whole = load()
             assert whole is not None
             return whole.hidden(batch.tokens_NT, batch.documents)
 
         for part, store in self.stores.items():
             upcoming = self.upcoming if part == "train" else iter(())
-            self.answers[part] = CachedHidden(store, self.device, compute, self.log, upcoming)
-        return self.answers
+            self.cached[part] = CachedHidden(store, self.device, compute, self.log, upcoming)
+        return self.cached
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for answers in self.answers.values():
-            answers.close()
+    def __exit__(self, *_: object) -> None:
+        for cached in self.cached.values():
+            cached.close()
 
 
 def check_folder(config: Config) -> None:
@@ -229,29 +339,30 @@ def check_folder(config: Config) -> None:
 
 def open_cache(
     config: Config,
-    pair: Pair,
+    teacher: Network | None,
+    vocabulary: Vocabulary | None,
     corpus: Corpus,
     parts: tuple[Windows, Windows],
     batches: Batches,
     device: torch.device,
     log: Log,
 ) -> Cache | None:
-    """The answers that --teacher-cache keeps, None without one; a smoke run reads what there is.
+    """What --teacher-cache holds, None without one; a smoke run only reads it.
 
     Args:
-        config: settled.
-        pair: the models, opened.
+        config: resolved.
+        teacher, vocabulary: the teacher, opened, and the ids that it shares with the student; None in pretraining.
         corpus, parts: the data; the windows to train on, those held out.
         batches: at the cursor of the run.
         device: where the teacher computes.
         log: takes lines for the user.
 
     Raises:
-        StorageError: the folder cannot be written, or its disk has not the room for what this run adds.
+        StorageError: the folder cannot be written, or its disk lacks the space for what this run adds.
     """
-    if config.teacher_cache is None or pair.teacher is None:
+    if config.teacher_cache is None or teacher is None:
         return None
-    about = _about(config, pair, corpus, device)
+    about = _about(config, teacher, vocabulary, corpus, device)
     text = json.dumps(about, sort_keys=True)
     folder = Path(config.teacher_cache) / hashlib.sha256(text.encode()).hexdigest()[:32]
     writes = config.smoke is None
@@ -259,68 +370,50 @@ def open_cache(
         return None
     if writes:
         _prepare(folder, about)
-    size, dtype = (config.seq_len, pair.teacher.shape.d_model), teacher_dtype(config, device)
+    size, dtype = (config.seq_len, teacher.shape.d_model), teacher_dtype(config.teacher_residency, device)
     stores = {
         part: Store(folder, part, len(windows), size, dtype, writes=writes)
         for part, windows in zip(PARTS, parts, strict=True)
     }
     for part, store in stores.items():
         if store.lost:
-            log(f"{part}.states in {folder} was cut off: its answers are computed again")
+            log(f"{part}.states in {folder} was cut off; computing its states again")
     cache = Cache(stores, _missing(config, stores, parts[1], batches), device, log, batches.upcoming())
     _check_disk(cache, folder)
     return cache
 
 
 def bytes_per_token(config: Config, teacher: Network, device: torch.device) -> int:
-    """Bytes that the answer to a token takes."""
-    return teacher.shape.d_model * teacher_dtype(config, device).itemsize
+    """Bytes of the states of a token."""
+    return teacher.shape.d_model * teacher_dtype(config.teacher_residency, device).itemsize
 
 
-def _about(config: Config, pair: Pair, corpus: Corpus, device: torch.device) -> dict[str, Any]:
+def _about(
+    config: Config, teacher: Network, vocabulary: Vocabulary | None, corpus: Corpus, device: torch.device
+) -> JsonObject:
     """What hidden states follow from: the teacher, how it computes, and the windows."""
-    teacher = pair.teacher
-    assert teacher is not None
-    compared = pair.vocabulary if config.teacher_residency == "fp8" else None
+    compared = vocabulary if config.teacher_residency == "fp8" else None
     return {
         "format": 1,
-        "teacher": _full_fingerprint(teacher),
+        "teacher": byte_fingerprint(teacher),
         "shape": asdict(teacher.shape),
         "residency": config.teacher_residency,
-        "compared_ids": compared and compared.n_real,
-        "dtype": str(teacher_dtype(config, device)).removeprefix("torch."),
+        "compared_ids": compared.n_real if compared is not None else None,
+        "dtype": str(teacher_dtype(config.teacher_residency, device)).removeprefix("torch."),
         "device": device.type,
-        "compiled": is_compiled(config, device),
-        "data": {part: corpus.header["parts"][part]["sha256"] for part in PARTS},
+        "compiled": config.is_compiled(device.type),
+        "data": {part: {**corpus.header["parts"][part]["sha256"]} for part in PARTS},
         "separator": corpus.separator,
         "seq_len": config.seq_len,
     }
 
 
-def _full_fingerprint(network: Network) -> str:
-    """SHA-256 over names, dtypes, shapes and all bytes of an opened file's tensors, several read at a time.
-
-    Every byte counts: a model in which a few rows of the embedding were changed gives other answers.
-    """
-    assert network.model is not None
-    tensors = sorted(network.model.tensors.values(), key=lambda t: t.name)
-
-    def one(tensor: Any) -> bytes:
-        words = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        return hashlib.sha256(words + hashlib.sha256(tensor.raw()).digest()).digest()
-
-    with ThreadPoolExecutor(_READERS) as pool:
-        return hashlib.sha256(b"".join(pool.map(one, tensors))).hexdigest()
-
-
 def _make(folder: Path) -> None:
-    try:
+    with storage_errors(folder):
         os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, folder) from error
 
 
-def _prepare(folder: Path, about: dict[str, Any]) -> None:
+def _prepare(folder: Path, about: JsonObject) -> None:
     _make(folder)
     path = folder / "about.json"
     if not path.exists():
@@ -331,7 +424,7 @@ def _prepare(folder: Path, about: dict[str, Any]) -> None:
 def _missing(config: Config, stores: dict[str, Store], held_out: Windows, batches: Batches) -> int:
     """How many windows the run needs that are not kept; at most, where counting them would take long."""
     kept, scored = stores["train"].kept(), stores["held_out"].kept()
-    n = sum(not scored[i] for i in chosen(held_out, config.eval_windows))
+    n = sum(not scored[i] for i in held_out.select(config.eval_windows))
     coming = config.stop * config.windows_per_step - batches.cursor
     if not kept.all() and coming < min(2 * len(kept), _COUNTED):
         return n + len({i for i in batches.windows_until(config.stop) if i >= 0 and not kept[i]})
@@ -341,18 +434,18 @@ def _missing(config: Config, stores: dict[str, Store], held_out: Windows, batche
 def _check_disk(cache: Cache, folder: Path) -> None:
     store = cache.stores["train"]
     if not cache.missing:
-        cache.log(f"the teacher's answers are read from {folder}; of the teacher only the head is loaded")
+        cache.log(f"the teacher's hidden states are read from {folder}; only its head is loaded")
         return
     need, free = cache.missing * store.window_bytes, shutil.disk_usage(folder).free
     if store.writes and need > free:
         raise StorageError(
-            f"the teacher's answers take {need / 1e9:.3g} GB more at most, {free / 1e9:.3g} GB are free",
+            f"the teacher cache takes up to {need / 1e9:.3g} GB more, {free / 1e9:.3g} GB are free",
             path=folder,
-            hint="--teacher-cache on another disk, or none",
+            hint="put --teacher-cache on another disk, or leave it out",
         )
     total = sum(map(len, cache.stores.values()))
     kept = sum(int(np.count_nonzero(store.kept())) for store in cache.stores.values())
     cache.log(
-        f"the teacher's answers are kept in {folder}: {kept} of {total} windows are there, at most {cache.missing} "
+        f"the teacher's hidden states are cached in {folder}: {kept} of {total} windows exist, up to {cache.missing} "
         f"more take {need / 1e9:.3g} GB"
     )

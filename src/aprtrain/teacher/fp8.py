@@ -53,7 +53,7 @@ class Gate:
 
 
 @torch.no_grad()
-def convert(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
+def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     """Turns the inner layers of a loaded network to e4m3, in place; returns how it compares.
 
     Args:
@@ -65,7 +65,7 @@ def convert(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
         RefusedError: its distributions change too much, or no matrix has a size for it.
     """
     before = decoder(sample_NT).flatten(0, 1)
-    weights = {name: _quantized(decoder, name) for name in MATRICES}
+    weights = {name: _quantize(decoder, name) for name in MATRICES}
     if not any(weights.values()):
         raise RefusedError(
             "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
@@ -80,7 +80,7 @@ def convert(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
         if gate.passed:
             return gate
     raise RefusedError(
-        f"the teacher in 8-bit floats is another teacher: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
+        f"the teacher in 8-bit floats differs too much: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
         f"first choice at {gate.agreement:.1%} of {gate.tokens} positions (at least {LEAST_AGREEMENT:.0%})",
         hint="use --teacher-residency bf16 or q4k",
     )
@@ -103,20 +103,20 @@ def compare(
     return Gate(float(kl) / tokens, float(same) / tokens, tokens, kept)
 
 
-def is_converted(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
+def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
     """Whether a parameter of a Decoder becomes e4m3: matrices that fit, of all layers but the first and the last."""
     _, _, place = parameter.partition("blocks.")
     layer, _, name = place.partition(".")
     return name in MATRICES and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
 
 
-def _quantized(decoder: Decoder, name: str) -> dict[int, Fp8Weight]:
+def _quantize(decoder: Decoder, name: str) -> dict[int, Fp8Weight]:
     """Layer -> its matrix in e4m3, where it is to be."""
     weights = {n: getattr(block, name) for n, block in enumerate(decoder.blocks)}
     return {
         n: quantize_weight(weight)
         for n, weight in weights.items()
-        if is_converted(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
+        if becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
     }
 
 

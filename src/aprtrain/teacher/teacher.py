@@ -1,8 +1,8 @@
 """The teacher: a frozen network that gives hidden states, and where its weights live.
 
     bf16    matrices as bf16
-    q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file, see teacher_blocks
-    fp8     products of the inner layers in e4m3, once that was compared with bf16, see teacher_fp8
+    q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file, see `blocks`
+    fp8     products of the inner layers in e4m3, once that was compared with bf16, see `fp8`
 
 No matrix is float32 on its way, unless float32 is asked for. There is one forward, that of Decoder.
 
@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
-from aprtrain.data.batches import Batch
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import Decoder
+from aprtrain.network.decoder import Decoder, head_name, parts_of
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import Network
-from aprtrain.teacher import blocks as teacher_blocks
-from aprtrain.teacher import fp8 as teacher_fp8
-from aprtrain.teacher.blocks import BlocksDecoder
+from aprtrain.network.weights import Network, load_decoder, stays_blocks
+from aprtrain.teacher.blocks import BlocksDecoder, load_head, resident_bytes
+from aprtrain.teacher.fp8 import Gate, becomes_fp8, convert_to_fp8
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
 
@@ -68,7 +66,7 @@ class Teacher:
             backbone: whether its layers are loaded; its head always is.
 
         Raises:
-            UsageError: unknown residency, a dtype that it has not, fp8 without a sample.
+            UsageError: unknown residency, a dtype that it does not support, fp8 without a sample.
             RefusedError: nothing that q4k could keep, fp8 that differs too much from bf16, a matrix of zeros.
             CorruptError: NaN or infinite weights.
         """
@@ -77,20 +75,20 @@ class Teacher:
         self.shape: Shape = network.shape
         self.vocabulary = vocabulary
         self.residency = residency
-        self.gate: teacher_fp8.Gate | None = None
+        self.gate: Gate | None = None
         self.notes: list[str] = []
         self.has_backbone = backbone
         self.decoder: Decoder
         if residency == "q4k":
-            only = None if backbone else teacher_blocks.head_name(network.shape)
+            only = None if backbone else head_name(network.shape)
             self.decoder = BlocksDecoder(network, device, only)
             self.notes += self.decoder.notes
         else:
-            load = teacher_blocks.load_on_device if backbone else teacher_blocks.load_head
+            load = load_decoder if backbone else load_head
             self.decoder = load(network, dtype, device)
         self.decoder.requires_grad_(False).eval()
         if residency == "fp8" and sample_NT is not None and backbone:
-            self.gate = teacher_fp8.convert(self.decoder, sample_NT.to(device), vocabulary.n_real)
+            self.gate = convert_to_fp8(self.decoder, sample_NT.to(device), vocabulary.n_real)
             kept = f", {' and '.join(self.gate.kept)} in bf16" if self.gate.kept else ""
             self.notes.append(
                 f"e4m3{kept}: KL to bf16 {self.gate.kl:.2g} nats, the same first choice at "
@@ -105,10 +103,6 @@ class Teacher:
             hidden_NTD = self.decoder(tokens_NT, documents)
         assert isinstance(hidden_NTD, Tensor)
         return hidden_NTD
-
-    def answers(self, batch: Batch) -> Tensor:
-        """`hidden` of a batch."""
-        return self.hidden(batch.tokens_NT, batch.documents)
 
     @property
     def head_weight(self) -> Tensor:
@@ -134,7 +128,12 @@ class Teacher:
     @property
     def resident_bytes(self) -> int:
         """Bytes that it holds between batches, scratch included."""
-        return teacher_blocks.resident_bytes(self.decoder)
+        return resident_bytes(self.decoder)
+
+
+def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
+    """What the teacher computes in: bfloat16, but float32 for bf16 weights on the CPU."""
+    return torch.float32 if device.type == "cpu" and residency == "bf16" else torch.bfloat16
 
 
 def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -> int:
@@ -143,16 +142,16 @@ def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """
     total, scratch = 0, dict[str, int]()
-    for parameter, names in teacher_blocks.parts_of(network.shape).items():
-        if not backbone and parameter != teacher_blocks.head_name(network.shape):
+    for parameter, parts in parts_of(network.shape).items():
+        if not backbone and parameter != head_name(network.shape):
             continue
-        tensors = [network.tensors[name] for name in names]
+        tensors = [network.tensors[name] for name, _, _ in parts]
         rows, values = sum(t.shape[0] for t in tensors), sum(prod(t.shape) for t in tensors)
-        if residency == "q4k" and all(map(teacher_blocks.can_stay, tensors)):
+        if residency == "q4k" and all(map(stays_blocks, tensors)):
             total += sum(t.n_bytes for t in tensors)
             if parameter.startswith("blocks."):
                 scratch[parameter.rpartition(".")[2]] = 2 * values
-        elif residency == "fp8" and teacher_fp8.is_converted(network.shape, parameter, rows, values // rows):
+        elif residency == "fp8" and becomes_fp8(network.shape, parameter, rows, values // rows):
             total += values + 4 * rows
         else:
             total += 2 * values

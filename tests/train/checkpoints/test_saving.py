@@ -100,7 +100,7 @@ def test_a_defect_in_the_thread_that_saves_is_counted(
     failing(monkeypatch, lambda path: "000002.apr" in path, RuntimeError("a defect"))
     said = io.StringIO()
     assert distil(steps=4, save_every=2, stream=said)["failed_saves"] == 1
-    assert "NO CHECKPOINT of step 2 was saved: RuntimeError: a defect" in said.getvalue()
+    assert "THE CHECKPOINT of step 2 WAS NOT SAVED: RuntimeError: a defect" in said.getvalue()
 
 
 def test_a_checkpoint_is_saved_though_an_older_one_cannot_be_removed(
@@ -160,11 +160,12 @@ def test_what_is_said_of_a_run_is_what_decides_it(distil: Distil, corpus_file: P
     config = train_runs.options("pretrain", corpus_file, tmp_path / "more", init=summary["model"], steps=1)
     model = run("pretrain", config, stream=said)["model"]
     assert "kd_weight" not in said.getvalue()
+    assert model is not None
     with aprfmt.open(model) as opened:
         assert not {"kd_weight", "student_init"} & opened.metadata[LINEAGE]["config"].keys()
     said = io.StringIO()
     distil(stream=said, warmup_steps=0, clip=0.0, steps=5, resume=True, allow_changed=("total_steps",))
-    assert "goes on after step 4" in said.getvalue()
+    assert "continues after step 4" in said.getvalue()
 
 
 def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:

@@ -14,7 +14,8 @@ from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.batches import Batch, Batches, batch_of, shuffle_index
-from aprtrain.data.packing import IGNORED, Windows
+from aprtrain.data.packing import Windows
+from aprtrain.loss.objective import IGNORED
 
 FILLER = 2
 

@@ -116,7 +116,7 @@ def test_no_data_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
 def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no share of documents"):
+    with pytest.raises(UsageError, match="not a share of documents"):
         make(tmp_path, write_jsonl(tmp_path / "a.jsonl", functions(9)), held_out=share)
 
 
@@ -132,17 +132,17 @@ def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
         make(tmp_path, write_jsonl(tmp_path / "a.jsonl", ["", " \n", "\t"]))
     assert not (tmp_path / "data").exists()
     (tmp_path / "empty/a.csv").touch()
-    with pytest.raises(RefusedError, match="left out 1 files that are no source code"):
+    with pytest.raises(RefusedError, match="left out 1 files that are not source code"):
         make(tmp_path, tmp_path / "empty")
 
 
 def test_a_long_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aprtrain.data.corpus.TELL_S", 0.0)
+    monkeypatch.setattr("aprtrain.data.corpus.LOG_S", 0.0)
     monkeypatch.setattr("aprtrain.data.corpus._LONG", 0)
     paths = [write_jsonl(tmp_path / f"{i}.jsonl", functions(20, seed=i)) for i in range(2)]
     lines: list[str] = []
     make(tmp_path, *paths, held_out=0.3, log=lines.append)
-    assert lines[0].startswith("looking whether 0.0 GB")
+    assert lines[0].startswith("checking whether 0.0 GB")
     told = [line for line in lines if " MB/s, about " in line]
     assert len(told) == 40
     assert told[0].startswith("read 0 of 0 MB")
@@ -163,6 +163,7 @@ def test_no_document_is_on_both_sides_and_none_is_lost(tmp_path: Path) -> None:
     assert sorted(texts(corpus.train) + texts(corpus.held_out)) == sorted(wanted)
     assert 30 < len(corpus.held_out.ends) < 90
     below = corpus.header["held_out_below"]
+    assert below is not None
     assert set(texts(corpus.held_out)) == {text for text in wanted if content_hash(text) < below}
 
 

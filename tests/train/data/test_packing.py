@@ -14,7 +14,8 @@ from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprtrain.data.corpus import prepare
-from aprtrain.data.packing import IGNORED, Windows, check_windows
+from aprtrain.data.packing import Windows, check_windows
+from aprtrain.loss.objective import IGNORED
 
 NO = IGNORED
 FILLER = 999
@@ -76,7 +77,7 @@ def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths: list[i
 def test_windows_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UsageError, match="windows of 0 tokens"):
         Windows(part([1, 2, 3]), 0, FILLER)
-    with pytest.raises(RefusedError, match="no two tokens"):
+    with pytest.raises(RefusedError, match="fewer than two tokens"):
         Windows(part([1]), 4, FILLER)
 
 
@@ -120,7 +121,7 @@ def test_repeated_windows_are_refused_with_the_first_pair() -> None:
     ]  # with the block behind it, each of 40 and 41 is the same window again
     tokens = [token for block in order for token in blocks[block]]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "2 of 103 windows repeat another one, first window 100 repeats window 40" in str(error)
+    assert "2 of 103 windows are copies; the first is window 100, a copy of window 40" in str(error)
 
 
 def test_few_repeats_are_normal() -> None:
@@ -133,7 +134,7 @@ def test_one_input_with_two_last_labels_is_refused() -> None:
     same = varied(16, seed=1)
     tokens = [token for i in range(60) for token in (*same, i, *varied(15, seed=i + 2))]
     error = refused(Windows(part(tokens), 16, FILLER))
-    assert "the input of another one and a different last label, as windows 0 and " in str(error)
+    assert "another one's input and a different last label, such as windows 0 and " in str(error)
 
 
 def test_real_text_passes(tmp_path: Path) -> None:

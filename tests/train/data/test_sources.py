@@ -83,7 +83,7 @@ def test_a_source_tree_is_read_in_order_without_what_is_no_source(
     assert skipped == {
         "files that are not UTF-8 text": 2,
         "files above 1 MiB": 1,
-        "files that are no source code": 1,
+        "files that are not source code": 1,
         "hidden folders": 1,
         "hidden files": 1,
         "links and devices": 2,
@@ -163,11 +163,11 @@ def test_a_data_folder_is_read_file_by_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 3 is no JSON"),
+        ("{", "line 3 is not JSON"),
         ('{"body": "x"}', "line 3 has no string under 'text'"),
         ('{"text": 5}', "line 3 has no string under 'text'"),
         ('["text"]', "line 3 has no string under 'text'"),
-        ("[" * 100_000, "line 3 is no JSON"),
+        ("[" * 100_000, "line 3 is not JSON"),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_parquet_gives_its_text_column(tmp_path: Path, monkeypatch: pytest.Monke
         read_all(path)
     for text, message in (("PAR0", "no magic"), ('{"text": ["a", "damaged"]}', "snappy")):
         path.write_text(text)
-        with pytest.raises(CorruptError, match=f"not a whole Parquet file: .*{message}"):
+        with pytest.raises(CorruptError, match=f"not a complete Parquet file: .*{message}"):
             read_all(path)
 
 
@@ -287,7 +287,7 @@ def test_shards_of_bare_ids_are_cut_at_separators(tmp_path: Path, monkeypatch: p
 
 def test_broken_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\1\0\0\0\2")
-    with pytest.raises(CorruptError, match="5 bytes are no whole number"):
+    with pytest.raises(CorruptError, match="5 bytes are not a whole number"):
         make(tmp_path, tmp_path / "a.bin")
     np.array([1, 2, EOS, 320, EOS], "<u4").tofile(tmp_path / "b.bin")
     with pytest.raises(CorruptError, match="token id 320, but the student's tokenizer has 320"):

@@ -19,6 +19,7 @@ from train_worlds import Threads, together
 import aprfmt
 from aprfmt.errors import RunError, UsageError
 from aprtrain import loop
+from aprtrain.budget import plan
 from aprtrain.checkpoints import checkpoint
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
@@ -28,7 +29,6 @@ from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw as optim
 from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, load_states, states
 from aprtrain.optim.sharded import ShardedAdamW, shard_weights
-from aprtrain.planning import plan
 from aprtrain.run import run
 from aprtrain.world import World, join_world
 
@@ -172,7 +172,7 @@ def train(teacher_file: Path, corpus_file: Path, config_file: Path, tmp_path: Pa
         else:
             how |= {"like": str(teacher_file), "shape": str(config_file)}
         config = train_runs.options(command, corpus_file, tmp_path / to, **{**how, **given})
-        return run(command, config, stream=None)
+        return {**run(command, config, stream=None)}
 
     return start
 

@@ -97,7 +97,7 @@ def _size(number: int) -> os.terminal_size:
     return _SIZE[0]
 
 
-def values(step: int, **more: Any) -> dict[str, Any]:
+def values(step: int, **more: Any) -> Any:
     given = {
         "step": step,
         "loss": 10.0 / step,

@@ -21,11 +21,10 @@ from train_worlds import together
 
 import aprfmt
 from aprfmt.errors import AprError, RunError, StorageError
-from aprtrain.budget import Row
+from aprtrain.budget import Row, memory_plan
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.weights import open_network
-from aprtrain.planning import memory_plan
-from aprtrain.teacher.store import Store
+from aprtrain.teacher.cache import Store
 from aprtrain.teacher.teacher import Teacher, estimate_bytes
 
 Distil = Callable[..., dict[str, Any]]
@@ -99,7 +98,7 @@ def test_a_run_that_reads_its_answers_has_the_numbers_of_one_that_computes_them(
     said = io.StringIO()
     kept("reading", **given, stream=said)
     assert calls == []
-    assert "of the teacher only the head is loaded" in said.getvalue()
+    assert "only its head is loaded" in said.getvalue()
     assert same(tmp_path, "plain", "filling")
     assert same(tmp_path, "plain", "reading")
     first, last = lines(tmp_path / "filling")[0], lines(tmp_path / "reading")[-1]
@@ -242,7 +241,7 @@ def test_damaged_answers_are_computed_again_with_a_word(
     kept("reading", stream=said)
     assert same(tmp_path, "filling", "reading")
     assert len(calls) == 1, "once, and it is kept again"
-    assert "answers to window 3 are damaged" in said.getvalue()
+    assert "hidden states of window 3 are damaged" in said.getvalue()
     assert (folder / "train.sums").read_bytes() == before
 
 
@@ -323,7 +322,7 @@ def test_a_disk_that_fills_on_the_way_does_not_end_the_run(
     kept("filling", stream=said)
     assert same(tmp_path, "plain", "filling")
     assert len(written) == 5
-    assert "No space left on device; the training goes on" in said.getvalue()
+    assert "No space left on device; the training continues" in said.getvalue()
 
 
 def test_too_small_a_disk_is_refused_before_the_first_step(
@@ -336,7 +335,7 @@ def test_too_small_a_disk_is_refused_before_the_first_step(
         return Usage(10**6, 0, free) if "kept" in str(path) else honest(path)
 
     monkeypatch.setattr("shutil.disk_usage", small)
-    with pytest.raises(StorageError, match=r"take 0\.000\d+ GB more at most, 5e-05 GB are free") as caught:
+    with pytest.raises(StorageError, match=r"takes up to 0\.000\d+ GB more, 5e-05 GB are free") as caught:
         kept("run")
     assert caught.value.exit_code == 7
     assert not (tmp_path / "run/metrics.jsonl").exists()

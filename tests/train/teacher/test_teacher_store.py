@@ -14,8 +14,7 @@ from train_corpora import part, varied
 
 from aprtrain.data.batches import Batch, Batches, batch_of
 from aprtrain.data.packing import Windows
-from aprtrain.teacher.cache import CachedHidden
-from aprtrain.teacher.store import Store
+from aprtrain.teacher.cache import CachedHidden, Store
 
 SIZE = (8, 4)
 
@@ -161,4 +160,4 @@ def test_a_defect_in_the_thread_that_writes_is_said(
     answers = CachedHidden(store(tmp_path, len(data)), torch.device("cpu"), made_up, told.append)
     answers(batch_of(data, [0]))
     answers.close()
-    assert told == ["the teacher's answers were not all kept: ValueError: a defect"]
+    assert told == ["not all of the teacher's hidden states were cached: ValueError: a defect"]

@@ -12,10 +12,10 @@ import train_runs
 
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
+from aprtrain.budget import DataPlan, plan
 from aprtrain.config import Config
 from aprtrain.data.corpus import prepare
 from aprtrain.network.weights import open_network
-from aprtrain.planning import plan
 
 
 def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
@@ -35,6 +35,8 @@ def test_the_plan_touches_no_device_and_names_what_it_is_made_of(
         device="cuda",
     )
     body = plan("distill", config)
+    assert body["teacher"] is not None
+    assert body["vocabulary"] is not None
     with open_network(teacher_file) as network:
         assert body["teacher"]["parameters"] == network.shape.n_params
     assert body["memory_bytes"] == sum(row["bytes"] for row in body["memory"])
@@ -68,6 +70,7 @@ def test_the_plan_tells_what_the_disk_must_hold(
     for device, width in (("cpu", 4), ("cuda", 2)):
         found = plan("distill", train_runs.options("distill", corpus_file, tmp_path, **given, device=device))
         kept = found["teacher_cache"]
+        assert kept is not None
         assert kept["bytes_per_token"] == 64 * width
         assert kept["bytes"] == (10 * 128 + 512) * 64 * width
         assert kept["free"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.1)
@@ -91,17 +94,14 @@ def test_flops_of_a_known_network() -> None:
 def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:1", "steps": 2}
 
-    def data(path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = plan("distill", train_runs.options("distill", path, None, smoke=1, **given))[
-            "data"
-        ]
-        return found
+    def data(path: Path) -> DataPlan:
+        return plan("distill", train_runs.options("distill", path, None, smoke=1, **given))["data"]
 
     size = corpus_file.stat().st_size
     assert data(corpus_file) == {"tokens": None, "files": 1, "bytes": size, "left_out": {}}
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "a.so").touch()
-    assert data(tmp_path)["left_out"] == {"files that are no source code": 1}
+    assert data(tmp_path)["left_out"] == {"files that are not source code": 1}
     with open_network(teacher_file) as network:
         corpus = prepare([corpus_file], network.tokenizer, tmp_path / "tokens")
     assert data(tmp_path / "tokens")["tokens"] == len(corpus.train.tokens)
