@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def test_every_command_has_help_with_an_example(apr: Apr, name: str) -> None:
     assert done.code == 0
     assert f"apr {name}" in done.stdout.split("Options:")[0].split("Usage:")[1].partition("\n")[2]
     assert "\\[" not in done.stdout
+    arguments = done.stdout.partition("Arguments:")[2].split("Options:")[0]
+    for words in re.findall(r"^  \[?[A-Z]+\]?(.*)$", arguments, re.MULTILINE):
+        assert words.strip() not in ("", "[required]"), "an argument without help"
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "--json" in done.stdout
 
@@ -223,10 +227,12 @@ def test_near_names_are_suggested(apr: Apr) -> None:
     assert error["message"] == "no such command 'insp'"
     assert error["hint"] == "did you mean 'inspect'? apr --help"
     error = apr("inspect", "x", "--qualit", "--json").json["error"]
-    assert error["message"] == "no such option '--qualit'"
-    assert "--quality" in error["hint"]
+    assert error["message"] == "no such option: --qualit"
+    assert error["hint"] == "did you mean --quality or --quiet? apr inspect --help"
     assert "whole number" in apr("tensors", "x", "--limit", "many").stderr
-    assert apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument (y)"
+    assert (
+        apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument(s) (y)"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

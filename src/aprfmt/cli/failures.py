@@ -88,7 +88,9 @@ def classify(error: BaseException) -> tuple[int, AprError]:
     for kind, exit_code, code, text in _ENDINGS:
         if isinstance(error, kind):
             return getattr(error, "number", 0) + exit_code, AprError(text, code=code)
-    if hasattr(error, "format_message"):  # every exception of typer about the command line has it
+    import typer
+
+    if isinstance(error, typer.TyperException):
         return 2, _usage_error(error.format_message())
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "APR_DEBUG=1 shows where; please report it"
@@ -99,14 +101,14 @@ def _usage_error(message: str) -> UsageError:
     """typer's message as one plain sentence; what it suggests becomes the start of the hint."""
     from aprfmt.cli.group import COMMANDS
 
-    for suggests in ("Did you mean ", "(Possible options: "):
-        message, _, suggestion = message.strip().partition(suggests)
-        if suggestion:
-            break
-    for clumsy in ("integer range", "int range", "float range"):
-        message = message.replace(f"valid {clumsy}", "whole number" if clumsy[0] == "i" else "number")
+    message, suggestion = message.strip(), ""
+    for introduction in ("Did you mean ", "(Possible options: "):
+        if introduction in message:
+            message, _, suggestion = message.partition(introduction)
+    message = message.replace("valid int range", "whole number").replace("valid float range", "number")
     # A suggestion may stand in parentheses; others belong to the message.
     message = message.rstrip(" (." if suggestion else " .")
-    hint = f"did you mean {suggestion.partition('?')[0].rstrip(')')}? " if suggestion else ""
+    near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
+    hint = f"did you mean {near}? " if near else ""
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"
     return UsageError(message[:1].lower() + message[1:], hint=f"{hint}{command} --help")

@@ -15,8 +15,6 @@ from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
 from aprfmt.errors import UsageError
 
-typer.core.HAS_RICH = False  # TODO: goes with typer 0.20, which escapes the brackets of `[default: ...]`
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
