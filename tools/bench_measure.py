@@ -22,7 +22,7 @@ from pathlib import Path
 
 PIECE = 1 << 20
 _POOL = 256 * PIECE  # more than any cache, so that a floor reads memory as a conversion does
-_PACKAGES = ("numpy", "isal", "orjson", "torch", "safetensors", "gguf", "transformers", "llama-cpp-python")
+_PACKAGES = ("numpy", "isal", "torch", "safetensors", "gguf", "transformers", "llama-cpp-python")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from aprfmt.text import first_few, format_bytes, html_table, plural
 from aprfmt.types import Array, PathLike, Shape
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
+    from numpy.typing import DTypeLike
 
     from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.tokenizer.model import Tokenizer
@@ -89,7 +89,7 @@ class Tensor:
 
         return decode_torch(self.dtype, self.raw(), self.shape, tensor=self.name)
 
-    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         """`numpy()` for numpy itself.
 
         With `copy` False only values that are stored as numpy keeps them, read-only; else UsageError.

@@ -115,6 +115,8 @@ OPERATIONS: dict[str, Operation] = {
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
     "tensors": command("tensors", "IN/m.gguf", "--json", "--hash", "--stats"),
+    "validate folder": command("validate", "IN/hf-parts", "--json"),
+    "validate apr": command("validate", "IN/m.apr", "--json"),
     "diff": command("diff", "IN/hf", "IN/hf-parts", "--json"),
     "report": command("report", "IN/m.apr", "-o", "OUT/page.html", "--force", "--quiet"),
 }  # fmt: skip

@@ -281,7 +281,8 @@ def _true_dtypes(native: Apr2Native) -> dict[str, object]:
                 break
         if start >= 0:
             try:
-                value = jsonx.loads(b"{" + raw[start + 1 :])[key]
+                tail = jsonx.loads(b"{" + raw[start + 1 :])
+                value = tail[key] if isinstance(tail, dict) else None
             except CorruptError:
                 value = native.metadata.get(key)
         elif key.encode() in raw:

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype
 from aprfmt.errors import AprError, LimitError, RefusedError, UsageError
@@ -79,14 +79,14 @@ def stored_form(dtype: str, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...
     return u8, (n_rows, n_bytes // n_rows if n_rows else 0)
 
 
-def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, Any]]:
+def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, object]]:
     """The metadata value that names dtype and shape of every tensor that is stored as U8 rows; {} if there
     is none.
 
     Raises RefusedError for such a tensor whose name the container cuts inside a character, since no JSON key
     can hold it, UsageError for one of more than 8 dims.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     for tensor in tensors:
         if DTYPES[tensor.dtype].apr_id is None:
             if len(tensor.shape) > MAX_NDIM:

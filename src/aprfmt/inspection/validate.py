@@ -12,7 +12,7 @@ from aprfmt import formats
 from aprfmt.arch.names import spellings
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.errors import AprError
+from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.inspection.describe import REQUIRED_DIMS
@@ -95,6 +95,8 @@ class Subject:
 
         try:
             return canonical(self.model)
+        except StorageError:
+            raise  # says nothing about the file
         except AprError as error:
             return error
 
@@ -107,6 +109,8 @@ class Subject:
             dead: list[int] = []
             try:
                 figures: Stats | AprError = _scan(tensor, dead if id(tensor) in vocabulary else None)
+            except StorageError:
+                raise
             except AprError as error:
                 figures = error
             self._progress(tensor.n_bytes, tensor.name)
@@ -376,5 +380,7 @@ def validate(
 def _findings(rule: Rule, subject: Subject) -> list[Check]:
     try:
         return list(rule.look(subject))
+    except StorageError:
+        raise
     except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
         return [Check("fail", error.message, error.tensor)]

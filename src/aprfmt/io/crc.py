@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+
+from aprfmt.io.source import Buffer
 
 crc32: Callable[..., int] = zlib.crc32
 """crc32(data, value=0): the checksum of `data`, continued from `value`."""
@@ -20,7 +21,7 @@ _POLYNOMIAL = 0xEDB88320
 _ONE = 1 << 31  # the polynomial 1: the lowest power stands in the highest bit
 
 
-def crc32_of(*parts: Any) -> int:
+def crc32_of(*parts: Buffer) -> int:
     """CRC-32 of the parts laid end to end."""
     value = 0
     for part in parts:

@@ -11,17 +11,16 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import NoReturn, cast
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
+from aprfmt.io.source import Buffer
 from aprfmt.limits import MAX_JSON_DEPTH
+from aprfmt.types import Json
 
 INT_MIN = -(1 << 63)
 INT_MAX = (1 << 64) - 1
-# Below this many strings the import of orjson costs more than it saves.
-_LARGE_LIST = 4096
-
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 _MINUS_ZERO = re.compile(r"-0(?:[\s,\]}]|$)")
 _CONTAINERS = {dict, list}
@@ -30,7 +29,7 @@ _SMALL_GROUP = 64
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def loads(raw: bytes | bytearray | memoryview) -> Any:
+def loads(raw: Buffer) -> Json:
     """The value of a JSON text in UTF-8.
 
     Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError, with the byte
@@ -58,14 +57,15 @@ def loads(raw: bytes | bytearray | memoryview) -> Any:
     return value
 
 
-def _decode(decoder: json.JSONDecoder, text: str) -> Any:
+def _decode(decoder: json.JSONDecoder, text: str) -> Json:
     try:
-        return decoder.decode(text)
+        value: Json = decoder.decode(text)
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode())
         raise CorruptError(f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}", offset=offset) from None
     except RecursionError:
         raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels") from None
+    return value
 
 
 def _parse_int(text: str) -> int | float:
@@ -83,12 +83,13 @@ def _parse_float(text: str) -> float:
     return value
 
 
-def _parse_constant(text: str) -> Any:
+def _parse_constant(text: str) -> NoReturn:
     raise CorruptError(f"{text} is not a JSON value")
 
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant)
 _PLAIN_DECODER = json.JSONDecoder(parse_constant=_parse_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def _check_surrogates(text: str) -> None:
@@ -108,19 +109,22 @@ def _check_surrogates(text: str) -> None:
         raise CorruptError("a lone surrogate escape in the JSON text", offset=len(text[:expected].encode()))
 
 
-def _check(value: Any) -> bool:
-    """Whether every number lies within 64-bit integers. Raises LimitError for deep nesting."""
+def _check(value: Json) -> bool:
+    """Whether every number lies within 64-bit integers. Raises LimitError for deep nesting.
+
+    Level by level and group by group: a vocabulary is one list, whose kinds of values a set tells at C speed.
+    """
     in_range = True
     depth = -1
-    level: list[Any] = [[value]]
+    level: list[Json] = [[value]]
     while level:
         depth += 1
         if depth > MAX_JSON_DEPTH:
             raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
-        small: list[Any] = []
-        groups: list[Collection[Any]] = [small]
+        small: list[Json] = []
+        groups: list[Collection[Json]] = [small]
         for node in level:
-            children = node.values() if type(node) is dict else node
+            children = node.values() if isinstance(node, dict) else cast("list[Json]", node)
             if len(children) < _SMALL_GROUP:
                 small += children
             else:
@@ -132,53 +136,48 @@ def _check(value: Any) -> bool:
                 level += [child for child in group if type(child) in _CONTAINERS]
             if kinds & _NUMBERS:
                 numbers = group if kinds <= _NUMBERS else [c for c in group if type(c) in _NUMBERS]
-                in_range = in_range and min(numbers) >= INT_MIN and max(numbers) <= INT_MAX
+                in_range = in_range and _in_range(numbers)
     return in_range
 
 
-def dumps(value: Any, _depth: int = 1) -> str:
+def _in_range(numbers: Collection[object]) -> bool:
+    values = cast("Collection[int]", numbers)
+    return min(values) >= INT_MIN and max(values) <= INT_MAX
+
+
+def dumps(value: object, _depth: int = 1) -> str:
     """`value` as compact JSON text; mappings come out sorted by key.
 
-    Raises UsageError for what JSON cannot hold (other types, integers beyond 64 bits), LimitError for deep
-    nesting.
+    Raises UsageError for what JSON cannot hold (other types, integers beyond 64 bits), LimitError for deep nesting.
     """
-    for kind, write in _SCALARS:
-        if isinstance(value, kind):
-            return write(value)
-    if _depth > MAX_JSON_DEPTH:
+    if value is None:
+        text = "null"
+    elif isinstance(value, str):
+        text = quote(value)
+    elif isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, int):
+        text = int_text(value)
+    elif isinstance(value, float):
+        text = f64_text(value)
+    elif _depth > MAX_JSON_DEPTH:
         raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
-    if isinstance(value, Mapping):
-        return _dump_mapping(value, _depth)
-    if isinstance(value, list | tuple):
-        return _dump_list(value, _depth)
-    raise UsageError(f"JSON cannot hold a value of type {type(value).__name__}")
-
-
-def _dump_mapping(value: Mapping[Any, Any], depth: int) -> str:
-    if not all(isinstance(key, str) for key in value):
-        raise UsageError("the keys of a JSON object must be strings")
-    # Code point order of Python strings is the byte order of their UTF-8 forms.
-    return "{" + ",".join(f"{quote(key)}:{dumps(value[key], depth + 1)}" for key in sorted(value)) + "}"
-
-
-def _dump_list(value: Sequence[Any], depth: int) -> str:
-    kinds = set(map(type, value))
-    if kinds == {str}:
-        return _dump_strings(value)
-    if kinds == {int} and min(value) >= INT_MIN and max(value) <= INT_MAX:
-        return "[" + ",".join(map(str, value)) + "]"
-    return "[" + ",".join([dumps(item, depth + 1) for item in value]) + "]"
-
-
-def _dump_strings(value: Sequence[str]) -> str:
-    if len(value) >= _LARGE_LIST:
-        try:
-            import orjson
-
-            return orjson.dumps(value).decode()
-        except (ImportError, TypeError):  # absent, or a lone surrogate that the caller reports
-            pass
-    return "[" + ",".join(map(quote, value)) + "]"
+    elif isinstance(value, Mapping):
+        keys = [key for key in value if isinstance(key, str)]
+        if len(keys) < len(value):
+            raise UsageError("the keys of a JSON object must be strings")
+        # Code point order of Python strings is the byte order of their UTF-8 forms.
+        items = (f"{quote(key)}:{dumps(value[key], _depth + 1)}" for key in sorted(keys))
+        text = "{" + ",".join(items) + "}"
+    elif isinstance(value, list | tuple):
+        kinds = set(map(type, value))
+        if kinds == {str} or (kinds == {int} and _in_range(value)):  # a vocabulary: at C speed
+            text = _ENCODER.encode(value)
+        else:
+            text = "[" + ",".join([dumps(item, _depth + 1) for item in value]) + "]"
+    else:
+        raise UsageError(f"JSON cannot hold a value of type {type(value).__name__}")
+    return text
 
 
 quote = json.encoder.encode_basestring
@@ -242,13 +241,3 @@ def _layout_digits(digits: str, exponent: int, low: int, high: int) -> str:
         return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
     whole = digits[: exponent + 1].ljust(exponent + 1, "0")
     return f"{sign}{whole}.{digits[exponent + 1 :] or '0'}"
-
-
-# In this order: a bool is an int too.
-_SCALARS: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    (str, quote),
-    (type(None), lambda _: "null"),
-    (bool, lambda value: "true" if value else "false"),
-    (int, int_text),
-    (float, f64_text),
-)

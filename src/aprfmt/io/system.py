@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 _SYNC_FILE_RANGE_WRITE = 2  # <fcntl.h> of Linux
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
@@ -44,7 +43,7 @@ def keep_freed_memory() -> None:
 
 
 @cache
-def _function(name: str) -> Callable[..., Any] | None:
+def _function(name: str) -> Callable[..., object] | None:
     """A function of the C library; None where it has none of that name."""
     import ctypes
 
