@@ -29,7 +29,7 @@ _SMALL_GROUP = 64
 _MAYBE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def loads(raw: Buffer) -> Json:
+def loads(raw: Buffer) -> object:
     """The value of a JSON text in UTF-8.
 
     Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError, with the byte
