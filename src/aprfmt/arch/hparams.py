@@ -467,8 +467,8 @@ def to_gguf(
 def _gguf_keys(scope: Scope) -> GgufKeys:
     """{suffix: (kind, value)} of one key."""
     key = scope.key
+    _check_allowed(scope)
     if key.constant is not None:
-        _check_constant(scope)
         return GgufKeys({key.gguf: (key.kind, key.constant)} if key.gguf else {})
     value = _converter(key).to_gguf(scope.value, scope)
     if isinstance(value, GgufKeys):
@@ -479,12 +479,14 @@ def _gguf_keys(scope: Scope) -> GgufKeys:
 _SAME = {"swish": "silu"}
 
 
-def _check_constant(scope: Scope) -> None:
-    """Raises RefusedError where the config gives a key another value than the family's GGUFs stand for."""
+def _check_allowed(scope: Scope) -> None:
+    """Raises RefusedError where a config gives the key another value than the family's GGUFs can stand for."""
     key, value = scope.key, scope.value
-    if value is not None and _SAME.get(str(value), value) != key.constant:
+    allowed = key.allowed if key.constant is None else (key.constant,)
+    if allowed and value is not None and _SAME.get(str(value), value) not in allowed:
+        known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
-            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {key.constant!r}"
+            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}"
         )
 
 

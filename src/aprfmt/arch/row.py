@@ -69,6 +69,7 @@ class Key:
         kind: GGUF type: "u32", "i32", "f32", "bool", "str", or a list of them: "u32[]", "f32[]", "bool[]", "i32[]".
         field: attribute of Hyperparams that holds the value; "" keeps it in Hyperparams.extra under `hf[0]`.
         constant: value that is written to every GGUF of the family; a config with another one is refused.
+        allowed: values that llama.cpp's network computes, where it is not any; a config with another one is refused.
         via: name of a converter of arch.values where the two sides count differently; "" for equal values.
     """
 
@@ -78,6 +79,7 @@ class Key:
     field: str = ""
     constant: object = None
     via: str = ""
+    allowed: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

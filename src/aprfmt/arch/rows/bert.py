@@ -11,13 +11,14 @@ from aprfmt.arch.rows.parts import (
     block,
     convert,
     embedding,
+    gelu,
     linear,
     must_be,
     norm,
     rename,
     tensor,
 )
-from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, classes, gelu, hf_only
+from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, classes, hf_only
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:

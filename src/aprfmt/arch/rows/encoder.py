@@ -18,6 +18,7 @@ from aprfmt.arch.rows.parts import (
     embedding,
     final_norm,
     gated_mlp,
+    gelu,
     linear,
     must_be,
     norm,
@@ -31,7 +32,6 @@ from aprfmt.arch.rows.parts_encoder import (
     NO_SCALING,
     TYPES,
     classes,
-    gelu,
     hf_only,
 )
 
@@ -195,7 +195,7 @@ _MODERN = Architecture(
         Key("", ("global_attn_every_n_layers",)),
         NO_SCALING,
         VOCAB,
-        Key("hidden_activation", ("hidden_activation",), "str", via="glu"),
+        Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")),
         must_be("norm_bias", False),
         must_be("attention_bias", False),
         must_be("mlp_bias", False),

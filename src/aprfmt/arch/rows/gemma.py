@@ -37,7 +37,7 @@ _LOGIT_SCALE = Key("logit_scale", ("logit_scale",), "f32")
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
 _NO_BIAS = must_be("attention_bias", False)
 _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
-_CAUSAL = Key("", ("use_bidirectional_attention",), "bool", via="never")
+_CAUSAL = Key("", ("use_bidirectional_attention",), "bool", allowed=(False,))
 
 
 def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
@@ -95,7 +95,7 @@ _GEMMA3_DEFAULTS = {
 _GEMMA3_KEYS = (
     *DECODER,
     Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
-    Key("", ("attn_logit_softcapping",), "f32", via="never"),
+    Key("", ("attn_logit_softcapping",), "f32", allowed=(False,)),
     _QUERY_SCALE,
     _NO_BIAS,
     _GELU,

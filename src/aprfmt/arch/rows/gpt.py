@@ -17,6 +17,7 @@ from aprfmt.arch.rows.parts import (
     embedding,
     final_norm,
     flag,
+    gelu,
     head,
     hf_names,
     linear,
@@ -38,11 +39,6 @@ _GPT_DIMS = rename(
     intermediate_size=("n_inner",),
     num_heads=("n_head", "num_attention_heads"),
 )
-
-
-def _activation(name: str) -> Key:
-    """GELU in any of its approximations: the runtime has one for all of them."""
-    return Key("", (name,), "str", via="gelu")
 
 
 def _positions(hf: str) -> TensorRow:
@@ -93,7 +89,7 @@ _GPT2 = Architecture(
     keys=(
         *convert(_GPT_DIMS, intermediate_size="four_hidden"),
         EPSILON,
-        _activation("activation_function"),
+        gelu("activation_function"),
         must_be("scale_attn_weights", True),
         must_be("scale_attn_by_inverse_layer_idx", False),
     ),
@@ -129,7 +125,7 @@ _BIGCODE = Architecture(
         replace(GROUPED, via="multi_query_kv"),
         Key("", ("multi_query",), "bool", via="multi_query"),
         EPSILON,
-        _activation("activation_function"),
+        gelu("activation_function"),
         must_be("scale_attn_weights", True),
     ),
     gguf_only=(),
@@ -173,7 +169,7 @@ _NEOX = Architecture(
         LAYER_EPS,
         ROPE,
         must_be("attention_bias", True),
-        _activation("hidden_act"),
+        gelu("hidden_act"),
     ),
     gguf_only=(),
     head_always=True,
@@ -253,7 +249,7 @@ _FALCON = Architecture(
         must_be("alibi", False),
         must_be("parallel_attn", True),
         must_be("bias", False),
-        _activation("activation"),
+        gelu("activation"),
     ),
     gguf_only=(),
     ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
@@ -364,8 +360,8 @@ _MPT = Architecture(
         Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"),
         flag("attn_config.alibi"),
         Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),
-        Key("", ("attn_config.softmax_scale",), "f32", via="nothing"),
-        Key("", ("logit_scale",), "f32", via="nothing"),
+        Key("", ("attn_config.softmax_scale",), "f32", allowed=(None,)),
+        Key("", ("logit_scale",), "f32", allowed=(None,)),
         flag("no_bias"),
     ),
     gguf_only=(),

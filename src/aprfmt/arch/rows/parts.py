@@ -251,6 +251,14 @@ def flag(name: str) -> Key:
     return Key("", (name,), "bool")
 
 
+_GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate")
+
+
+def gelu(name: str = "hidden_act") -> Key:
+    """The activation: GELU in any of its approximations, since the runtime has one for all of them."""
+    return Key("", (name,), "str", allowed=_GELUS)
+
+
 _KINDS = {bool: "bool", int: "u32", float: "f32", str: "str", list: "i32[]"}
 
 

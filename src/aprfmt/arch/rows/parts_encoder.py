@@ -22,11 +22,6 @@ HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "
 """Endings of the class names of networks with something on top of the encoder."""
 
 
-def gelu(name: str = "hidden_act") -> Key:
-    """The activation: GELU in any of its approximations, since the runtime has one for all of them."""
-    return Key("", (name,), "str", via="gelu")
-
-
 def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
     """What a checkpoint may have and a GGUF has not, poolers, heads, classifiers: weights of `dims`, and biases.
 

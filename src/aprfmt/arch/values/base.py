@@ -42,6 +42,11 @@ class Scope:
         return replace(self, key=key)
 
     @property
+    def name(self) -> str:
+        """What the key is called where its value is held."""
+        return self.key.hf[0] if self.key.hf else self.key.field
+
+    @property
     def value(self) -> object:
         """What the hyper-parameters hold for the key."""
         value = getattr(self.h, self.key.field) if self.key.field else None
@@ -53,7 +58,7 @@ class Scope:
         Raises CorruptError for what is not a number and should be one, LimitError for too many layers.
         """
         key, h = self.key, self.h
-        name = key.hf[0] if key.hf else key.field
+        name = self.name
         if not key.field:
             if name and (value is not None or look_up(self.defaults, key.hf)[0] is not None):
                 h.extra[name] = value
@@ -162,17 +167,9 @@ class Converter:
     settle: Convert | None = None
 
 
-def _rope_to(value: object, scope: Scope) -> GgufKeys:
-    return GgufKeys(rope.to_gguf(scope.h, scope.row))
-
-
 def _rope_from(value: object, scope: Scope) -> object:
     rope.from_gguf(scope.h, scope.row, scope.kv, scope.defaults)
     return DEFAULT
-
-
-def _rotary_dim_to(value: object, scope: Scope) -> int | None:
-    return rope_math.rotary_dim(scope.h)
 
 
 def _rotary_dim_from(value: object, scope: Scope) -> object:
@@ -223,7 +220,7 @@ def window_to(value: object, scope: Scope) -> int | None:
 def _window_from(value: object, scope: Scope) -> object:
     window = as_int(value, "sliding_window") or None
     if _has_switch(scope):
-        return ConfigKeys({scope.key.hf[0]: window, "use_sliding_window": window is not None})
+        return ConfigKeys({scope.name: window, "use_sliding_window": window is not None})
     return window
 
 
@@ -289,7 +286,7 @@ def words(table: Mapping[str, int]) -> Converter:
         if value is None:
             return None
         if not isinstance(value, str) or value not in table:
-            raise RefusedError(f"{scope.key.hf[0]} is {value!r:.40}, for which a GGUF has no number")
+            raise RefusedError(f"{scope.name} is {value!r:.40}, for which a GGUF has no number")
         return table[value]
 
     def from_gguf(value: object, scope: Scope) -> object:
@@ -326,13 +323,27 @@ def unless_named(otherwise: object) -> Converter:
     return Converter(from_gguf=lambda value, scope: otherwise if value is None else value)
 
 
+def times_hidden(factor: object, scope: Scope) -> int | None:
+    """A factor of the hidden size as a width."""
+    number, hidden = as_float(factor, scope.name), scope.h.hidden_size
+    return None if number is None or hidden is None else int(number * hidden)
+
+
+def over_hidden(width: int | None, scope: Scope) -> object:
+    """A width as a factor of the hidden size, a whole one where it can be."""
+    hidden = scope.h.hidden_size
+    if not width or not hidden:
+        return DEFAULT
+    return width // hidden if width % hidden == 0 else width / hidden
+
+
 WINDOW = Converter(window_to, _window_from)
 LAYER_TYPES = Converter(layer_types_to, layer_types_from, layer_types_fill)
 YARN_LOG = yarn_log(1.0)
 
 CONVERTERS: dict[str, Converter] = {
-    "rope": Converter(_rope_to, _rope_from),
-    "rotary_dim": Converter(_rotary_dim_to, _rotary_dim_from),
+    "rope": Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from),
+    "rotary_dim": Converter(lambda value, scope: rope_math.rotary_dim(scope.h), _rotary_dim_from),
     "head_dim": Converter(_head_dim_to, _head_dim_from, settle=_head_dim_settle),
     "window": WINDOW,
     "layer_types": LAYER_TYPES,
@@ -340,6 +351,6 @@ CONVERTERS: dict[str, Converter] = {
     "pooling": words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}),
     "yarn_log": YARN_LOG,
     "yarn_log_tenth": yarn_log(0.1),
-    "four_hidden": Converter(fill=lambda scope: 4 * scope.h.hidden_size if scope.h.hidden_size else None),
+    "four_hidden": Converter(fill=lambda scope: times_hidden(4, scope)),
 }
 """What a Key's `via` names."""

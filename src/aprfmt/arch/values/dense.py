@@ -35,7 +35,7 @@ def _rotated_fill(scope: Scope) -> list[int]:
 def _rotated_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
         raise RefusedError(
-            f"{scope.key.hf[0]}: llama.cpp's {scope.row.gguf} leaves every fourth layer unrotated, no other"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves every fourth layer unrotated, no other"
         )
 
 

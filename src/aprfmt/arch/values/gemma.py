@@ -40,9 +40,7 @@ def _some_layers_to(value: object, scope: Scope) -> list[bool] | None:
     """The runtime asserts that some layer slides, and a file of this architecture cannot say that none does."""
     sliding = layer_types_to(value, scope)
     if sliding and not any(sliding):
-        raise RefusedError(
-            f"{scope.key.hf[0]}: llama.cpp's {scope.row.gguf} needs at least one sliding layer"
-        )
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} needs at least one sliding layer")
     return _own_layers_to(value, scope)
 
 
@@ -50,7 +48,7 @@ def _any_window_to(value: object, scope: Scope) -> int | None:
     """Gemma 3's runtime takes a window to mean that some layer slides."""
     kinds = scope.h.extra.get("layer_types")
     none_slides = isinstance(kinds, list) and "sliding_attention" not in kinds
-    return None if none_slides else as_int(value, scope.key.hf[0]) or None
+    return None if none_slides else as_int(value, scope.name) or None
 
 
 def _any_layers_to(value: object, scope: Scope) -> list[bool] | None:
@@ -71,39 +69,22 @@ def _query_scale(scope: Scope) -> int | None:
 
 
 def _query_scale_to(value: object, scope: Scope) -> None:
-    number, runtime = as_float(value, scope.key.hf[0]), _query_scale(scope)
+    number, runtime = as_float(value, scope.name), _query_scale(scope)
     if number is not None and runtime is not None and number != runtime:
         raise RefusedError(
-            f"{scope.key.hf[0]} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions scales by {runtime}",
+            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions scales by {runtime}",
             hint="a GGUF has no key for it",
         )
 
 
-def _query_scale_from(value: object, scope: Scope) -> object:
-    scale = _query_scale(scope)
-    return DEFAULT if scale is None else scale
-
-
 def _softcap_to(value: object, scope: Scope) -> float:
-    number = as_float(value, scope.key.hf[0])
+    number = as_float(value, scope.name)
     return number if number else _NO_CAP
 
 
 def _softcap_from(value: object, scope: Scope) -> object:
     number = from_f32(value, scope.key.gguf)
     return DEFAULT if number is None else number if 0 < number < _NO_CAP else None
-
-
-def _never_to(value: object, scope: Scope) -> None:
-    if value:
-        raise RefusedError(
-            f"{scope.key.hf[0]} is {value!r:.40}, which llama.cpp's {scope.row.gguf} cannot compute"
-        )
-
-
-def _trained_length(value: object, scope: Scope) -> int | None:
-    """Command-R's config has few positions, and under another key those that it was trained with."""
-    return as_int(scope.h.extra.get("model_max_length"), "model_max_length") or as_int(value, scope.key.hf[0])
 
 
 def _unscaled_to(value: object, scope: Scope) -> str | None:
@@ -115,10 +96,12 @@ CONVERTERS: dict[str, Converter] = {
     "own_layer_types": replace(LAYER_TYPES, to_gguf=_own_layers_to),
     "any_layer_types": replace(LAYER_TYPES, to_gguf=_any_layers_to, from_gguf=_any_layers_from),
     "any_window": Converter(_any_window_to, lambda value, scope: as_int(value, scope.key.gguf) or DEFAULT),
-    "query_scale": Converter(_query_scale_to, _query_scale_from),
+    "query_scale": Converter(
+        _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale
+    ),
     "softcap": Converter(_softcap_to, _softcap_from),
-    "never": Converter(_never_to),
-    "trained_length": Converter(_trained_length),
+    # Command-R has few positions, and under another key those that it was trained with.
+    "trained_length": Converter(lambda value, scope: scope.size("model_max_length") or value),
     "unscaled": Converter(_unscaled_to, default),
 }
 """What a Key's `via` names."""

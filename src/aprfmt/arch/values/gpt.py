@@ -14,40 +14,14 @@ from aprfmt.arch.values.base import (
     default,
     kinds_of,
     nothing,
+    over_hidden,
     periodic,
+    times_hidden,
 )
 from aprfmt.errors import CorruptError, RefusedError
 
-_GELUS = ("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "gelu_accurate")
-_GLUS = ("gelu", "silu")
 _MODERNBERT_PERIOD = 3
 """Of the layers of a ModernBERT that names no layer types: each third from the first on sees everything."""
-
-
-def _refuse(value: object, scope: Scope, known: tuple[object, ...]) -> None:
-    """Raises RefusedError for a config value that llama.cpp's network does not compute."""
-    if value is not None and value not in known:
-        raise RefusedError(
-            f"{scope.key.hf[0]} is {value!r:.40}; llama.cpp's {scope.row.gguf} network knows only "
-            f"{' and '.join(map(repr, known[:2]))}"
-        )
-
-
-def _gelu_to(value: object, scope: Scope) -> None:
-    _refuse(value, scope, _GELUS)
-
-
-def _glu_to(value: object, scope: Scope) -> object:
-    _refuse(value, scope, _GLUS)
-    return value
-
-
-def _nothing_to(value: object, scope: Scope) -> None:
-    _refuse(value, scope, (None,))
-
-
-def _multi_query_from(value: object, scope: Scope) -> object:
-    return scope.h.num_kv_heads == 1 if scope.kv else DEFAULT
 
 
 def _multi_query_settle(value: object, scope: Scope) -> int | None:
@@ -60,7 +34,7 @@ def _falcon_kv_settle(value: object, scope: Scope) -> int | None:
     new, multi = scope.config("new_decoder_architecture"), scope.config("multi_query")
     if multi and not new:
         return 1
-    return as_int(value, scope.key.hf[0]) or scope.h.num_heads
+    return as_int(value, scope.name) or scope.h.num_heads
 
 
 def _falcon_kind_from(value: object, scope: Scope) -> object:
@@ -77,47 +51,26 @@ def _falcon_kind_from(value: object, scope: Scope) -> object:
     )
 
 
-def _expansion_fill(scope: Scope) -> int | None:
-    factor = as_float(scope.config("expansion_ratio"), "expansion_ratio")
-    return int(factor * scope.h.hidden_size) if factor and scope.h.hidden_size else None
-
-
-def _expansion_from(value: object, scope: Scope) -> object:
-    ffn, hidden = scope.h.intermediate_size, scope.h.hidden_size
-    if not scope.kv or not ffn or not hidden:
-        return DEFAULT
-    return ffn // hidden if ffn % hidden == 0 else ffn / hidden
-
-
-def _kv_if_named_to(value: object, scope: Scope) -> int | None:
-    return scope.h.num_kv_heads if scope.h.num_kv_heads != scope.h.num_heads else None
-
-
-def _kv_if_named_settle(value: object, scope: Scope) -> int | None:
-    return scope.size("attn_config.kv_n_heads") or scope.h.num_heads
-
-
-def _kv_named_from(value: object, scope: Scope) -> object:
-    kv_heads = scope.h.num_kv_heads
-    return kv_heads if scope.kv and kv_heads != scope.h.num_heads else DEFAULT
+def _has_groups(scope: Scope) -> bool:
+    return scope.h.num_kv_heads != scope.h.num_heads
 
 
 def _alibi_to(value: object, scope: Scope) -> float | None:
-    return 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.key.hf[0])
+    return 0.0 if scope.config("attn_config.alibi") is False else as_float(value, scope.name)
 
 
 def _alibi_from(value: object, scope: Scope) -> object:
     bias = as_float(value, scope.key.gguf)
     if bias is None and not scope.kv:
         return DEFAULT
-    usual = scope.defaults.get(scope.key.hf[0])
+    usual = scope.defaults.get(scope.name)
     shown = usual if not bias else int(bias) if bias.is_integer() else bias
-    return ConfigKeys({"attn_config.alibi": bool(bias), scope.key.hf[0]: shown})
+    return ConfigKeys({"attn_config.alibi": bool(bias), scope.name: shown})
 
 
 def _offset_positions_to(value: object, scope: Scope) -> int | None:
     """Positions that a text can have: RoBERTa counts from the id of the padding token on, plus one."""
-    positions, padding = as_int(value, scope.key.hf[0]), scope.size("pad_token_id")
+    positions, padding = as_int(value, scope.name), scope.size("pad_token_id")
     if positions is None or padding is None:
         return positions
     if positions <= padding + 1:
@@ -130,10 +83,6 @@ def _offset_positions_from(value: object, scope: Scope) -> object:
     positions = as_int(value, scope.key.gguf)
     padding = as_int(scope.kv.get(key, scope.defaults.get("pad_token_id")), key)
     return DEFAULT if positions is None or padding is None else positions + padding + 1
-
-
-def _no_rope_scaling_to(value: object, scope: Scope) -> str | None:
-    return None if scope.h.extra.get("rope_scaling") else "none"
 
 
 def _labels_to(value: object, scope: Scope) -> list[str] | None:
@@ -177,20 +126,29 @@ def _dense_first_fill(scope: Scope) -> list[str] | None:
 
 
 CONVERTERS: dict[str, Converter] = {
-    "gelu": Converter(_gelu_to),
-    "glu": Converter(_glu_to),
-    "nothing": Converter(_nothing_to),
-    "multi_query": Converter(nothing, _multi_query_from),
+    "multi_query": Converter(
+        nothing, lambda value, scope: scope.h.num_kv_heads == 1 if scope.kv else DEFAULT
+    ),
     "multi_query_kv": Converter(settle=_multi_query_settle),
     "falcon_kv": Converter(settle=_falcon_kv_settle),
     "falcon_kind": Converter(nothing, _falcon_kind_from),
-    "expansion": Converter(nothing, _expansion_from),
-    "expansion_width": Converter(fill=_expansion_fill),
-    "kv_named": Converter(nothing, _kv_named_from),
-    "kv_if_named": Converter(_kv_if_named_to, settle=_kv_if_named_settle),
+    "expansion": Converter(
+        nothing,
+        lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope),
+    ),
+    "expansion_width": Converter(fill=lambda scope: times_hidden(scope.config("expansion_ratio"), scope)),
+    "kv_named": Converter(
+        nothing, lambda value, scope: scope.h.num_kv_heads if scope.kv and _has_groups(scope) else DEFAULT
+    ),
+    "kv_if_named": Converter(
+        lambda value, scope: scope.h.num_kv_heads if _has_groups(scope) else None,
+        settle=lambda value, scope: scope.size("attn_config.kv_n_heads") or scope.h.num_heads,
+    ),
     "alibi_bias": Converter(_alibi_to, _alibi_from),
     "offset_positions": Converter(_offset_positions_to, _offset_positions_from),
-    "no_rope_scaling": Converter(_no_rope_scaling_to, default),
+    "no_rope_scaling": Converter(
+        lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default
+    ),
     "labels": Converter(_labels_to, _labels_from),
     "modernbert_layers": Converter(_dense_first_to, _dense_first_from, _dense_first_fill),
 }

@@ -13,7 +13,9 @@ from aprfmt.arch.values.base import (
     Scope,
     default,
     nothing,
+    over_hidden,
     periodic,
+    times_hidden,
 )
 from aprfmt.errors import CorruptError, RefusedError
 
@@ -28,23 +30,6 @@ def _kinds(scope: Scope) -> list[object]:
     return kinds
 
 
-def _expand_to(value: object, scope: Scope) -> int | None:
-    """Width of the mixer: expand x hidden."""
-    factor, hidden = as_float(value, "expand"), scope.h.hidden_size
-    return None if factor is None or hidden is None else int(factor * hidden)
-
-
-def _expand_from(value: object, scope: Scope) -> object:
-    width, hidden = as_int(value, scope.key.gguf), scope.h.hidden_size
-    if not width or not hidden:
-        return DEFAULT
-    return width // hidden if width % hidden == 0 else width / hidden
-
-
-def _expanded_fill(scope: Scope) -> int | None:
-    return _expand_to(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
-
-
 def _rank_fill(scope: Scope) -> int | None:
     """A sixteenth of the hidden size, rounded up: what "auto" means."""
     return -(-scope.h.hidden_size // 16) if scope.h.hidden_size else None
@@ -52,7 +37,7 @@ def _rank_fill(scope: Scope) -> int | None:
 
 def _inner_to(value: object, scope: Scope) -> int | None:
     """Values of a head -> values of all heads, whose number is the key `ssm.time_step_rank`."""
-    size, heads = as_int(value, scope.key.hf[0]), _heads(scope)
+    size, heads = as_int(value, scope.name), _heads(scope)
     return None if size is None or heads is None else size * heads
 
 
@@ -91,12 +76,14 @@ def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
     return _linear(periodic(period, n_layers))
 
 
-def _layer_heads_to(value: object, scope: Scope) -> list[int] | None:
-    heads = as_int(value, scope.key.hf[0])
-    return None if heads is None else [heads if kind in _ATTENTION else 0 for kind in _kinds(scope)]
+def _per_layer(value: object, scope: Scope, *kinds: str) -> list[int] | None:
+    """A number in the layers of some kinds, 0 in the others."""
+    number = as_int(value, scope.name)
+    return None if number is None else [number if kind in kinds else 0 for kind in _kinds(scope)]
 
 
-def _layer_heads_from(value: object, scope: Scope) -> object:
+def _most(value: object, scope: Scope) -> object:
+    """What the layers have that have it."""
     heads = value if isinstance(value, list) else [value]
     return max((n for n in heads if isinstance(n, int)), default=0) or DEFAULT
 
@@ -153,20 +140,6 @@ def _block_types_from(value: object, scope: Scope) -> object:
     ]
 
 
-def _listed_layers(scope: Scope) -> int | None:
-    kinds = scope.h.extra.get("layers_block_type") or scope.h.extra.get("hybrid_override_pattern")
-    return len(kinds) if isinstance(kinds, list | str) else None
-
-
-def _mlp_layers_to(value: object, scope: Scope) -> list[int] | None:
-    width = as_int(value, scope.key.hf[0])
-    return None if width is None else [width if kind == "mlp" else 0 for kind in _kinds(scope)]
-
-
-def _moe_layers_to(value: object, scope: Scope) -> list[int]:
-    return [scope.h.moe_intermediate_size or 0 if kind == "moe" else 0 for kind in _kinds(scope)]
-
-
 def _lone_width_to(value: object, scope: Scope) -> object:
     """Width of the dense MLP; of a network without experts that is the shared expert's."""
     return value if scope.h.num_experts else scope.h.extra.get("shared_intermediate_size", value)
@@ -187,48 +160,47 @@ def _sections_to(value: object, scope: Scope) -> GgufKeys | None:
 
 def _lfm2_width(value: object, scope: Scope) -> object:
     """LFM2 as it is held: the width that the MLP really has, with nothing left to adjust."""
-    width, extra = as_int(value, scope.key.hf[0]), scope.h.extra
+    width, extra = as_int(value, scope.name), scope.h.extra
     if width is None or not extra.get("block_auto_adjust_ff_dim"):
         return DEFAULT
     width = 2 * width // 3
     if (factor := as_float(extra.get("block_ffn_dim_multiplier"), "block_ffn_dim_multiplier")) is not None:
         width = int(factor * width)
     multiple = as_int(extra.get("block_multiple_of"), "block_multiple_of") or 1
-    return ConfigKeys({scope.key.hf[0]: -(-width // multiple) * multiple, "block_auto_adjust_ff_dim": False})
+    return ConfigKeys({scope.name: -(-width // multiple) * multiple, "block_auto_adjust_ff_dim": False})
 
 
-def _number_of(value: object, scope: Scope) -> object:
-    return len(value) if isinstance(value, list) else DEFAULT
-
-
-def _auto_rank(value: object, scope: Scope) -> object:
-    return _rank_fill(scope) if value == "auto" else DEFAULT
-
-
-def _used_to(value: object, scope: Scope) -> object:
-    """Experts that a token uses; the runtime refuses more than there are."""
-    return value if scope.h.num_experts else None
+def _count_layers(scope: Scope) -> int | None:
+    kinds = scope.h.extra.get("layers_block_type") or scope.h.extra.get("hybrid_override_pattern")
+    return len(kinds) if isinstance(kinds, list | str) else None
 
 
 CONVERTERS: dict[str, Converter] = {
-    "expand": Converter(_expand_to, _expand_from),
+    "expand": Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope)),
     "if_given": Converter(),
-    "expanded": Converter(fill=_expanded_fill),
+    "expanded": Converter(
+        fill=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
+    ),
     "lfm2_width": Converter(settle=_lfm2_width),
     "never_adjusted": Converter(nothing, lambda value, scope: False),
-    "number_of": Converter(settle=_number_of),
-    "auto_rank": Converter(fill=_rank_fill, settle=_auto_rank),
+    "number_of": Converter(settle=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT),
+    "auto_rank": Converter(
+        fill=_rank_fill, settle=lambda value, scope: _rank_fill(scope) if value == "auto" else DEFAULT
+    ),
     "inner_size": Converter(_inner_to, _inner_from),
     "recurrent_layers": Converter(_recurrent_to, _recurrent_from, _every_fourth),
-    "attention_layers": Converter(_layer_heads_to, _layer_heads_from),
+    "attention_layers": Converter(lambda value, scope: _per_layer(value, scope, *_ATTENTION), _most),
     "mixed_layers": Converter(nothing, _mixed_from, _mixed_fill),
     "block_types": Converter(nothing, _block_types_from, settle=_block_types),
-    "listed_layers": Converter(fill=_listed_layers),
-    "mlp_layers": Converter(_mlp_layers_to, _layer_heads_from),
-    "moe_layers": Converter(_moe_layers_to, default),
+    "listed_layers": Converter(fill=_count_layers),
+    "mlp_layers": Converter(lambda value, scope: _per_layer(value, scope, "mlp"), _most),
+    "moe_layers": Converter(
+        lambda value, scope: _per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default
+    ),
     "lone_width": Converter(_lone_width_to),
     "some_experts": Converter(from_gguf=lambda value, scope: value or 0),
-    "used_experts": Converter(_used_to),
+    # The runtime refuses more used experts than there are.
+    "used_experts": Converter(lambda value, scope: value if scope.h.num_experts else None),
     "rope_switch": Converter(_rope_switch_to, lambda value, scope: "rope" if value else None),
     "qwen3_5_sections": Converter(_sections_to, default),
 }

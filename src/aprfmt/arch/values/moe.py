@@ -62,7 +62,7 @@ def _last_layer_to(value: object, scope: Scope) -> None:
     """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
     if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
         raise RefusedError(
-            f"{scope.key.hf[0]} is {value}; a GGUF of {scope.row.gguf!r} has experts up to the last layer"
+            f"{scope.name} is {value}; a GGUF of {scope.row.gguf!r} has experts up to the last layer"
         )
 
 
@@ -81,7 +81,7 @@ def _dense_first(value: object, scope: Scope) -> object:
 def _dense_first_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
         raise RefusedError(
-            f"{scope.key.hf[0]} has dense layers behind others; a GGUF of {scope.row.gguf!r} has none"
+            f"{scope.name} has dense layers behind others; a GGUF of {scope.row.gguf!r} has none"
         )
 
 
