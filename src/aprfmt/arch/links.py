@@ -106,20 +106,19 @@ class RowMap:
 
     def to_json(self) -> dict[str, object]:
         """A JSON object without what is empty; a run of equal shapes is written once, with its length."""
-        body: dict[str, object] = {"before": _runs(self.before), "after": _runs(self.after)}
-        if self.orders:
-            body["orders"] = [[name, *args] for name, args in self.orders]
-        if self.columns:
-            body["columns"] = [[name, *args] for name, args in self.columns]
-        if self.transposed:
-            body["transposed"] = True
-        if self.flat:
-            body["flat"] = True
-        if self.skip:
-            body["skip"] = self.skip
-        if any(self.after_transposed):
-            body["after_transposed"] = list(self.after_transposed)
-        return body | {key: text for key, text in (("value", self.value), ("pack", self.pack)) if text}
+        body = {
+            "before": _runs(self.before),
+            "after": _runs(self.after),
+            "orders": [[name, *args] for name, args in self.orders],
+            "columns": [[name, *args] for name, args in self.columns],
+            "transposed": self.transposed,
+            "flat": self.flat,
+            "skip": self.skip,
+            "after_transposed": any(self.after_transposed) and list(self.after_transposed),
+            "value": self.value,
+            "pack": self.pack,
+        }
+        return {key: value for key, value in body.items() if value}
 
     @classmethod
     def from_json(cls, body: object, tensor: str) -> RowMap:

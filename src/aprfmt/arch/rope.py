@@ -266,13 +266,13 @@ def from_gguf(
 
 
 def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict[str, object] | None:
-    base = f"{prefix}scaling."
-    kind = kv.get(f"{base}type")
-    factor = from_f32(kv.get(f"{base}factor"), f"{base}factor")
+    def number(suffix: str) -> float | None:
+        return from_f32(kv.get(prefix + suffix), prefix + suffix)
+
+    kind, length = kv.get(f"{prefix}scaling.type"), f"{prefix}scaling.original_context_length"
     # Files from before the scaling keys name a bare linear factor.
-    factor = factor or from_f32(kv.get(f"{prefix}scale_linear"), f"{prefix}scale_linear")
-    attention = from_f32(kv.get(f"{base}attn_factor"), f"{base}attn_factor")
-    original = as_int(kv.get(f"{base}original_context_length"), f"{base}original_context_length")
+    factor = number("scaling.factor") or number("scale_linear")
+    attention, original = number("scaling.attn_factor"), as_int(kv.get(length), length)
     if kind is None and attention and original:
         kind = "longrope"
     if kind is None and factor:
@@ -282,15 +282,14 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict
             h.extra["original_max_position_embeddings"] = original
         return None
     if not isinstance(kind, str):
-        raise CorruptError(f"{base}type is not a string")
+        raise CorruptError(f"{prefix}scaling.type is not a string")
     scaling: dict[str, object] = {"rope_type": kind}
     if factor is not None:
         scaling["factor"] = factor
     if original is not None:
         scaling["original_max_position_embeddings"] = original
     for name, suffix in _YARN.items():
-        value = from_f32(kv.get(base + suffix), base + suffix)
-        if value is not None and name != "attn_factor":
+        if name != "attn_factor" and (value := number(f"scaling.{suffix}")) is not None:
             scaling[name] = value
     if attention is not None and attention > 0 and "attention_factor" not in scaling:
         _set_attention(h, kind, scaling, attention)

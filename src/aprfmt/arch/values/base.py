@@ -353,4 +353,3 @@ CONVERTERS: dict[str, Converter] = {
     "yarn_log_tenth": yarn_log(0.1),
     "four_hidden": Converter(fill=lambda scope: times_hidden(4, scope)),
 }
-"""What a Key's `via` names."""

@@ -152,4 +152,3 @@ CONVERTERS: dict[str, Converter] = {
     "labels": Converter(_labels_to, _labels_from),
     "modernbert_layers": Converter(_dense_first_to, _dense_first_from, _dense_first_fill),
 }
-"""What a Key's `via` names."""

@@ -204,4 +204,3 @@ CONVERTERS: dict[str, Converter] = {
     "rope_switch": Converter(_rope_switch_to, lambda value, scope: "rope" if value else None),
     "qwen3_5_sections": Converter(_sections_to, default),
 }
-"""What a Key's `via` names."""

@@ -137,4 +137,3 @@ CONVERTERS: dict[str, Converter] = {
     "mscales": Converter(nothing, _mscales_from),
     "group_choice": Converter(nothing, _group_choice_from),
 }
-"""What a Key's `via` names."""
