@@ -153,9 +153,10 @@ def _pieces(dtype: str, shape: Shape, chunks: Iterable[Buffer], name: str | None
         unit_shape, unit_bytes = shape[-1:], stored_bytes(dtype, shape[-1:], padded=True)
     else:
         unit_bytes = row.block_bytes
-    for buffer in regroup(stream, unit_bytes, max(1, BLOCK_VALUES // unit_shape[0]) * unit_bytes):
+    size = max(1, BLOCK_VALUES // unit_shape[0]) * unit_bytes
+    for buffer in regroup(stream, size, size):  # whole steps, so that none is put together from two
         n_units = len(buffer) // unit_bytes
-        size = min(n_units * unit_shape[0], left)
-        piece_shape = (n_units, *unit_shape) if is_padded(row, shape) else (size,)
+        n = min(n_units * unit_shape[0], left)
+        piece_shape = (n_units, *unit_shape) if is_padded(row, shape) else (n,)
         yield decode(dtype, head + buffer if head else buffer, piece_shape, tensor=name).reshape(-1)
-        left -= size
+        left -= n
