@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.canonical import packed, packed_config
+from aprfmt.canonical import packed
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import Packing
 from aprfmt.errors import RefusedError
@@ -79,24 +79,24 @@ def test_settings_of_a_language_model_inside_a_larger_one() -> None:
     config = {"text_config": {"dtype": "float16", "quantization_config": case.quantization}}
     (found,) = packed.packed_weights(case.tensors, config)
     assert found.dtype == "F16"
-    assert packed_config.without_packing(config) == {"text_config": {"dtype": "float16"}}
+    assert packed.without_packing(config) == {"text_config": {"dtype": "float16"}}
 
 
 def test_the_file_of_modelopt_stands_in_for_missing_settings() -> None:
     case = pm.nvfp4(modelopt=True)
     file = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
-    config = packed_config.with_hf_quant({"dtype": "bfloat16"}, file)
+    config = packed.with_hf_quant({"dtype": "bfloat16"}, file)
     (found,) = packed.packed_weights(case.tensors, config)
     assert found.scheme == "NVFP4"
     assert packed.activation_scales(case.tensors, config) == [f"{pm.BASE}.input_scale"]
     own = {"quantization_config": {"quant_method": "fp8"}}
-    assert packed_config.with_hf_quant(own, file) == own
-    assert packed_config.with_hf_quant({}, None) == {}
+    assert packed.with_hf_quant(own, file) == own
+    assert packed.with_hf_quant({}, None) == {}
 
 
 def test_a_config_of_decoded_weights_says_nothing_of_packing() -> None:
     config = {"hidden_size": 3, "quantization_config": {"quant_method": "fp8"}, "compression_config": {}}
-    assert packed_config.without_packing(config) == {"hidden_size": 3}
+    assert packed.without_packing(config) == {"hidden_size": 3}
     assert "quantization_config" in config
 
 

@@ -99,10 +99,10 @@ def test_entries_that_are_missing_are_named(apr: Apr, tiny_gguf: Path, tmp_path:
 
 
 USAGE = {
-    "no mix": ((), "MIX is missing"),
+    "not a mix": ((), "MIX is missing"),
     "unknown": (("q4_k_x",), "unknown dtype or mix"),
     "floats": (("f16",), "not a quantized type"),
-    "single": (("mxfp4",), "no mix"),
+    "single": (("mxfp4",), "not a mix"),
     "intermediate": (("q8_k", "--pure"), "unknown dtype or mix"),
     "broken pattern": (("q8_0", "--tensor-type", "attn(=q8_0"), "attn("),
     "no pattern": (("q8_0", "--tensor-type", "=q8_0"), "REGEX=TYPE"),

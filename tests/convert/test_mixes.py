@@ -16,17 +16,21 @@ from llama_peer import LlamaPeer
 import aprfmt
 from aprfmt.codecs import ggml, libggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.quantize.mix_rules import (
+from aprfmt.convert.quantize.mixes import (
+    ALIASES,
     CONDITIONS,
     KINDS,
+    MIXES,
     OUTPUT,
+    Mix,
     Network,
     QuantizeOverrides,
     choose,
+    file_type_of,
+    find_mix,
     needs_weights,
     usual_bits,
 )
-from aprfmt.convert.quantize.mixes import ALIASES, MIXES, Mix, file_type_of, find_mix
 from aprfmt.errors import RefusedError
 from aprfmt.formats.gguf_kv import GgufType
 

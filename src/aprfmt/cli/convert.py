@@ -156,8 +156,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
 
 
 def _list_mixes() -> None:
-    from aprfmt.convert.quantize.mix_rules import usual_bits
-    from aprfmt.convert.quantize.mixes import ALIASES, MIXES
+    from aprfmt.convert.quantize.mixes import ALIASES, MIXES, usual_bits
 
     body, cells = [], []
     for mix in MIXES.values():

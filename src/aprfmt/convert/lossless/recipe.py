@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 from aprfmt.arch.links import MAX_TENSORS, RowMap
 from aprfmt.canonical.dtype_choice import is_exact
@@ -39,6 +40,9 @@ from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 # Tokenizer list -> element type of its GGUF array.
 GGUF_LISTS = {
@@ -265,3 +269,19 @@ def _inflate(text: str, n_bytes: int) -> bytes:
             f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}"
         )
     return data
+
+
+def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) -> dict[str, S | T]:
+    """`base` with only those keys changed that differ between `then` and `now`.
+
+    `base` is what a source file said, `then` what this package derives from it, `now` what it derives after the
+    user's edits: so edits take effect, and whatever we do not model stays as the source had it.
+    """
+    out: dict[str, S | T] = dict(base)
+    for key, value in now.items():
+        if key not in then or then[key] != value:
+            out[key] = value
+    for key in then:
+        if key not in now:
+            out.pop(key, None)
+    return out

@@ -1,12 +1,18 @@
-"""The quantization mixes: what llama.cpp calls file types. Which block type each kind of tensor gets, as data."""
+"""The quantization mixes, what llama.cpp calls file types: as data, and what each tensor of a GGUF gets by one.
+
+The decisions are those of llama.cpp's llama_model_quantize.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from aprfmt.errors import UsageError
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +24,9 @@ class Mix:
         file_type: llama.cpp's number (`enum llama_ftype`), which `general.file_type` gets.
         dtype: what every matrix gets for which no rule says otherwise.
         advice: when to take it, one line.
-        rules: by kind of tensor (see mix_rules.KINDS; "*" is every kind without a rule of its own) the exceptions:
+        rules: by kind of tensor (see KINDS; "*" is every kind without a rule of its own) the exceptions:
             clauses `condition&condition:DTYPE`, of which the first that holds counts. A clause without conditions
-            always holds, one without a dtype leaves the mix's. The conditions stand in mix_rules.CONDITIONS.
+            always holds, one without a dtype leaves the mix's. The conditions stand in CONDITIONS.
     """
 
     name: str
@@ -154,3 +160,278 @@ def unknown(name: str, *others: str) -> UsageError:
     near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = (f"did you mean {near[0]}? " if near else "") + "known: " + ", ".join([*others, *MIXES])
     return UsageError(f"unknown dtype or mix {name!r}", hint=hint)
+
+
+# --- decisions ---
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What the rules ask of a network.
+
+    Attributes:
+        architecture: `general.architecture`.
+        n_layers: `block_count`, layers for multi-token prediction included.
+        n_heads, n_kv_heads: of the first layer.
+        n_experts: 0 without experts.
+    """
+
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    n_experts: int
+
+    @property
+    def heads_per_kv(self) -> int:
+        """Query heads that share one key head in the first layer; 0 where that has none."""
+        return self.n_heads // self.n_kv_heads if self.n_kv_heads else 0
+
+    @property
+    def is_70b(self) -> bool:
+        """Whether llama.cpp takes the network for one of 70 billion parameters."""
+        if self.n_layers != _LAYERS_OF_70B.get(self.architecture):
+            return False
+        return self.architecture != "llama" or (self.n_heads != self.n_kv_heads and self.n_experts != 8)
+
+
+_LAYERS_OF_70B = {"llama": 80, "llama-embed": 80, "qwen2": 80, "olmo": 80, "deci": 80, "jais2": 68}
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOverrides:
+    """What the user asked for beside the mix.
+
+    Attributes:
+        pure: every quantizable tensor in the mix's own dtype, without its rules.
+        output: dtype of the output head.
+        embedding: dtype of the token embedding.
+        patterns: the first pattern that is found in a tensor's name gives its dtype.
+        leave_output: whether the output head stays as it is.
+        imatrix: whether there is an importance matrix.
+        padded: block types whose rows may end in padding (those of an `.apr`).
+    """
+
+    pure: bool = False
+    output: str | None = None
+    embedding: str | None = None
+    patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
+    leave_output: bool = False
+    imatrix: bool = False
+    padded: tuple[str, ...] = ()
+
+    def override(self, name: str) -> str | None:
+        """The dtype that an override gives the tensor."""
+        return next((dtype for pattern, dtype in self.patterns if pattern.search(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor among those of its kind: its number `i` of `n`, which is the layer where layers can be told.
+
+    `counted` is the plain running number, `stacked` tells a tensor of several matrices.
+    """
+
+    i: int
+    n: int
+    counted: int
+    stacked: bool
+
+
+CONDITIONS: Mapping[str, Callable[[Place, Network], bool]] = {
+    "more": lambda p, net: more_bits(p.i, p.n),
+    "middle": lambda p, net: p.n // 8 <= p.i < 7 * p.n // 8,
+    "first/8": lambda p, net: p.i < p.n // 8,
+    "first/16": lambda p, net: p.i < p.n // 16,
+    "first2": lambda p, net: p.i < 2,
+    "first4": lambda p, net: p.i < 4,
+    "counted/8": lambda p, net: p.counted < p.n // 8,
+    "stacked": lambda p, net: p.stacked,
+    "gqa4": lambda p, net: net.heads_per_kv >= 4,
+    "experts4": lambda p, net: net.n_experts >= 4,
+    "experts8": lambda p, net: net.n_experts == 8,
+    "70b": lambda p, net: net.is_70b,
+    "falcon": lambda p, net: net.architecture == "falcon",
+}
+"""Words of the rules; "imatrix" is one more, and "!" negates."""
+
+
+def more_bits(i: int, n: int) -> bool:
+    """Whether layer `i` of `n` is one of the first or last eighth, or every third one between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+KINDS = (
+    ("attn_qkv.weight", "attn_v"), ("attn_kv_b.weight", "attn_v"), ("attn_v.weight", "attn_v"),
+    ("attn_k.weight", "attn_k"), ("attn_q.weight", "attn_q"), ("attn_output.weight", "attn_output"),
+    ("ffn_up", "ffn_up"), ("ffn_gate", "ffn_gate"), ("ffn_down", "ffn_down"),
+)  # fmt: skip
+"""What a tensor's name holds -> its kind; the first that fits. Three names are told by the whole name."""
+
+OUTPUT = "output.weight"
+EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
+
+
+def kind_of(name: str) -> str:
+    """The kind of a tensor; "other" for those that no rule names."""
+    if name == OUTPUT:
+        return "output"
+    if name in EMBEDDINGS:
+        return "token_embd"
+    return next((kind for part, kind in KINDS if part in name), "other")
+
+
+# Parts of names of small or sensitive matrices, which stay as they are in every mix.
+_LEFT = (
+    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
+    "ssm_conv1d", "shortconv.conv.weight", "indexer.k_proj.weight", "indexer.q_proj.weight",
+    "time_mix_first.weight", "time_mix_w0.weight", "time_mix_w1.weight", "time_mix_w2.weight",
+    "time_mix_v0.weight", "time_mix_v1.weight", "time_mix_v2.weight", "time_mix_a0.weight", "time_mix_a1.weight",
+    "time_mix_a2.weight", "time_mix_g1.weight", "time_mix_g2.weight", "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight", "attn_rel_b.weight", ".position_embd",
+    "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd", ".patch_merger", "a.rvq.codebook",
+    "mm.a.code_embd",
+)  # fmt: skip
+_LEFT_WHOLE = ("position_embd.weight", "token_types.weight")
+
+
+def is_quantizable(name: str, shape: Shape) -> bool:
+    """Whether a mix may change the GGUF tensor: a matrix, or a stack of them, that is none of the exceptions."""
+    n_dims = len(shape) - next((i for i, dim in enumerate(shape) if dim != 1), len(shape))
+    if n_dims < 2 or not name.endswith("weight") or name in _LEFT_WHOLE:
+        return False
+    return not any(part in name for part in _LEFT)
+
+
+# Blocks of 256 values that do not divide a row fall back to blocks of 32, and whatever does not fit then to F16.
+_FALLBACK = {
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "TQ1_0": "Q4_0",
+    "TQ2_0": "Q4_0", "Q2_0": "Q4_0", "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL",
+    "IQ2_XS": "IQ4_NL", "IQ2_S": "IQ4_NL", "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
+}  # fmt: skip
+
+
+def fitting(target: str, shape: Shape) -> str:
+    """`target`, or the nearest dtype whose blocks divide a row of `shape`."""
+    row = DTYPES[target]
+    if row.kind != "ggml" or shape[-1] % row.block == 0:
+        return target
+    return fitting(_FALLBACK[target], shape) if target in _FALLBACK else "F16"
+
+
+# What holds too little without weights for every column, and what llama.cpp's encoder cannot do without them.
+_POOR_WITHOUT = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
+_IMPOSSIBLE_WITHOUT = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
+
+
+def needs_weights(name: str, dtype: str, mix: Mix) -> bool:
+    """Whether the tensor must not become `dtype` without importance weights."""
+    if dtype in _IMPOSSIBLE_WITHOUT:
+        return True
+    poor = dtype in _POOR_WITHOUT or (dtype == "Q2_K" and mix.name == "q2_k_s")
+    return poor and name not in (*EMBEDDINGS, OUTPUT)
+
+
+def choose(
+    tensors: Mapping[str, Shape], mix: Mix, network: Network, overrides: QuantizeOverrides | None = None
+) -> dict[str, str]:
+    """The dtype of every tensor that `mix` quantizes; those that stay as they are do not appear.
+
+    `tensors` are all tensors of the GGUF with their row-major shapes, in any order.
+    Raises RefusedError for a name without the layer that a rule asks for.
+    """
+    chooser = _Chooser(tensors, mix, network, overrides or QuantizeOverrides())
+    ordered = sorted(tensors, key=lambda name: (_layer(name), name.encode(errors="surrogateescape")))
+    found = ((name, chooser.dtype(name)) for name in ordered)
+    return {name: dtype for name, dtype in found if dtype is not None}
+
+
+def _layer(name: str) -> int:
+    match = re.match(r"blk\.(\d{1,6})\.", name)
+    return int(match[1]) if match else -1
+
+
+@dataclass(slots=True)
+class _Chooser:
+    """Asked once for each tensor, layer by layer: some rules count the tensors of a kind."""
+
+    tensors: Mapping[str, Shape]
+    mix: Mix
+    network: Network
+    overrides: QuantizeOverrides
+    n_attn_v: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.n_attn_v = sum(kind_of(name) == "attn_v" for name in self.tensors)
+
+    def dtype(self, name: str) -> str | None:
+        """The dtype of the tensor, None where it stays as it is."""
+        shape, overrides = self.tensors[name], self.overrides
+        if not is_quantizable(name, shape) or (overrides.leave_output and name == OUTPUT):
+            return None
+        kind, named = kind_of(name), overrides.override(name)
+        target = self.mix.dtype
+        if kind == "token_embd" and overrides.embedding and (name == EMBEDDINGS[0] or named is None):
+            target = overrides.embedding
+        elif kind == "output" and overrides.output:
+            target = overrides.output
+        elif named is not None:
+            target = named
+        elif not overrides.pure:
+            target = self._by_rule(name, kind, shape)
+        return target if target in overrides.padded else fitting(target, shape)
+
+    def _by_rule(self, name: str, kind: str, shape: Shape) -> str:
+        if kind == "token_embd" and OUTPUT not in self.tensors:  # the head is the embedding
+            kind = "output"
+        if kind == "output":
+            return self._output(shape)
+        place = self._place(name, kind, shape)
+        rule = self.mix.rules.get(kind, self.mix.rules.get("*", ""))
+        for clause in rule.split():
+            conditions, _, dtype = clause.rpartition(":")
+            if all(self._holds(word, place) for word in conditions.split("&") if word):
+                return dtype or self.mix.dtype
+        return self.mix.dtype
+
+    def _output(self, shape: Shape) -> str:
+        if self.overrides.output:
+            return self.overrides.output
+        if self.network.architecture == "falcon" or shape[-1] % DTYPES[self.mix.dtype].block:
+            return "Q8_0"
+        return self.mix.rules.get("output", "Q8_0" if self.mix.dtype == "Q8_0" else "Q6_K")
+
+    def _place(self, name: str, kind: str, shape: Shape) -> Place:
+        counted = self.counts.get(kind, 0)
+        self.counts[kind] = counted + 1
+        stacked = len(shape) > 2 and shape[-3] > 1
+        if kind == "attn_v":
+            return Place(counted, self.n_attn_v, counted, stacked)
+        i, n = counted, self.network.n_layers
+        if kind.startswith("ffn_") and self.network.n_experts > 1 and self.mix.rules.get(kind):
+            i = _layer(name)  # experts are no fixed number of tensors a layer
+            if not 0 <= i < n:
+                raise RefusedError(
+                    f"the mix {self.mix.name} asks for its layer, and it is in none of the {n}", tensor=name
+                )
+        return Place(i, n, counted, stacked)
+
+    def _holds(self, word: str, place: Place) -> bool:
+        if word.startswith("!"):
+            return not self._holds(word[1:], place)
+        return self.overrides.imatrix if word == "imatrix" else CONDITIONS[word](place, self.network)
+
+
+def usual_bits(mix: Mix) -> float:
+    """Stored bits for each weight of a model as most are (Llama-3.1-8B), given an importance matrix."""
+    shapes: dict[str, Shape] = {"token_embd.weight": (128256, 4096), "output.weight": (128256, 4096)}
+    matrices: dict[str, Shape] = {
+        "attn_q": (4096, 4096), "attn_k": (1024, 4096), "attn_v": (1024, 4096), "attn_output": (4096, 4096),
+        "ffn_gate": (14336, 4096), "ffn_up": (14336, 4096), "ffn_down": (4096, 14336),
+    }  # fmt: skip
+    for layer in range(32):
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in matrices.items()}
+    chosen = choose(shapes, mix, Network("llama", 32, 32, 8, 0), QuantizeOverrides(imatrix=True))
+    n_bytes = sum(DTYPES[chosen[name]].n_bytes(shape) for name, shape in shapes.items())
+    return 8 * n_bytes / sum(rows * cols for rows, cols in shapes.values())

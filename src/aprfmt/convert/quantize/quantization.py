@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch import hparams as hp
@@ -18,30 +19,34 @@ from aprfmt.codecs import ggml
 from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.convert.options import Options
-from aprfmt.convert.quantize.mix_rules import (
+from aprfmt.convert.quantize.mixes import (
     EMBEDDINGS,
+    MIXES,
     OUTPUT,
+    Mix,
     Network,
     QuantizeOverrides,
     choose,
+    find_mix,
     needs_weights,
+    uniform_mix,
+    unknown,
 )
-from aprfmt.convert.quantize.mixes import MIXES, Mix, find_mix, uniform_mix, unknown
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
 
-# Words of --dtype that are no mixes.
+# Words of --dtype that are not mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
 
 _ONLY_WITH_MIX = ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a tensor becomes; `weights` are float32 [matrices * columns], how much each column matters."""
+class Recoding:
+    """What a tensor is recoded to; `weights` are float32 [matrices * columns], how much each column matters."""
 
     dtype: str
     weights: Array | None = None
@@ -56,7 +61,9 @@ class Quantization:
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
 
-    def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Target]:
+    def targets(
+        self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses
+    ) -> dict[str, Recoding]:
         """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
 
         Raises RefusedError (a quantized source, weights that are missing or of another model) and
@@ -67,10 +74,13 @@ class Quantization:
         quantizable = [t for t in tensors if t.name in chosen and _is_float(t)]
         changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
-        self._refuse_requantizing(c, changing, chosen)
+        if not self.allow_requantize:
+            _refuse_requantizing(c, changing, chosen)
         weights = self._weights(c, changing, chosen, losses)
-        require_encoders({chosen[t.name] for t in changing})
-        return {t.name: Target(chosen[t.name], weights.get(t.name)) for t in quantizable}
+        for dtype in sorted({chosen[t.name] for t in changing}):
+            if DTYPES[dtype].kind == "ggml" and not ggml.encodable(dtype):
+                raise ggml.missing(dtype, "encode")
+        return {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
         """What the user may not expect: overrides without effect, rows that the blocks of the mix do not divide."""
@@ -85,65 +95,62 @@ class Quantization:
             dtypes = ", ".join(sorted({chosen[name] for name in odd}))
             yield f"{plural(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
 
-    def _refuse_requantizing(
-        self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
-    ) -> None:
-        if self.allow_requantize:
-            return
-        packed = {tensor.name: tensor.scheme for tensor in c.packs.weights} if c.packs.decoded else {}
-        for tensor in changing:
-            scheme = next((packed[piece.name] for piece in tensor.pieces if piece.name in packed), None)
-            was = scheme or next(
-                (d for d in (tensor.stored_dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS),
-                None,
-            )
-            if was is not None:
-                raise RefusedError(
-                    f"{was} is quantized already; quantizing it again to {chosen[tensor.name]} loses twice",
-                    path=c.model.path,
-                    tensor=tensor.name,
-                    hint="start from the floats, or add --allow-requantize",
-                )
-
     def _weights(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str], losses: Losses
     ) -> dict[str, Array]:
         """Importance weights by tensor; every tensor that must have them does."""
         found: dict[str, Array] = {}
         missing = []
-        for tensor in changing:
-            values = self._entry(tensor)
-            if values is not None:
-                found[tensor.name] = values
-            elif needs_weights(tensor.name, chosen[tensor.name], self.mix):
-                raise _missing_weights(tensor.name, chosen[tensor.name], c, self.imatrix)
-            elif tensor.name not in (*EMBEDDINGS, OUTPUT):
-                missing.append(tensor.name)
-        if self.imatrix is not None and missing:
+        entries, path = ({}, None) if self.imatrix is None else (self.imatrix.entries, self.imatrix.path)
+        for name, shape in ((tensor.name, tensor.shape) for tensor in changing):
+            values, expected = entries.get(name), shape[-1] * n_matrices(shape)
+            if values is not None and values.size == expected:
+                found[name] = values
+            elif values is not None and name not in EMBEDDINGS:
+                raise RefusedError(
+                    f"the importance matrix belongs to another model: {values.size} values instead of {expected}",
+                    path=path,
+                    tensor=name,
+                )
+            elif needs_weights(name, chosen[name], self.mix):
+                message, hint = (
+                    "needs an importance matrix",
+                    "give one with --imatrix, or choose a larger mix",
+                )
+                if self.imatrix is not None:
+                    message = "needs importance weights, and the matrix has none for this tensor"
+                    hint = f"choose another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
+                raise RefusedError(f"{chosen[name]} {message}", path=c.model.path, tensor=name, hint=hint)
+            elif name not in (*EMBEDDINGS, OUTPUT):
+                missing.append(name)
+        if entries and missing:
             if not found:
                 raise RefusedError(
-                    f"the importance matrix is of another model: it has no entry for {missing[0]}, "
-                    f"but for {next(iter(self.imatrix.entries))}",
-                    path=self.imatrix.path,
+                    f"the importance matrix belongs to another model: it has no entry for {missing[0]}, "
+                    f"but one for {next(iter(entries))}",
+                    path=path,
                 )
             losses.warnings.append(f"the importance matrix has no entry for {first_few(missing)}")
         return found
 
-    def _entry(self, tensor: CanonicalTensor) -> Array | None:
-        values = self.imatrix.entries.get(tensor.name) if self.imatrix is not None else None
-        if values is None:
-            return None
-        expected = tensor.shape[-1] * n_matrices(tensor.shape)
-        if values.size == expected:
-            return values
-        if tensor.name in EMBEDDINGS:
-            return None
-        assert self.imatrix is not None
-        raise RefusedError(
-            f"the importance matrix is of another model: it has {values.size} values where {expected} belong",
-            path=self.imatrix.path,
-            tensor=tensor.name,
+
+def _refuse_requantizing(
+    c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
+) -> None:
+    packed = {weight.name: weight.scheme for weight in c.packs.weights} if c.packs.decoded else {}
+    for tensor in changing:
+        schemes = [packed[piece.name] for piece in tensor.pieces if piece.name in packed]
+        dtypes = (
+            d for d in (tensor.pieces[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS
         )
+        was = next(iter([*schemes, *dtypes]), None)
+        if was is not None:
+            raise RefusedError(
+                f"{was} is quantized already; quantizing it again to {chosen[tensor.name]} loses twice",
+                path=c.model.path,
+                tensor=tensor.name,
+                hint="start from the floats, or add --allow-requantize",
+            )
 
 
 def n_matrices(shape: Shape) -> int:
@@ -153,22 +160,6 @@ def n_matrices(shape: Shape) -> int:
 
 def _is_float(tensor: CanonicalTensor) -> bool:
     return DTYPES[tensor.dtype].kind != "plain" or tensor.dtype in ("F64", "F32", "F16", "BF16", *EIGHT_BITS)
-
-
-def _missing_weights(name: str, dtype: str, c: Canonical, imatrix: Imatrix | None) -> RefusedError:
-    if imatrix is None:
-        message, hint = "needs an importance matrix", "give one with --imatrix, or take a larger mix"
-    else:
-        message = "needs importance weights, which the matrix has not"
-        hint = f"give it another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
-    return RefusedError(f"{dtype} {message}", path=c.model.path, tensor=name, hint=hint)
-
-
-def require_encoders(dtypes: set[str]) -> None:
-    """Raises MissingDependencyError unless all of the dtypes can be written."""
-    cannot = sorted(d for d in dtypes if DTYPES[d].kind == "ggml" and not ggml.encodable(d))
-    if cannot:
-        raise ggml.missing(cannot[0], "encode")
 
 
 def network_of(c: Canonical) -> Network:
@@ -266,7 +257,7 @@ def _mix(options: Options) -> Mix | None:
     if uniform is None:
         raise unknown(options.dtype, *PLAIN)
     if not options.pure:
-        raise UsageError(f"{row.name} is no mix", hint="--pure writes every matrix in this one dtype")
+        raise UsageError(f"{row.name} is not a mix", hint="--pure writes every matrix in this one dtype")
     return uniform
 
 
@@ -287,28 +278,22 @@ def _dtype(name: str | None, option: str) -> str | None:
     """The dtype that a single tensor may be given by its name."""
     if name is None:
         return None
-    allowed = [row.name for row in DTYPES.values() if _is_choosable(row.name)]
-    try:
-        row = find_dtype(name)
-    except AprError:
-        row = None
-    if row is None or row.name not in allowed:
-        raise UsageError(
-            f"{option}: {name!r} is no dtype for one tensor", hint="one of " + ", ".join(allowed).lower()
-        )
-    return row.name
-
-
-def _is_choosable(name: str) -> bool:
-    return name in ("F32", "F16", "BF16") or (DTYPES[name].kind == "ggml" and name not in ("Q8_1", "Q8_K"))
+    blocks = [row.name for row in DTYPES.values() if row.kind == "ggml" and row.name not in ("Q8_1", "Q8_K")]
+    allowed = ["F32", "F16", "BF16", *blocks]
+    with suppress(AprError):
+        if (found := find_dtype(name).name) in allowed:
+            return found
+    raise UsageError(
+        f"{option}: {name!r} is not a dtype for a single tensor", hint="one of " + ", ".join(allowed).lower()
+    )
 
 
 # --- .apr ---
 
 
 def with_apr_names(
-    c: Canonical, side: Sequence[CanonicalTensor], chosen: Mapping[str, Target]
-) -> tuple[Canonical, dict[str, Target]]:
+    c: Canonical, side: Sequence[CanonicalTensor], chosen: Mapping[str, Recoding]
+) -> tuple[Canonical, dict[str, Recoding]]:
     """`c` and its targets for an `.apr`, from the targets `chosen` for the tensors `side` of a GGUF.
 
     The tensors keep their Hugging Face names where the blocks of the GGUF can be brought into that order without
@@ -343,8 +328,8 @@ def with_apr_names(
     return replace(c, tensors=tensors), targets
 
 
-def _in_hf_order(link: Link, chosen: Mapping[str, Target]) -> dict[str, Target]:
-    """Targets of the Hugging Face tensors of a link; {} where its blocks cannot be had in their order."""
+def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recoding]:
+    """Targets of the Hugging Face tensors of a link; {} where its blocks cannot be brought into their order."""
     row_map = link.row_map
     found = [chosen.get(name) for name in link.gguf]
     first = found[0]
@@ -359,7 +344,7 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Target]) -> dict[str, Target]:
     return _weighted(link, first) if len(found) == 1 else {}
 
 
-def _weighted(link: Link, target: Target) -> dict[str, Target]:
+def _weighted(link: Link, target: Recoding) -> dict[str, Recoding]:
     """The same where every matrix of the one GGUF tensor has weights of its own: each tensor gets its part."""
     row_map, weights = link.row_map, target.weights
     after: Shape = row_map.after[0]
@@ -374,6 +359,6 @@ def _weighted(link: Link, target: Target) -> dict[str, Target]:
         if row_map.orders or not (inside or (start % rows == 0 and shape[1:] == after[1:])):
             return {}
         assert weights is not None
-        out[name] = Target(target.dtype, weights[first * cols : last * cols])
+        out[name] = Recoding(target.dtype, weights[first * cols : last * cols])
         start += n_rows
     return out

@@ -15,7 +15,7 @@ from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
 from aprfmt.convert.lossless.source import source_recipe
-from aprfmt.convert.quantize.quantization import Target, with_apr_names
+from aprfmt.convert.quantize.quantization import Recoding, with_apr_names
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import AprError
 from aprfmt.formats import apr2_write, apr_metadata
@@ -40,7 +40,7 @@ _LARGEST_NARROWED = 16 << 20
 
 def layouts(c: Canonical, work: Work) -> Output:
     """The `.apr` for `c`, with weights as the dtype that was asked for or by a mix; see apr_contents."""
-    targets: dict[str, Target] = {}
+    targets: dict[str, Recoding] = {}
     dtype = work.options.dtype
     if work.quantization is not None:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
@@ -82,7 +82,7 @@ def apr_contents(
     c: Canonical,
     dtype: str,
     losses: Losses,
-    targets: Mapping[str, Target] | None = None,
+    targets: Mapping[str, Recoding] | None = None,
     *,
     with_source: bool = True,
 ) -> tuple[dict[str, object], list[OutTensor], int]:
@@ -94,7 +94,7 @@ def apr_contents(
     tensors = []
     for t in c.tensors.values():
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
-        target = (targets or {}).get(t.name, Target(name))
+        target = (targets or {}).get(t.name, Recoding(name))
         tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
     kept = not c.packs.decoded and all(
         out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors

@@ -16,12 +16,10 @@ from aprfmt.canonical.named import gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.lossless.overlay import overlay
-from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.convert.lossless.recipe import Recipe, overlay
 from aprfmt.convert.lossless.source import restorable
 from aprfmt.convert.options import Options
-from aprfmt.convert.quantize.mix_rules import fitting
-from aprfmt.convert.quantize.mixes import file_type_of
+from aprfmt.convert.quantize.mixes import file_type_of, fitting
 from aprfmt.convert.quantize.quantization import Quantization, mix_of
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf

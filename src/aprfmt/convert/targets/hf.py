@@ -10,11 +10,9 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.packed import HF_QUANT
-from aprfmt.canonical.packed_config import without_packing
+from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.codecs.casts import EIGHT_BITS
-from aprfmt.convert.lossless.overlay import overlay
-from aprfmt.convert.lossless.recipe import Recipe
+from aprfmt.convert.lossless.recipe import Recipe, overlay
 from aprfmt.convert.lossless.source import CONFIG, restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.safetensors import TORCH_NAMES, hf_tensors, keeps_all
