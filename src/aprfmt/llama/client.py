@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import IO, Any
 
-from aprfmt.errors import AprError, MissingDependencyError, RunError, UsageError
+from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.engine import ENGINES, LoadRequest
 from aprfmt.types import Json, JsonObject, PathLike
 
@@ -28,9 +28,7 @@ _BYTES_PER_SECOND = 20e6
 """What a slow disk and a slow processor get through: 16 tokens of a 70B model in an hour."""
 
 _LOG_PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
-_REASON = re.compile(
-    r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)|(unknown model architecture.+)"
-)
+_REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install 'aprfmt[llama]'"
 _SECONDS_TO_END = 5.0
@@ -193,11 +191,11 @@ class Llama:
 
     def generate(self, prompt: str, n_tokens: int = 16) -> Generated:
         """The most likely continuation of `prompt`. Raises RunError, also for NaN or infinite logits."""
-        return Generated(**self._ask("generate", prompt=prompt, n_tokens=n_tokens))
+        return Generated(*self._ask("generate", prompt=prompt, n_tokens=n_tokens))
 
     def embed(self, text: str) -> list[float]:
         """The vector of a text, of a model loaded with `pooling`. Raises RunError, also for values that are NaN."""
-        vector: list[float] = self._ask("embed", text=text)["vector"]
+        vector: list[float] = self._ask("embed", text=text)
         return vector
 
     def _ask(self, call: str | None = None, **arguments: Json) -> Any:
@@ -222,7 +220,7 @@ class Llama:
         self._worker = Worker([sys.executable, "-m", "aprfmt.llama.worker"])
         try:
             answer = self._reply("load", {"engines": [*self._engines], "request": asdict(self._request)})
-        except AprError:
+        except BaseException:
             self.close()
             raise
         self.n_vocab: int = answer["n_vocab"]

@@ -11,7 +11,7 @@ ENGINES = {
     "xllamacpp": ("xllamacpp", "aprfmt.llama.engine_xllamacpp"),
     "llama_cpp": ("llama-cpp-python", "aprfmt.llama.engine_llama_cpp"),
 }
-"""Package -> (name on PyPI, module whose `load` makes a Model of a LoadRequest); the first that works is used."""
+"""Package -> (name on PyPI, module with LoadedModel, a Model made of a LoadRequest); the first that works is used."""
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """How an encoder makes one vector of a text, by llama.cpp's number."""

@@ -13,7 +13,7 @@ from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, require_fini
 _LONGEST_PIECE = 4096
 
 
-class CModel:
+class LoadedModel:
     """A model and a context of llama.cpp."""
 
     def __init__(self, request: LoadRequest) -> None:
@@ -87,8 +87,3 @@ class CModel:
         vector = [float(x) for x in pointer[: llama_cpp.llama_model_n_embd(self._model)]]
         require_finite(vector, "embeddings")
         return vector
-
-
-def load(request: LoadRequest) -> CModel:
-    """The model. Raises EngineError where llama.cpp refuses it; the reason is in its log."""
-    return CModel(request)

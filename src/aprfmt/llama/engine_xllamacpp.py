@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import secrets
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from aprfmt.types import JsonObject
 _HTTP_OK = 200
 
 
-class ServerModel:
+class LoadedModel:
     """A model behind llama.cpp's server."""
 
     def __init__(self, request: LoadRequest) -> None:
@@ -25,8 +26,8 @@ class ServerModel:
         params.model.path = request.path
         params.n_ctx = params.n_batch = params.n_ubatch = request.n_ctx
         params.n_parallel, params.n_gpu_layers = 1, 0
-        # Threads beyond the free processors wait for each other in busy loops: a second of work takes twenty.
         params.warmup = params.fit_params = params.ui = params.endpoint_slots = False
+        # Threads beyond the free processors wait for each other in busy loops: a second of work takes twenty.
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
         params.no_extra_bufts = not request.extra_buffers
         if request.pooling is not None:
@@ -40,21 +41,18 @@ class ServerModel:
         except RuntimeError as error:
             raise EngineError(str(error)) from error
         self._address = urlsplit(self._server.listening_address)
-        answer = self._ask("GET", "/v1/models")
-        self.n_vocab: int = answer["data"][0]["meta"]["n_vocab"]
+        self.n_vocab: int = self._ask("GET", "/v1/models")["data"][0]["meta"]["n_vocab"]
 
     def _ask(self, method: str, path: str, body: JsonObject | None = None) -> Any:
         # Not urllib, which would go through the proxies that the environment names.
         connection = http.client.HTTPConnection(self._address.hostname or "127.0.0.1", self._address.port)
         headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
-        try:
+        with closing(connection):
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
             response = connection.getresponse()
             answer = json.loads(response.read())
-        finally:
-            connection.close()
         if response.status != _HTTP_OK:
-            raise EngineError(answer.get("error", {}).get("message", f"HTTP status {response.status}"))
+            raise EngineError(answer["error"]["message"])
         return answer
 
     def generate(self, prompt: str, n_tokens: int) -> tuple[list[int], str]:
@@ -72,18 +70,12 @@ class ServerModel:
         answer = self._ask("POST", "/completion", task)
         # The server has no logits. Its log-probabilities come from a softmax over all of them, so one NaN or +inf
         # makes each NaN, which JSON has as null. A single -inf it does not show.
-        steps = answer.get("completion_probabilities", [])
-        require_finite((step["logprob"] for step in steps), "logits")
+        require_finite((step["logprob"] for step in answer["completion_probabilities"]), "logits")
         return answer["tokens"], answer["content"]
 
     def embed(self, text: str) -> list[float]:
         """See Model.embed."""
-        answer = self._ask("POST", "/embeddings", {"content": text, "embd_normalize": -1})
+        answer = self._ask("POST", "/embeddings", {"content": text, "embd_normalize": -1})  # as computed
         vector: list[float] = answer[0]["embedding"][0]
         require_finite(vector, "embeddings")
         return vector
-
-
-def load(request: LoadRequest) -> ServerModel:
-    """The model. Raises EngineError where llama.cpp refuses it; the reason is in its log."""
-    return ServerModel(request)

@@ -1,8 +1,7 @@
 """The process that llama.cpp runs in: `python -m aprfmt.llama.worker` answers one JSON line for each of stdin's.
 
-A request is [name, arguments], an answer {"ok": {…}} or {"error": message}
-or {"missing": message} where no engine can be imported. The first request is "load", those after it
-are CALLS. What llama.cpp prints goes to stderr, which the client keeps as its log.
+A request is [name, arguments]: "load" first, then CALLS. An answer is {"ok": value}, {"error": message}, or
+{"missing": message} where no engine can be imported. What llama.cpp prints goes to stderr, the client's log.
 """
 
 from __future__ import annotations
@@ -12,25 +11,14 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
 from importlib.metadata import version
 from queue import SimpleQueue
 
 from aprfmt.llama.engine import ENGINES, EngineError, LoadRequest, Model
 from aprfmt.types import JsonObject
 
-
-def _generate(model: Model, prompt: str, n_tokens: int) -> JsonObject:
-    ids, text = model.generate(prompt, n_tokens)
-    return {"ids": [*ids], "text": text}
-
-
-def _embed(model: Model, text: str) -> JsonObject:
-    return {"vector": [*model.embed(text)]}
-
-
-CALLS: dict[str, Callable[..., JsonObject]] = {"generate": _generate, "embed": _embed}
-"""What can be asked of a loaded model; its arguments are theirs."""
+CALLS = ("generate", "embed")
+"""Methods of a Model that can be asked for, with their arguments by name."""
 
 
 def _load(engines: list[str], request: dict[str, object]) -> tuple[Model, JsonObject]:
@@ -43,7 +31,7 @@ def _load(engines: list[str], request: dict[str, object]) -> tuple[Model, JsonOb
         except ImportError as error:
             reasons.append(f"{name}: {error}")
         else:
-            model: Model = engine.load(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
+            model: Model = engine.LoadedModel(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
             return model, {"engine": f"{name} {version(name)}", "n_vocab": model.n_vocab}
     raise ImportError("; ".join(reasons))
 
@@ -70,7 +58,7 @@ def main() -> None:
             if model is None:
                 model, answer = _load(**arguments)
             else:
-                answer = CALLS[call](model, **arguments)
+                answer = getattr(model, CALLS[CALLS.index(call)])(**arguments)
             reply: JsonObject = {"ok": answer}
         except EngineError as error:
             reply = {"error": str(error)}
