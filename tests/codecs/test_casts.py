@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.codecs import casts, libggml, plain
+from aprfmt.codecs import libggml, plain
 from aprfmt.errors import MissingDependencyError, UsageError
 
 CODES = np.arange(65536, dtype="<u2")
@@ -36,9 +36,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(autouse=True)
 def fresh_choice() -> Iterator[None]:
-    casts._chosen.cache_clear()
+    plain._chosen.cache_clear()
     yield
-    casts._chosen.cache_clear()
+    plain._chosen.cache_clear()
 
 
 def grid() -> np.ndarray:
@@ -56,7 +56,7 @@ def grid() -> np.ndarray:
 
 
 def by_torch(source: str, target: str, raw: np.ndarray) -> np.ndarray:
-    """Stored elements of `source` as those of `target`, NaNs by the rule of the casts module."""
+    """Stored elements of `source` as those of `target`, NaNs by the rule of codecs.plain."""
     tensor = torch.from_numpy(raw.view(f"<i{raw.itemsize}").copy()).view(TORCH[source])
     out = tensor.to(TORCH[target])
     kind = f"<u{out.element_size()}"
@@ -196,22 +196,22 @@ def test_a_library_that_rounds_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     """As builds for AVX512-BF16 do it: denormals become zero."""
 
     def flushing(values: np.ndarray, out: np.ndarray) -> None:
-        casts._NUMPY["F32", "BF16"](values, out)
+        plain._NUMPY["F32", "BF16"](values, out)
         out[out & 0x7F80 == 0] &= 0x8000
 
-    monkeypatch.setattr(casts, "_ggml", lambda src, dst: flushing)
+    monkeypatch.setattr(plain, "_ggml", lambda src, dst: flushing)
     monkeypatch.setenv("APR_BACKEND", "ggml")
     if not any(libggml.libraries()):
         pytest.skip("no libggml")
-    assert casts._kernel("F32", "BF16") is casts._NUMPY["F32", "BF16"]
+    assert plain._kernel("F32", "BF16") is plain._NUMPY["F32", "BF16"]
     assert plain.encode("BF16", np.array([1e-40], "<f4")).tolist() == [1]
 
 
 @pytest.mark.skipif(not any(libggml.libraries()), reason="no libggml")
 def test_the_library_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_BACKEND", "ggml")
-    for pair, reference in casts._NUMPY.items():
-        assert casts._kernel(*pair) is not reference, pair
+    for pair, reference in plain._NUMPY.items():
+        assert plain._kernel(*pair) is not reference, pair
 
 
 def test_forced_backends_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import links
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs import ggml
-from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantize.mixes import (
     EMBEDDINGS,

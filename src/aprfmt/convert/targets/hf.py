@@ -11,7 +11,7 @@ from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
-from aprfmt.codecs.casts import EIGHT_BITS
+from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.lossless.recipe import Recipe, overlay
 from aprfmt.convert.lossless.source import CONFIG, restorable
 from aprfmt.convert.targets.base import Output, Work

@@ -6,8 +6,8 @@ from aprfmt.canonical.dtype_choice import Losses, requested
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.codecs.casts import EIGHT_BITS
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.lossless.source import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError
