@@ -13,8 +13,7 @@ import pytest
 from aprfmt.canonical import packed
 from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import plain
-from aprfmt.codecs.packed import METHODS, SCHEMES
-from aprfmt.codecs.packed_pieces import region
+from aprfmt.codecs.packed import METHODS, SCHEMES, region
 from aprfmt.codecs.stream import STEP
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor

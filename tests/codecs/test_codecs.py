@@ -16,7 +16,7 @@ from ggml_cases import SLOW
 
 from aprfmt.codecs import DTYPES, libggml
 from aprfmt.codecs.convert import can_decode, can_encode, decode, decode_torch, stored_bytes
-from aprfmt.codecs.recode import encode, recode, recoded
+from aprfmt.codecs.recode import encode, recode, recode_jobs
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.segments import resolved
 
@@ -245,7 +245,7 @@ def test_weights_of_outer_dims_repeat() -> None:
     weights = np.random.default_rng(1).random(3 * 256).astype("<f4") + 0.1
 
     def bytes_of(array: Any) -> bytes:
-        items = recoded("F32", "Q4_0", array.shape, lambda unit: [array.tobytes()], None, weights)
+        items = recode_jobs("F32", "Q4_0", array.shape, lambda unit: [array.tobytes()], None, weights)
         return b"".join(map(bytes, resolved(items)))
 
     assert bytes_of(values) == bytes_of(values[0]) + bytes_of(values[1])

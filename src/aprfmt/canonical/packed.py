@@ -16,8 +16,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import METHODS, SCHEMES, Scheme
-from aprfmt.codecs.packed_pieces import Decoded, weight_arguments
+from aprfmt.codecs.packed import METHODS, SCHEMES, Decoded, Scheme, weight_arguments
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file

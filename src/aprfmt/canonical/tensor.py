@@ -11,7 +11,7 @@ from aprfmt.canonical.rowmap import Produced, produce
 from aprfmt.codecs.convert import stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.pieces import Piece
-from aprfmt.codecs.recode import OverflowCount, recoded
+from aprfmt.codecs.recode import OverflowCount, recode_jobs
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import Item
 from aprfmt.io.source import Buffer
@@ -108,7 +108,7 @@ class CanonicalTensor:
             return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
 
         def chunks() -> Iterator[Item]:
-            return recoded(made.dtype, target, made.shape, made.items, overflow, weights)
+            return recode_jobs(made.dtype, target, made.shape, made.items, overflow, weights)
 
         n_bytes = stored_bytes(target, made.shape, padded=padded)
         return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)

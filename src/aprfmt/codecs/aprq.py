@@ -10,14 +10,15 @@ is NaN, infinite or subnormal decodes as 0. Unused nibbles of a last, partial bl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.stream import blocks
+from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
 if TYPE_CHECKING:
-    pass
+    import numpy as np
 
 Q4_VALUES, Q4_BYTES = 32, 18
 _F16_MIN_NORMAL = 2.0**-14
@@ -44,7 +45,7 @@ def encode_q8(values: Array, scale: float) -> Array:
     return out
 
 
-def decode_q8(data: Any, scale: float) -> Array:
+def decode_q8(data: Buffer, scale: float) -> Array:
     """Signed bytes of an AprQ8 tensor, the scale left out, as float32."""
     import numpy as np
 
@@ -88,7 +89,7 @@ def _encode_q4_rows(rows: Array, out: Array) -> None:
     np.bitwise_or(nibbles[:, 0::2], nibbles[:, 1::2] << 4, out=out[:, 2:])
 
 
-def decode_q4(data: Any, n: int) -> Array:
+def decode_q4(data: Buffer, n: int) -> Array:
     """AprQ4 blocks as their first `n` values, float32."""
     import numpy as np
 
@@ -106,7 +107,7 @@ def decode_q4(data: Any, n: int) -> Array:
     return out.reshape(-1)[:n]
 
 
-def _quotients(values: Array, scale: Any, low: int, high: int) -> Array:
+def _quotients(values: Array, scale: Array | np.float32, low: int, high: int) -> Array:
     """round(values / scale), half away from zero, clamped to low .. high; NaN (0 / 0, inf / inf) gives 0."""
     import numpy as np
 

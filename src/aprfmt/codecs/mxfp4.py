@@ -8,14 +8,9 @@ A block is 32 4-bit values under one scale, a power of two with the bias 127 in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aprfmt.codecs.stream import blocks as parts
 from aprfmt.errors import CorruptError
 from aprfmt.io.source import Buffer
-
-if TYPE_CHECKING:
-    pass
 
 PIECE_BYTES, SCALE_BYTES, ROW_BYTES = 16, 1, 17
 """Bytes of a block: in the piece with the values, in the piece with the scales, in a GGUF row."""

@@ -1,40 +1,287 @@
 """Weights that a checkpoint holds packed, one row a scheme: which tensors belong together, and what decodes them.
 
-The decoders are pure: they check the pieces against each other and against the settings, and give float32 tile by
-tile. Figures are those of the schemes' own definitions; where their kernels differ, the exact product is given.
+A packed weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
+columns) in others. The decoders are pure: they check the pieces against each other and against the settings, and give
+float32 tile by tile, so that memory stays small whatever the sizes. Figures are those of the schemes' own definitions;
+where their kernels differ, the exact product is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.packed_pieces import (
-    FLOATS,
-    Decoded,
-    Grid,
-    Pieces,
-    Settings,
-    Tile,
-    count,
-    expect,
-    flat,
-    grid_of,
-    positive,
-    refused,
-    region,
-    require_symmetric,
-    scale_blocks,
-    unpack,
-    weight_arguments,
-    word_range,
-)
 from aprfmt.codecs.pieces import Piece
-from aprfmt.errors import AprError
+from aprfmt.codecs.stream import STEP
+from aprfmt.errors import AprError, RefusedError
 from aprfmt.io import jsonx
 from aprfmt.types import Array
+
+FLOATS = ("F32", "F16", "BF16")
+_SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between
+_STRETCH = 1 << 22
+UNPACK_HINT = "fetch the checkpoint again, or unpack it with the tool that packed it and import the result"
+
+
+def region(piece: Piece, width: int, rows: range, columns: range, dtype: str | None = None) -> Array:
+    """Decoded elements of a rectangle of a stored tensor, seen as a matrix with rows of `width` elements.
+
+    `dtype` reads its bytes as elements of another dtype.
+    """
+    dtype = dtype or piece.dtype
+    size = DTYPES[dtype].block_bytes
+    n_rows, line, stride = len(rows), len(columns) * size, width * size
+    buffer = bytearray(n_rows * line)
+    view, first = memoryview(buffer), (rows.start * width + columns.start) * size
+    if line == stride:
+        piece.read_into(first, view)
+    elif stride <= _SHORT_LINE:
+        _read_narrow(piece, first, stride, line, view)
+    else:
+        for i in range(n_rows):
+            piece.read_into(first + i * stride, view[i * line : (i + 1) * line])
+    return plain.decode(dtype, buffer).reshape(n_rows, len(columns))
+
+
+def _read_narrow(piece: Piece, first: int, stride: int, line: int, out: memoryview) -> None:
+    """Many short lines: whole stretches are read and the lines taken from them."""
+    import numpy as np
+
+    lines = np.frombuffer(out, dtype="u1").reshape(-1, line)
+    step = _STRETCH // stride
+    for start in range(0, len(lines), step):
+        n = min(step, len(lines) - start)
+        stretch = bytearray(n * stride)
+        piece.read_into(first + start * stride, memoryview(stretch)[: (n - 1) * stride + line])
+        lines[start : start + n] = np.frombuffer(stretch, dtype="u1").reshape(n, stride)[:, :line]
+
+
+def flat(piece: Piece, columns: range | None = None, dtype: str | None = None) -> Array:
+    """Elements of a stored tensor in flat order, 1-d: those of a range, or all of one that is known to be small."""
+    size = count(piece)
+    return region(piece, size, range(1), range(size) if columns is None else columns, dtype).reshape(-1)
+
+
+def count(piece: Piece) -> int:
+    """Number of stored elements."""
+    return n_elements(piece.shape)
+
+
+Pieces = Mapping[str, Piece]
+"""The pieces of one weight by what follows its base name, as the row of the scheme spells it."""
+
+Settings = Mapping[str, object]
+"""The `quantization_config` of config.json."""
+
+
+Tile = Callable[[range, range], Array]
+"""Gives the float32 values of a rectangle of a weight: rows (all leading dims flattened) and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A weight that can be decoded.
+
+    Attributes:
+        shape: row-major.
+        tile: gives any rectangle of it.
+        dtype: what it was packed from, where the pieces tell.
+        step: most values a tile.
+        period: rows after which a tile must end, 0 for none.
+    """
+
+    shape: tuple[int, ...]
+    tile: Tile
+    dtype: str | None = None
+    step: int = STEP
+    period: int = 0
+
+    def between(self, start: int, stop: int) -> Array:
+        """The values of flat places start .. stop, 1-d float32."""
+        import numpy as np
+
+        width, out = self.shape[-1], np.empty(stop - start, dtype="<f4")
+        done = 0
+        while done < out.size:
+            row, column = divmod(start + done, width)
+            first = column // 32 * 32  # words and blocks are read from their beginning
+            rows, columns = range(row, row + 1), range(first, min(width, column + out.size - done))
+            if column == 0 and len(columns) == width:
+                limit = self.period - row % self.period if self.period else out.size
+                rows = range(row, row + max(1, min((out.size - done) // width, self.step // width, limit)))
+            with np.errstate(all="ignore"):
+                values = self.tile(rows, columns)[:, column - first :].reshape(-1)
+            out[done : done + values.size] = values
+            done += values.size
+        return out
+
+
+def refused(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> RefusedError:
+    """The error for a packed weight that breaks its scheme's rules."""
+    return RefusedError(f"{scheme}: {what}", tensor=tensor, hint=hint)
+
+
+def expect(
+    scheme: str, piece: Piece, dtypes: Sequence[str], shape: tuple[int, ...] | None = None, ndim: int = 0
+) -> None:
+    """Raises RefusedError unless `piece` has one of `dtypes`, the `shape` or the number of dims, and elements."""
+    if piece.dtype not in dtypes:
+        raise refused(scheme, piece.name, f"stored as {piece.dtype}, not as {' or '.join(dtypes)}")
+    if shape is not None and piece.shape != shape:
+        raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {list(shape)} would fit")
+    if ndim and len(piece.shape) != ndim:
+        raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {ndim} dims are expected")
+    if not count(piece):
+        raise refused(scheme, piece.name, "is empty")
+
+
+def positive(scheme: str, name: str, value: object, tensor: str) -> int:
+    """`value` as a positive integer of the settings. Raises RefusedError."""
+    if type(value) is not int or value <= 0 or value >= 1 << 62:
+        raise refused(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
+    return value
+
+
+def unpack(words: Array, bits: int) -> Array:
+    """Unsigned fields of `bits` bits along the last axis of 32-bit little-endian words, lowest bits first, uint8.
+
+    Fields of 3 bits run on from word to word, 32 of them in three words.
+    """
+    import numpy as np
+
+    octets = np.ascontiguousarray(words).view("u1")
+    if bits == 8:
+        return octets
+    if bits in (2, 4):
+        per_byte = 8 // bits
+        out = np.empty((*octets.shape[:-1], octets.shape[-1] * per_byte), dtype="u1")
+        for i in range(per_byte):
+            out[..., i::per_byte] = octets >> bits * i & (1 << bits) - 1
+        return out
+    lines = np.unpackbits(octets, axis=-1, bitorder="little").reshape(*octets.shape[:-1], -1, bits)
+    fields: Array = lines @ (1 << np.arange(bits, dtype="u1"))
+    return fields
+
+
+def word_range(fields: range, bits: int, n_words: int) -> tuple[range, int]:
+    """The words that hold `fields`, from a multiple of 32 fields on, and how many fields to skip in them."""
+    first = fields.start // 32
+    last = min(-(-fields.stop // 32) * bits, n_words)
+    return range(first * bits, last), fields.start - 32 * first
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Scales (or zero points) of a weight of [lead, rows, columns]: one for each block of `height` x `width`.
+
+    `order` gives the block of each column where columns were regrouped.
+    """
+
+    piece: Piece
+    rows: int
+    grid: tuple[int, int]
+    height: int
+    width: int
+    order: Array | None = None
+    dtype: str | None = None
+
+    def at(self, rows: range, columns: range) -> Array:
+        """The scale of every element of a tile, float32, of a shape that broadcasts to it."""
+        import numpy as np
+
+        lines, n_wide = self.lines(rows), self.grid[1]
+        across = self.blocks(columns)
+        low, high = (0, 0) if n_wide == 1 else (int(across.min()), int(across.max()))
+        part: Array = region(
+            self.piece, n_wide, range(int(lines[0]), int(lines[-1]) + 1), range(low, high + 1), self.dtype
+        )
+        part = part.astype(np.float32)[lines - lines[0]]
+        return part if n_wide == 1 else part.take(across - low, axis=1)
+
+    def lines(self, rows: range) -> Array:
+        """The row of the grid for each row of the weight, never decreasing."""
+        import numpy as np
+
+        index = np.arange(rows.start, rows.stop)
+        lines: Array = index // self.rows * self.grid[0] + index % self.rows // self.height
+        return lines
+
+    def blocks(self, columns: range) -> Array:
+        """The column of the grid for each column of the weight."""
+        import numpy as np
+
+        if self.order is not None:
+            return self.order[columns.start : columns.stop]
+        return np.arange(columns.start, columns.stop) // self.width
+
+
+def grid_of(
+    scheme: str, piece: Piece, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()
+) -> Grid:
+    """How `piece` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
+
+    Raises RefusedError where that is not certain.
+    """
+    rows, columns, lead = shape[-2], shape[-1], shape[:-2]
+    dtype = "F8_E8M0" if piece.dtype == "U8" else None  # bare exponents
+    if count(piece) == 1:
+        return Grid(piece, n_elements(shape[:-1]), (1, 1), n_elements(shape[:-1]), columns, dtype=dtype)
+    if piece.shape in (shape[:-1], (*shape[:-1], 1)):
+        return Grid(piece, rows, (rows, 1), 1, columns, dtype=dtype)
+    if piece.shape in (lead, (*lead, 1), (*lead, 1, 1)) and lead:
+        return Grid(piece, rows, (1, 1), rows, columns, dtype=dtype)
+    if piece.shape == (*lead, 1, columns) and lead:
+        return Grid(piece, rows, (1, columns), rows, 1, dtype=dtype)
+    if len(piece.shape) == len(shape) and piece.shape[:-2] == lead and count(piece):
+        high, wide = piece.shape[-2:]
+        for height, width in blocks:
+            if (-(-rows // height), -(-columns // width)) == (high, wide):
+                return Grid(piece, rows, (high, wide), height, width, dtype=dtype)
+    told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale a row"
+    what = f"scales of shape {list(piece.shape)} fit no weight of shape {list(shape)} with {told}"
+    raise refused(scheme, piece.name, what)
+
+
+def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int, int]]:
+    """The sizes of blocks that the settings name: `weight_block_size`, or groups and blocks of compressed-tensors."""
+    default = [128, 128] if settings.get("quant_method") == "fp8" else None  # as in transformers
+    own = settings.get("weight_block_size", default)
+    sizes: list[object] = [own] if own is not None else []
+    for weights in weight_arguments(settings):
+        group = weights.get("group_size")
+        if group is not None and group != -1:
+            sizes.append([1, group])
+        if weights.get("block_structure") is not None:
+            sizes.append(weights["block_structure"])
+    found = []
+    for size in sizes:
+        pair = [int(n) for n in size.split("x") if n.isdecimal()] if isinstance(size, str) else size
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise refused(
+                scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json"
+            )
+        height, width = (positive(scheme, "a block size", n, tensor) for n in pair)
+        found.append((height, width))
+    return found
+
+
+def weight_arguments(settings: Settings) -> list[dict[str, object]]:
+    """What each group of a compressed-tensors config says of its weights."""
+    groups = settings.get("config_groups")
+    entries = groups.values() if isinstance(groups, dict) else ()
+    found = [entry.get("weights") for entry in entries if isinstance(entry, dict)]
+    return [weights for weights in found if isinstance(weights, dict)]
+
+
+def require_symmetric(scheme: str, scale: Piece, settings: Settings) -> None:
+    """Raises RefusedError for scales without zero points where the config says that every weight has them."""
+    arguments = weight_arguments(settings)
+    if arguments and all(weights.get("symmetric") is False for weights in arguments):
+        raise refused(scheme, scale.name, "zero points are missing, and config.json says symmetric false")
+
 
 Decoder = Callable[[Pieces, Settings], Decoded]
 

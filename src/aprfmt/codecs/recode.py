@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from aprfmt.codecs import aprq, ggml, plain
 from aprfmt.codecs.convert import can_encode, is_padded, stored_bytes
@@ -18,9 +17,6 @@ from aprfmt.errors import CorruptError, UsageError
 from aprfmt.io.segments import Item, Job, item_bytes, resolved
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 OverflowCount = Callable[[int], None]
 """Called with a number of finite values that became infinite in a narrower dtype."""
@@ -51,12 +47,12 @@ def recode(
 ) -> Iterator[Buffer]:
     """The bytes of a tensor in another dtype, in pieces of about 1 MiB; memory does not grow with the tensor.
 
-    `recoded` with its jobs run one after the other. Raises as it does.
+    `recode_jobs` with its jobs run one after the other. Raises as it does.
     """
-    return resolved(recoded(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
+    return resolved(recode_jobs(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
 
 
-def recoded(
+def recode_jobs(
     src_dtype: str,
     dst_dtype: str,
     shape: tuple[int, ...],

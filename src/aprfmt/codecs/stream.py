@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from aprfmt.io.segments import Item, Job
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
-
-if TYPE_CHECKING:
-    pass
 
 STEP = 1 << 18
 """Values a piece: 1 MiB of float32; a multiple of every block size."""
