@@ -2,8 +2,8 @@
 
 A packed weight is a matrix of small codes in one stored tensor, with scales (and zero points, and an order of
 columns) in others. The decoders are pure: they check the pieces against each other and against the settings, and give
-float32 tile by tile, so that memory stays small whatever the sizes. Figures are those of the schemes' own definitions;
-where their kernels differ, the exact product is given.
+float32 tile by tile, so that memory stays small. Figures are those of the schemes' own definitions; where their
+kernels differ, the exact product is given.
 """
 
 from __future__ import annotations
