@@ -13,9 +13,7 @@ from aprfmt.codecs.dtypes import n_elements
 from aprfmt.codecs.pieces import DtypeTotals, dtype_totals
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
-from aprfmt.formats.gguf import GgufNative
 from aprfmt.model import Model, Tensor
-from aprfmt.provenance import provenance
 from aprfmt.provenance.spdx import is_spdx
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import ggml
@@ -197,6 +195,11 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
     checksum = {"header": "ok", "footer": "unchecked"} if large else model.checksum()
     tokenizer = tokenizer_info(model)
     totals = sorted(dtype_totals(entries).items(), key=lambda item: (-item[1]["bytes"], item[0]))
+    warnings = list(model.warnings)
+    if model.convention == "hf":
+        from aprfmt.provenance import provenance
+
+        warnings += provenance.read(model).warnings
     return Inspection(
         file=str(model.path),
         format=model.label,
@@ -211,7 +214,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         dtypes=dict(totals),
         tokenizer=tokenizer,
         compat=compatibility(model, metadata),
-        warnings=[*model.warnings, *(provenance.read(model).warnings if model.convention == "hf" else [])],
+        warnings=warnings,
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
     )
 
@@ -247,6 +250,8 @@ def _from_other(model: Model) -> dict[str, object]:
         card = metadata.get("model_card")
         found["license"] = card.get("license") if isinstance(card, Mapping) else None
     else:
+        from aprfmt.provenance import provenance
+
         found = dict(provenance.read(model).info)
         if model.convention == "gguf":
             found["chat_template"] = metadata.get("tokenizer.chat_template")
@@ -258,6 +263,10 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
 
     The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
     """
+    if apr2.native_of(model) is not None:  # without loading the modules of other containers
+        return _apr_tokenizer_info(model.metadata)
+    from aprfmt.formats.gguf import GgufNative
+
     if (gguf := model.native_as(GgufNative)) is not None:
         entries = {key: e for key, e in gguf.parts[0].entries.items() if key.startswith("tokenizer.")}
         scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
@@ -265,8 +274,6 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
         return _info(
             ggml.from_gguf(scalars), counts.get("tokenizer.ggml.tokens"), counts.get("tokenizer.ggml.merges")
         )
-    if apr2.native_of(model) is not None:
-        return _apr_tokenizer_info(model.metadata)
     return _info(model.tokenizer)
 
 
