@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import aprfmt
-from aprfmt.io import checksum
+from aprfmt.io import crc
 from fetch_material import CACHE
 
 ROUNDS = 15
@@ -189,7 +189,7 @@ def verification(path: Path) -> None:
             os.preadv(file, [buffer], at)
 
     def verify(**changed: Any) -> None:
-        with mock.patch.multiple(checksum, __name__="", **changed), aprfmt.open(path) as model:
+        with mock.patch.multiple(crc, __name__="", **changed), aprfmt.open(path) as model:
             assert model.checksum()["footer"] == "ok"
 
     n = VERIFIED_BYTES

@@ -26,27 +26,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-__all__ = [
-    "AprError",
-    "ChecksumError",
-    "CorruptError",
-    "ExistsError",
-    "LimitError",
-    "MissingDependencyError",
-    "NotFoundError",
-    "RefusedError",
-    "RunError",
-    "StorageError",
-    "TruncatedError",
-    "UnknownFormatError",
-    "UnknownTensorError",
-    "UnmappedError",
-    "UnsupportedError",
-    "UsageError",
-    "storage_error",
-    "storage_errors",
-]
-
 
 class AprError(Exception):
     """What went wrong, where (path, tensor, byte offset) and what to type next.

@@ -18,7 +18,7 @@ from aprfmt.codecs import DTYPES, libggml
 from aprfmt.codecs.convert import can_decode, can_encode, decode, decode_torch, stored_bytes
 from aprfmt.codecs.recode import encode, recode, recode_jobs
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError
-from aprfmt.io.segments import resolved
+from aprfmt.io.segments import run_jobs
 
 BY_NAME = {case.dtype: case for case in CASES}
 ENCODABLE = [name for name in DTYPES if can_encode(name) and name not in SLOW]
@@ -246,7 +246,7 @@ def test_weights_of_outer_dims_repeat() -> None:
 
     def bytes_of(array: Any) -> bytes:
         items = recode_jobs("F32", "Q4_0", array.shape, lambda unit: [array.tobytes()], None, weights)
-        return b"".join(map(bytes, resolved(items)))
+        return b"".join(map(bytes, run_jobs(items)))
 
     assert bytes_of(values) == bytes_of(values[0]) + bytes_of(values[1])
     assert bytes_of(values[0]) != encode("Q4_0", values[0])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from aprfmt.errors import CorruptError, RefusedError, StorageError, TruncatedError
 from aprfmt.io.crc import combine, crc32
 from aprfmt.io.pipe import CHUNK_BYTES, Flow, source_jobs, write_layout
-from aprfmt.io.segments import FileLayout, Item, Job, Literal, Stream, Zeros, resolved
+from aprfmt.io.segments import FileLayout, Item, Job, Literal, Stream, Zeros, run_jobs
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
 
@@ -177,7 +177,7 @@ def test_jobs_of_a_source_are_whole_units(tmp_path: Path) -> None:
         jobs = list(source_jobs(source, 7, 3_000_000, 5_000))
         assert all(job.n_bytes % 5_000 == 0 for job in jobs)
         assert max(job.n_bytes for job in jobs) <= CHUNK_BYTES
-        assert b"".join(resolved(jobs)) == data[7:]
+        assert b"".join(run_jobs(jobs)) == data[7:]
         assert [job.n_bytes for job in source_jobs(source, 0, 3_000_000, 2 << 20)] == [
             2 << 20,
             3_000_000 - (2 << 20),

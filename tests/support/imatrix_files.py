@@ -10,7 +10,7 @@ from typing import Any
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf_kv import GgufType
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import Literal, Stream, resolved
+from aprfmt.io.segments import Literal, Stream, run_jobs
 from aprfmt.io.source import Buffer
 
 
@@ -22,7 +22,7 @@ def write_gguf(
     parts: list[Buffer] = []
     for segment in gguf_write.layout(keys, out):
         if isinstance(segment, Stream):
-            parts += resolved(segment.chunks())
+            parts += run_jobs(segment.chunks())
         else:
             parts.append(segment.data if isinstance(segment, Literal) else bytes(segment.n_bytes))
     path.write_bytes(b"".join(parts))

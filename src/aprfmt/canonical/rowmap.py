@@ -21,7 +21,7 @@ from aprfmt.codecs.recode import Items, recode
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
-from aprfmt.io.segments import Item, Job, resolved
+from aprfmt.io.segments import Item, Job, run_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.types import Array, Shape
@@ -69,7 +69,7 @@ class Produced:
 
     def chunks(self) -> Iterator[Buffer]:
         """Its bytes, piece by piece."""
-        return resolved(self.items(1))
+        return run_jobs(self.items(1))
 
     def data(self) -> bytes:
         """All its bytes, in memory."""
@@ -141,7 +141,7 @@ def _floats(piece: Piece) -> Piece:
         return piece
 
     def read() -> Iterator[Buffer]:
-        return resolved(_whole(piece, piece.n_bytes, 1))
+        return run_jobs(_whole(piece, piece.n_bytes, 1))
 
     return BufferedPiece(
         piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read)

@@ -14,7 +14,7 @@ from aprfmt.codecs.convert import can_encode, is_padded, stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
 from aprfmt.codecs.stream import STEP, rebatch, regroup, whole_units
 from aprfmt.errors import CorruptError, UsageError
-from aprfmt.io.segments import Item, Job, item_bytes, resolved
+from aprfmt.io.segments import Item, Job, item_bytes, run_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 
@@ -49,7 +49,7 @@ def recode(
 
     `recode_jobs` with its jobs run one after the other. Raises as it does.
     """
-    return resolved(recode_jobs(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
+    return run_jobs(recode_jobs(src_dtype, dst_dtype, shape, lambda unit: read(), overflow))
 
 
 def recode_jobs(
@@ -81,7 +81,7 @@ def recode_jobs(
         dst.n_bytes(shape)
     change = _Change(src, dst, shape, overflow, weights)
     if dst.name == "AprQ8":
-        return _to_q8(change, lambda: resolved(items(1)))
+        return _to_q8(change, lambda: run_jobs(items(1)))
     return _jobs(change, items) if change.units is not None else _in_order(change, items)
 
 
@@ -231,7 +231,7 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
 
 
 def _in_order(change: _Change, items: Items) -> Iterator[Buffer]:
-    for values in rebatch(_values(change, lambda: resolved(items(1))), change.dst.block):
+    for values in rebatch(_values(change, lambda: run_jobs(items(1))), change.dst.block):
         yield _bytes(change.encode(values, 0))
 
 
@@ -264,7 +264,7 @@ def _values(change: _Change, read: Read) -> Iterator[Array]:
     Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
     """
     src, shape = change.src, change.shape
-    counted = resolved(_counted(read(), stored_bytes(src.name, shape), src))
+    counted = run_jobs(_counted(read(), stored_bytes(src.name, shape), src))
     if src.name == "AprQ8":
         yield from _q8_values(counted)
         return

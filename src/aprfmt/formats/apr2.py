@@ -31,8 +31,7 @@ from aprfmt.errors import (
 from aprfmt.formats import apr_metadata
 from aprfmt.formats.apr_index import Index, apply_true_dtypes, read_index
 from aprfmt.io import jsonx
-from aprfmt.io.checksum import crc32_of_range
-from aprfmt.io.crc import combine, crc32_of
+from aprfmt.io.crc import combine, crc32_of, crc32_of_range
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_METADATA_BYTES
 from aprfmt.model import Model

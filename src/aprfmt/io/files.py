@@ -24,7 +24,7 @@ def is_folder(path: PathLike) -> bool:
     return stat.S_ISDIR(_mode(path) or 0)
 
 
-def same(a: PathLike, b: PathLike) -> bool:
+def is_same(a: PathLike, b: PathLike) -> bool:
     """Whether both paths, which exist, are one file. Raises NotFoundError, StorageError."""
     with storage_errors(a):
         return os.path.samefile(a, b)

@@ -96,12 +96,12 @@ def _stream_pieces(segment: Stream) -> Iterator[tuple[Item, str]]:
                 break
             yield item, segment.label
     except AprError as error:
-        raise _named(error, segment.label) from error.__cause__
+        raise _with_tensor(error, segment.label) from error.__cause__
     if n_bytes != segment.n_bytes:
         raise _wrong_length(n_bytes, segment.n_bytes, segment.label)
 
 
-def _named(error: AprError, label: str) -> AprError:
+def _with_tensor(error: AprError, label: str) -> AprError:
     """The error, with the tensor that it is about."""
     if error.tensor is None:
         error.tensor = label or None
@@ -135,7 +135,7 @@ class _Batch:
                     self.crc = crc32(data, self.crc)
                 self.parts.append((data, label))
         except BaseException as error:
-            self.error = _named(error, label) if isinstance(error, AprError) else error
+            self.error = _with_tensor(error, label) if isinstance(error, AprError) else error
         self.items = []
 
 

@@ -26,7 +26,7 @@ def item_bytes(item: Item) -> int:
     return item.n_bytes if isinstance(item, Job) else memoryview(item).nbytes
 
 
-def resolved(items: Iterable[Item]) -> Iterator[Buffer]:
+def run_jobs(items: Iterable[Item]) -> Iterator[Buffer]:
     """The bytes of `items`, their jobs run one after the other where they are needed."""
     for item in items:
         yield item.run() if isinstance(item, Job) else item

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, storage_errors
-from aprfmt.io.files import exists, is_file, is_folder, same
+from aprfmt.io.files import exists, is_file, is_folder, is_same
 from aprfmt.io.source import Buffer
 from aprfmt.io.system import start_writeback
 from aprfmt.types import PathLike
@@ -36,7 +36,7 @@ def check_target(target: PathLike, sources: list[str], force: bool, *, folder: b
             raise RefusedError(
                 f"the output exists and is not {wanted}", path=name, hint="choose another output with -o"
             )
-        if any(same(name, source) for source in sources):
+        if any(is_same(name, source) for source in sources):
             raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
         raise _exists(name)

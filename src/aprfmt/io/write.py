@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from aprfmt.errors import RefusedError, storage_errors
-from aprfmt.io.files import is_file, is_folder, same
+from aprfmt.io.files import is_file, is_folder, is_same
 from aprfmt.io.pipe import DEFAULT_FLOW, Flow, Progress, write_layout
 from aprfmt.io.segments import FileLayout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
@@ -82,7 +82,7 @@ def write_parts(
 def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
     """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
     for source in map(Path, sources):
-        if not (is_folder(target) and is_file(source) and same(source.parent, target)):
+        if not (is_folder(target) and is_file(source) and is_same(source.parent, target)):
             continue
         if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
             raise RefusedError(

@@ -25,7 +25,7 @@ from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
-from aprfmt.io.segments import resolved
+from aprfmt.io.segments import run_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.model import Model
 from aprfmt.model import Tensor as StoredTensor
@@ -133,7 +133,7 @@ def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None
     if name is None:
         raise UnsupportedError(f"weights cannot be loaded as {dtype}", tensor=tensor.name)
     made = tensor.produced
-    pieces = resolved(recode_jobs(made.dtype, name, made.shape, made.items))
+    pieces = run_jobs(recode_jobs(made.dtype, name, made.shape, made.items))
     for piece in pieces:
         part = _tensor(piece, dtype)
         if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):

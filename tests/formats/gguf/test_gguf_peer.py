@@ -20,7 +20,7 @@ from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf_kv import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, resolved
+from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, run_jobs
 
 V = gguf.GGUFValueType
 
@@ -46,7 +46,7 @@ def to_bytes(segments: list[Segment]) -> bytes:
         if isinstance(segment, Literal):
             parts.append(bytes(segment.data))
         elif isinstance(segment, Stream):
-            parts += [bytes(chunk) for chunk in resolved(segment.chunks())]
+            parts += [bytes(chunk) for chunk in run_jobs(segment.chunks())]
         else:
             parts.append(bytes(segment.n_bytes))
     data = b"".join(parts)

@@ -20,7 +20,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.segments import resolved
+from aprfmt.io.segments import run_jobs
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_LITERAL_BYTES
 from aprfmt.model import Tensor
@@ -164,7 +164,7 @@ class RecipeWriter:
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
-    return resolved(tensor.chunks())
+    return run_jobs(tensor.chunks())
 
 
 def _fold_experts(link: Link) -> list[object]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aprfmt.errors import TruncatedError
-from aprfmt.io import checksum
-from aprfmt.io.checksum import crc32_of_range
+from aprfmt.io import crc
+from aprfmt.io.crc import crc32_of_range
 from aprfmt.io.source import Source
 
 DATA = bytes((i * i >> 3) % 251 for i in range(50_000))
@@ -19,8 +19,8 @@ DATA = bytes((i * i >> 3) % 251 for i in range(50_000))
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setattr(checksum, "_PART_BYTES", 1000)
-    monkeypatch.setattr(checksum, "_BUFFER_BYTES", 300)
+    monkeypatch.setattr(crc, "_PART_BYTES", 1000)
+    monkeypatch.setattr(crc, "_BUFFER_BYTES", 300)
     path = tmp_path / "file"
     path.write_bytes(DATA)
     return Source.open(path)
