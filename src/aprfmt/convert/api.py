@@ -104,36 +104,6 @@ def import_model(
     return _convert(given | {"format": "apr"})
 
 
-def export_model(
-    src: PathLike,
-    dst: PathLike,
-    *,
-    format: str | None = None,
-    dtype: str = "keep",
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    pre: str | None = None,
-    pad_style: str = "llama.cpp",
-    shard_size: int | str | None = None,
-    arch: str | None = None,
-    allow_unmapped: bool = False,
-    verify: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
-    """Converts any readable model to a form for other programs; see convert_model for the options."""
-    return _convert(locals())
-
-
 def convert_model(
     src: PathLike,
     dst: PathLike,
@@ -178,6 +148,10 @@ def convert_model(
         verify: load the GGUF in llama.cpp and generate a little.
     """
     return _convert(locals())
+
+
+export_model = convert_model
+"""The same under the name of the command that writes for other programs."""
 
 
 def quantize_model(

@@ -55,19 +55,17 @@ class Candidate:
 
 @runtime_checkable
 class Reader(Protocol):
-    """A container that can be read."""
+    """A container that can be read.
 
-    @property
-    def name(self) -> str:
-        """Its id, which `aprfmt.detect` gives."""
+    Attributes:
+        name: its id, which `aprfmt.detect` gives.
+        suffixes: how its files are usually called; detection goes by the bytes.
+        folder: whether folders hold it too.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """How its files are usually called; detection goes by the bytes."""
-
-    @property
-    def folder(self) -> bool:
-        """Whether folders hold it too."""
+    name: str
+    suffixes: tuple[str, ...]
+    folder: bool
 
     def detect(self, found: Candidate) -> bool:
         """Whether it is this container. May raise AprError for one that is recognised and cannot be read."""
@@ -76,16 +74,13 @@ class Reader(Protocol):
         """Opens it. Raises AprError, and leaves no file open then."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _BuiltIn:
     name: str
     suffixes: tuple[str, ...]
     module: str
-    matches: Callable[[Candidate], bool]
+    detect: Callable[[Candidate], bool]
     folder: bool = False
-
-    def detect(self, found: Candidate) -> bool:
-        return self.matches(found)
 
     def open(self, path: Path) -> Model:
         model: Model = import_module(f"aprfmt.formats.{self.module}").open_model(path)

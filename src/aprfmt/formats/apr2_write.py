@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype
 from aprfmt.errors import AprError, LimitError, RefusedError, UsageError
 from aprfmt.formats import apr_metadata, path_text
-from aprfmt.formats.apr2 import FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
-from aprfmt.formats.apr_index import ALIGNMENT
+from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER, HEADER_BYTES, MAGIC, Apr2Native
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.crc import crc32_of

@@ -52,47 +52,23 @@ _OBJECTS: dict[str, dict[str, tuple[str, bool]]] = {
     ),
 }
 
+_STRINGS = (
+    "model_type name description author license data_source data_license version source original_format"
+)
+_SIZES = "hidden_size num_layers num_heads num_kv_heads vocab_size intermediate_size max_position_embeddings"
+
 _KINDS: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            "model_type",
-            "name",
-            "description",
-            "author",
-            "license",
-            "data_source",
-            "data_license",
-            "version",
-            "source",
-            "original_format",
-            "created_at",
-        ),
-        "str",
-    ),
-    "total_size": "u64",
-    "param_count": "u64",
-    "quantization": "object",
-    "sharding": "object",
-    "chat_template": "str",
-    "chat_format": "str",
+    **dict.fromkeys((*_STRINGS.split(), "created_at"), "str"),
+    **dict.fromkeys(("total_size", "param_count"), "u64"),
+    **dict.fromkeys(("quantization", "sharding"), "object"),
+    **dict.fromkeys(("chat_template", "chat_format"), "str"),
     "special_tokens": "object",
-    "architecture": "str",
-    "hf_architecture": "str",
-    "hf_model_type": "str",
-    "hidden_size": "u64",
-    "num_layers": "u64",
-    "num_heads": "u64",
-    "num_kv_heads": "u64",
-    "vocab_size": "u64",
-    "intermediate_size": "u64",
-    "max_position_embeddings": "u64",
+    **dict.fromkeys(("architecture", "hf_architecture", "hf_model_type"), "str"),
+    **dict.fromkeys(_SIZES.split(), "u64"),
     "rope_theta": "f32",
     "rope_type": "u32",
     "rms_norm_eps": "f32",
-    "head_dim": "u64",
-    "num_experts": "u64",
-    "num_experts_per_tok": "u64",
-    "moe_intermediate_size": "u64",
+    **dict.fromkeys(("head_dim", "num_experts", "num_experts_per_tok", "moe_intermediate_size"), "u64"),
 }
 
 TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)

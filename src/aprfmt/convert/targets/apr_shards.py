@@ -18,11 +18,9 @@ from aprfmt.convert.targets.apr import apr_contents, is_whole
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
-from aprfmt.formats.apr2 import FLAGS, HEADER_BYTES, Apr2Native
-from aprfmt.formats.apr_index import ALIGNMENT
-from aprfmt.formats.apr_manifest import ShardInfo, manifest_text
+from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
-from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, sort_key
+from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.out import OutTensor, grouped
 from aprfmt.io.pipe import source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Literal, padding

@@ -65,62 +65,50 @@ class Output:
 
 @runtime_checkable
 class Target(Protocol):
-    """A form that a model can be written in."""
+    """A form that a model can be written in.
 
-    @property
-    def name(self) -> str:
-        """What `--format` takes."""
+    Attributes:
+        name: what `--format` takes.
+        container: id of the container in reports, that of the reader that opens it again.
+        label: the container as users know it.
+        suffixes: of outputs that choose this target, in lower case; () for folders.
+        folder: whether the output is a folder.
+        takes: the options that mean something here, beside those of COMMON.
+    """
 
-    @property
-    def container(self) -> str:
-        """Id of the container in reports, that of the reader that opens it again."""
-
-    @property
-    def label(self) -> str:
-        """The container as users know it."""
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of an output that choose this target, in lower case; () for folders."""
-
-    @property
-    def folder(self) -> bool:
-        """Whether the output is a folder."""
-
-    @property
-    def takes(self) -> frozenset[str]:
-        """The options of `Options` that mean something here, beside those of COMMON."""
+    name: str
+    container: str
+    label: str
+    suffixes: tuple[str, ...]
+    folder: bool
+    takes: frozenset[str]
 
     def layouts(self, c: Canonical, work: Work) -> Output:
         """The output for `c`. Raises AprError, before anything is written, for what the container cannot hold."""
 
 
-@dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    name: str
-    container: str
-    label: str
-    module: str
-    takes: frozenset[str]
-    suffixes: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> bool:
-        return not self.suffixes
+    def __init__(
+        self, name: str, container: str, label: str, module: str, takes: frozenset[str], suffix: str = ""
+    ) -> None:
+        self.name, self.container, self.label, self.takes = name, container, label, takes
+        self.suffixes: tuple[str, ...] = (suffix,) if suffix else ()
+        self.folder = not suffix
+        self._module = f"aprfmt.convert.targets.{module}"
 
     def layouts(self, c: Canonical, work: Work) -> Output:
-        output: Output = import_module(f"aprfmt.convert.targets.{self.module}").layouts(c, work)
+        output: Output = import_module(self._module).layouts(c, work)
         return output
 
 
 _HF = PROVENANCE | {"dtype", "tokenizer", "shard_size"}
 
 TARGETS: tuple[Target, ...] = (
-    _BuiltIn("apr", "apr-v2", "APR v2", "apr", MIX | PROVENANCE | {"dtype", "tokenizer"}, (".apr",)),
+    _BuiltIn("apr", "apr-v2", "APR v2", "apr", MIX | PROVENANCE | {"dtype", "tokenizer"}, ".apr"),
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr_shards", PROVENANCE | {"shard_size"}),
-    _BuiltIn("gguf", "gguf", "GGUF", "gguf", _HF | MIX | {"pre", "pad_style", "verify"}, (".gguf",)),
+    _BuiltIn("gguf", "gguf", "GGUF", "gguf", _HF | MIX | {"pre", "pad_style", "verify"}, ".gguf"),
     _BuiltIn(
-        "safetensors", "safetensors", "SafeTensors", "safetensors", frozenset({"dtype"}), (".safetensors",)
+        "safetensors", "safetensors", "SafeTensors", "safetensors", frozenset({"dtype"}), ".safetensors"
     ),
     _BuiltIn("hf", "hf", "HF folder", "hf", _HF),
     _BuiltIn("mlx", "mlx", "MLX folder", "mlx", _HF),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
@@ -22,14 +23,14 @@ from aprfmt.convert.options import Options
 from aprfmt.convert.quantize.mixes import file_type_of, fitting
 from aprfmt.convert.quantize.quantization import Quantization, mix_of
 from aprfmt.convert.targets.base import Output, Work
-from aprfmt.convert.targets.gguf_split import renamed_parts, split_gguf
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout
+from aprfmt.formats.out import OutTensor, grouped
+from aprfmt.io.segments import FileLayout, padding
+from aprfmt.limits import MAX_SPLITS
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
 from aprfmt.tokenizer import ggml
@@ -324,3 +325,68 @@ def dominant_dtype(tensors: list[OutTensor]) -> str:
         if len(tensor.shape) >= 2:
             totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     return max(totals, key=lambda d: totals[d], default="F32")
+
+
+# --- parts ---
+
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def part_names(name: str, count: int) -> list[str]:
+    """File names of the parts of a split GGUF that the user calls `name`, counted from 1 (llama_split_path)."""
+    stem = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
+    stem = _PART.sub("", stem)
+    return [f"{stem}-{no:05d}-of-{count:05d}.gguf" for no in range(1, count + 1)]
+
+
+def split_gguf(
+    name: str, keys: Sequence[KV | bytes], tensors: Sequence[OutTensor], alignment: int, max_bytes: int
+) -> list[FileLayout]:
+    """The parts of a GGUF, none larger than `max_bytes` but for the keys and a single larger tensor.
+
+    All keys stand in the first part; each has split.no, split.count and split.tensors.count, as gguf-split writes
+    them. What fits into one file is a plain one. Raises as gguf_write.layout, RefusedError for too many parts.
+    """
+    whole = FileLayout(name, gguf_write.layout(keys, tensors, alignment=alignment))
+    if whole.n_bytes <= max_bytes:
+        return [whole]
+    room = FileLayout("", gguf_write.layout(_split_keys(MAX_SPLITS, MAX_SPLITS, 0), [])).n_bytes + alignment
+    first = FileLayout("", gguf_write.layout(keys, [], alignment=alignment)).n_bytes + room
+    groups = grouped(tensors, max_bytes, lambda tensor: _gguf_cost(tensor, alignment), first, room)
+    if len(groups) > MAX_SPLITS:
+        raise RefusedError(
+            f"{len(groups)} parts are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
+        )
+    if len(groups) == 1:
+        return [whole]
+    layouts = []
+    for no, (part, group) in enumerate(zip(part_names(name, len(groups)), groups, strict=True)):
+        numbers = _split_keys(no, len(groups), len(tensors))
+        # The alignment is a key of the first part, so the others have the default one.
+        segments = (
+            gguf_write.layout(numbers, group)
+            if no
+            else gguf_write.layout([*keys, *numbers], group, alignment=alignment)
+        )
+        layouts.append(FileLayout(part, segments))
+    return layouts
+
+
+def _split_keys(no: int, count: int, n_tensors: int) -> list[KV | bytes]:
+    return [
+        ("split.no", GgufType.UINT16, no),
+        ("split.count", GgufType.UINT16, count),
+        ("split.tensors.count", GgufType.INT32, n_tensors),
+    ]
+
+
+def _gguf_cost(tensor: OutTensor, alignment: int) -> int:
+    """Bytes of a tensor in a part: its info, its data, padding."""
+    info = 24 + len(tensor.name.encode("utf-8", "surrogateescape")) + 8 * len(tensor.shape)
+    return info + tensor.n_bytes + padding(tensor.n_bytes, alignment)
+
+
+def renamed_parts(layouts: Sequence[FileLayout], name: str) -> list[FileLayout]:
+    """The parts of an imported split GGUF under the name that the user gives them now."""
+    names = part_names(name, len(layouts)) if len(layouts) > 1 else [name]
+    return [replace(layout, name=new) for layout, new in zip(layouts, names, strict=True)]
