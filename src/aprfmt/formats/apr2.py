@@ -119,7 +119,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The 64-byte header as stored; offsets from the start of the file."""
+    """The 64-byte header as stored, offsets from the start of the file; `crc_ok`: whether its checksum fits."""
 
     magic: bytes
     version: tuple[int, int]
@@ -131,6 +131,7 @@ class Header:
     data_offset: int
     checksum: int
     reserved: bytes
+    crc_ok: bool
 
 
 @dataclass
@@ -255,41 +256,47 @@ def _open(source: Source, path: Path, format: str, label: str) -> Model:
     )
 
 
+def parse_header(source: Source) -> Header | None:
+    """The first 64 bytes as they are, None where there are fewer."""
+    if source.size < HEADER_BYTES:
+        return None
+    raw = source.read(0, HEADER_BYTES)
+    magic, major, minor, *fields = HEADER.unpack(raw)
+    return Header(magic, (major, minor), *(*fields, crc32_of(raw[:40], raw[44:]) == fields[-2]))
+
+
 def read_header(source: Source, *, legacy: bool = False) -> Header:
     """The header, checked in itself and against the file's size.
 
     Raises TruncatedError, UnknownFormatError (magic), ChecksumError, UnsupportedError (column-major,
     encrypted), CorruptError (sections outside the file), LimitError (metadata size).
     """
-    if source.size < HEADER_BYTES:
+    header = parse_header(source)
+    if header is None:
         raise TruncatedError(
             f"the file has {source.size} bytes, the header alone takes {HEADER_BYTES}", offset=0
         )
-    raw = source.read(0, HEADER_BYTES)
-    magic, major, minor, flags, count, meta_offset, meta_size, index_offset, data_offset, crc, rest = (
-        HEADER.unpack(raw)
-    )
-    if magic != MAGIC and not (legacy and magic in LEGACY_MAGICS):
-        raise UnknownFormatError(f"not an APR v2 file: it begins with {magic.hex()}", offset=0)
-    if crc32_of(raw[:40], raw[44:]) != crc:
+    if header.magic != MAGIC and not (legacy and header.magic in LEGACY_MAGICS):
+        raise UnknownFormatError(f"not an APR v2 file: it begins with {header.magic.hex()}", offset=0)
+    if not header.crc_ok:
         raise ChecksumError(
             "the header's checksum is wrong", offset=40, hint="the file is damaged: fetch it again"
         )
-    if flags & FLAGS["layout_column_major"]:
+    if header.flags & FLAGS["layout_column_major"]:
         raise UnsupportedError(
             "the tensors are column-major, which no reader supports", offset=6, hint="import it again"
         )
-    if flags & FLAGS["encrypted"]:
+    if header.flags & FLAGS["encrypted"]:
         raise UnsupportedError("the file is encrypted", offset=6)
-    source.check(meta_offset, meta_size, "the metadata")
-    if meta_size > MAX_METADATA_BYTES:
-        raise LimitError(f"the metadata takes {meta_size} bytes, more than {MAX_METADATA_BYTES}", offset=20)
-    source.check(data_offset, 0, "the data section")
-    if not HEADER_BYTES <= index_offset <= data_offset or meta_offset < HEADER_BYTES:
+    n_bytes = header.metadata_size
+    source.check(header.metadata_offset, n_bytes, "the metadata")
+    if n_bytes > MAX_METADATA_BYTES:
+        raise LimitError(f"the metadata takes {n_bytes} bytes, more than {MAX_METADATA_BYTES}", offset=20)
+    source.check(header.data_offset, 0, "the data section")
+    in_order = HEADER_BYTES <= header.tensor_index_offset <= header.data_offset
+    if not in_order or header.metadata_offset < HEADER_BYTES:
         raise CorruptError("the sections of the file overlap", offset=12)
-    return Header(
-        magic, (major, minor), flags, count, meta_offset, meta_size, index_offset, data_offset, crc, rest
-    )
+    return header
 
 
 def _check_sections(header: Header, index: Index) -> None:
@@ -416,7 +423,7 @@ def read_index(
         dtype_ids.append(dtype_id)
         tensors.append(Tensor(name, dtype, dims, offset, size, source))
     if not in_order:
-        _check_overlaps(tensors)
+        check_overlaps(tensors)
     data_end = data_offset + max(0, -(-(blobs_end - data_offset) // ALIGNMENT) * ALIGNMENT)
     is_aligned = starts % ALIGNMENT == 0
     return Index(tensors, dtype_ids, index_offset + pos, blobs_end, data_end, is_aligned)
@@ -478,8 +485,8 @@ def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:
     return dropped and size > flat and size % row.block_bytes == 0 and (row.block > 1 or size % flat == 0)
 
 
-def _check_overlaps(tensors: list[Tensor]) -> None:
-    """Tensors may share all their bytes or none; zero-size ones lie anywhere."""
+def check_overlaps(tensors: list[Tensor], path: Path | None = None) -> None:
+    """Tensors may share all their bytes or none; zero-size ones lie anywhere. Raises CorruptError."""
     spans = sorted((t.offset, t.offset + t.n_bytes, i) for i, t in enumerate(tensors) if t.n_bytes)
     last_start = last_end = -1
     for start, end, i in spans:

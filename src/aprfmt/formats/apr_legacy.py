@@ -10,7 +10,6 @@ converter output         v2-style header, JSON metadata, JSON index with one ent
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,7 +49,7 @@ def open_model(path: Path) -> Model:
 def _open(source: Source, path: Path) -> Model:
     if source.read(0, min(4, source.size)) == b"APR1":
         return _open_apr1(source, path, source, 0, "APR1")
-    header = apr_magic.v2_header(source)
+    header = apr2.parse_header(source)
     if header is not None and header.crc_ok:
         if apr_magic.has_json_index(source, header):
             return _open_json_index(source, path, header)
@@ -71,9 +70,9 @@ def _open_v2(source: Source, path: Path, label: str) -> Model:
 
 
 def _open_compressed(source: Source, path: Path, method: str) -> Model:
-    body = source.view(apr_magic.HEADER_BYTES)
+    body = source.view(apr2.HEADER_BYTES)
     plain = {"lz4": unlz4, "zstd": unzstd}[method](body, source.path)
-    image = Source.from_bytes(source.read(0, apr_magic.HEADER_BYTES) + plain, path)
+    image = Source.from_bytes(source.read(0, apr2.HEADER_BYTES) + plain, path)
     model = _open_v2(image, path, f"APR v2 ({method} body)")
     of_image = model.checksum
     model.sources = (source,)
@@ -83,11 +82,11 @@ def _open_compressed(source: Source, path: Path, method: str) -> Model:
 
 def _plain_footer_fits(image: Source) -> bool:
     """Whether the footer is that of the file before it was compressed, when its header lacked the flag."""
-    head = bytearray(image.read(0, apr_magic.HEADER_BYTES))
+    head = bytearray(image.read(0, apr2.HEADER_BYTES))
     flags = int.from_bytes(head[6:8], "little") & ~(apr_magic.LZ4 | apr_magic.ZSTD)
     head[6:8] = flags.to_bytes(2, "little")
     head[40:44] = crc32_of(head[:40], head[44:]).to_bytes(4, "little")
-    body = image.view(apr_magic.HEADER_BYTES)
+    body = image.view(apr2.HEADER_BYTES)
     return len(body) >= _FOOTER and crc32_of(head, body[:-_FOOTER]) == int.from_bytes(
         body[-_FOOTER:], "little"
     )
@@ -120,7 +119,7 @@ def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -
     if len(entries) != count:
         raise CorruptError(f"{count} tensors declared, {len(entries)} in the index", path=path, offset=at)
     tensors = [_entry(entry, image, data, end, path) for entry in entries]
-    _check_overlaps(tensors, path)
+    apr2.check_overlaps(tensors, path)
     return _model(
         path,
         file,
@@ -193,15 +192,6 @@ def _dtype(spelling: object, name: str, path: Path) -> Dtype:
         raise UnsupportedError(f"unknown dtype {spelling!r}", path=path, tensor=name) from error
 
 
-def _check_overlaps(tensors: list[Tensor], path: Path) -> None:
-    spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
-    for (start, end, _), (next_start, next_end, name) in pairwise(spans):
-        if next_start < end and (start, end) != (next_start, next_end):
-            raise CorruptError(
-                "the data overlaps that of another tensor", path=path, tensor=name, offset=next_start
-            )
-
-
 def _check_footer(image: Source, base: int) -> dict[str, str]:
     """The reference never compared this checksum, so a wrong one is told and not refused."""
     crc = 0
@@ -211,15 +201,17 @@ def _check_footer(image: Source, base: int) -> dict[str, str]:
     return {"header": "none", "footer": "ok" if stored == crc else "bad"}
 
 
-def _open_json_index(source: Source, path: Path, header: apr_magic.V2Header) -> Model:
+def _open_json_index(source: Source, path: Path, header: apr2.Header) -> Model:
     """The payload is one JSON text, given as the U8 tensor of its name."""
-    limits = ((header.metadata_size, "metadata"), (header.data_offset - header.index_offset, "index"))
+    limits = ((header.metadata_size, "metadata"), (header.data_offset - header.tensor_index_offset, "index"))
     for n_bytes, what in limits:
         if n_bytes > MAX_METADATA_BYTES:
             raise LimitError(f"the {what} has {n_bytes} bytes; the limit is {MAX_METADATA_BYTES}", path=path)
     metadata = _json(source.read(header.metadata_offset, header.metadata_size), dict, "metadata", path, 64)
-    raw = source.read(header.index_offset, header.data_offset - header.index_offset).rstrip(b"\0")
-    entries = _json(raw, list, "index", path, header.index_offset)
+    raw = source.read(header.tensor_index_offset, header.data_offset - header.tensor_index_offset).rstrip(
+        b"\0"
+    )
+    entries = _json(raw, list, "index", path, header.tensor_index_offset)
     tensors = []
     for entry in entries:
         entry = entry if isinstance(entry, dict) else {}
@@ -227,14 +219,16 @@ def _open_json_index(source: Source, path: Path, header: apr_magic.V2Header) -> 
         n_bytes = _count(entry.get("size", source.size - header.data_offset))
         if offset < 0 or n_bytes < 0 or not isinstance(entry.get("name"), str):
             raise CorruptError(
-                "an index entry lacks a name, an offset or a size", path=path, offset=header.index_offset
+                "an index entry lacks a name, an offset or a size",
+                path=path,
+                offset=header.tensor_index_offset,
             )
         start = header.data_offset + offset
         source.check(start, n_bytes, "the data", entry["name"])
         tensors.append(Tensor(entry["name"], "U8", (n_bytes,), start, n_bytes, source))
     checksum = {"header": "ok" if header.crc_ok else "bad", "footer": "absent"}
     label = "APR of realizar's GGUF converter"
-    version = f"{header.major}.{header.minor}"
+    version = "{}.{}".format(*header.version)
     model = _model(
         path, source, label, tensors=tensors, metadata=metadata, checksum=lambda: checksum, version=version
     )

@@ -9,44 +9,16 @@ APR1   JSON-index container, or the compute crate's tuner model
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from aprfmt.errors import AprError, CorruptError, TruncatedError, UnknownFormatError, UnsupportedError
-from aprfmt.io.crc import crc32_of
+from aprfmt.formats.apr2 import HEADER_BYTES, Header, parse_header
 from aprfmt.io.source import Source
 
-HEADER_BYTES = 64
-_FIELDS = struct.Struct("<4sBBHIQIQQI")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _WRAPPER_HEAD = 9
 _MIN_APR1 = 24
 _ROW_MAJOR, LZ4, ZSTD = 0x0400, 0x0001, 0x0002
-
-
-@dataclass(frozen=True, slots=True)
-class V2Header:
-    """The fields of a v2-style header that detection looks at; `crc_ok`: whether the header's CRC fits."""
-
-    magic: bytes
-    major: int
-    minor: int
-    flags: int
-    count: int
-    metadata_offset: int
-    metadata_size: int
-    index_offset: int
-    data_offset: int
-    crc_ok: bool
-
-
-def v2_header(source: Source) -> V2Header | None:
-    """The first 64 bytes read as a v2 header, None where there are fewer."""
-    if source.size < HEADER_BYTES:
-        return None
-    head = source.read(0, HEADER_BYTES)
-    *fields, crc = _FIELDS.unpack_from(head)
-    return V2Header(*(*fields, crc == crc32_of(head[:40], head[44:])))
 
 
 def wrapper_algorithm(source: Source) -> int | None:
@@ -66,16 +38,16 @@ def wrapper_algorithm(source: Source) -> int | None:
     return algorithm if length >= _MIN_APR1 and fits.get(algorithm) else None
 
 
-def has_json_index(source: Source, header: V2Header) -> bool:
+def has_json_index(source: Source, header: Header) -> bool:
     """Whether JSON stands where a v2 file has its binary index: the output of realizar's GGUF converter."""
-    start, end = header.index_offset, header.data_offset
+    start, end = header.tensor_index_offset, header.data_offset
     if header.flags or not HEADER_BYTES <= header.metadata_offset < start < end <= source.size:
         return False
     last = source.read(max(start, end - 64), min(64, end - start)).rstrip(b"\0 \r\n")[-1:]
     return source.read(header.metadata_offset, 1) == b"{" and source.read(start, 1) == b"[" and last == b"]"
 
 
-def compressed_body(source: Source, header: V2Header) -> str | None:
+def compressed_body(source: Source, header: Header) -> str | None:
     """How everything after the header is compressed: "lz4", "zstd", None where it is not."""
     if not header.flags & (LZ4 | ZSTD) or _is_plain(source, header):
         return None
@@ -84,7 +56,7 @@ def compressed_body(source: Source, header: V2Header) -> str | None:
     return "lz4" if header.flags & LZ4 else None
 
 
-def _is_plain(source: Source, header: V2Header) -> bool:
+def _is_plain(source: Source, header: Header) -> bool:
     """Whether the metadata section looks like a JSON object, which compressed bytes at its place do not."""
     start, n_bytes = header.metadata_offset, header.metadata_size
     if n_bytes < 2 or start + n_bytes > source.size:
@@ -112,7 +84,7 @@ def detect_apr(source: Source, path: Path) -> str:
 
 
 def _detect_apr0(source: Source, path: Path) -> str:
-    header = v2_header(source)
+    header = parse_header(source)
     if header is not None and header.crc_ok:
         return "apr-legacy" if has_json_index(source, header) or compressed_body(source, header) else "apr-v2"
     if wrapper_algorithm(source) is not None or (header is not None and has_json_index(source, header)):
@@ -161,8 +133,8 @@ def _is_early_v2(source: Source, path: Path) -> bool:
     The row-major flag came after those magics were given up: a header with it is a current file with a wrong
     magic.
     """
-    header = v2_header(source)
-    if header is None or not header.crc_ok or (header.major, header.minor) != (2, 0):
+    header = parse_header(source)
+    if header is None or not header.crc_ok or header.version != (2, 0):
         return False
     if header.flags & _ROW_MAJOR:
         magic = header.magic.decode()

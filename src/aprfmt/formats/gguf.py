@@ -57,27 +57,6 @@ _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suff
 _BIG_ENDIAN_HINT = "convert it with llama.cpp's gguf-py script gguf_convert_endian.py first"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor info as the file has it.
-
-    Attributes:
-        name: of the tensor.
-        ggml_type: GGML type number.
-        ne: dims as stored, fastest first.
-        offset_in_data: as stored.
-        offset: from the start of the file.
-        n_bytes: stored length without padding.
-    """
-
-    name: str
-    ggml_type: int
-    ne: tuple[int, ...]
-    offset_in_data: int
-    offset: int
-    n_bytes: int
-
-
 @dataclass(slots=True)
 class GgufPart:
     """One file of a model.
@@ -86,22 +65,16 @@ class GgufPart:
         source: the open file.
         version: 2 or 3.
         alignment: of the tensor data.
-        n_kv: number of key-value pairs.
         entries: the pairs in file order, located but not decoded.
-        infos: tensor infos in file order.
-        infos_end: first byte behind the tensor infos.
-        data_start: first byte of the tensor data.
+        tensors: in file order.
         kv: the pairs, decoded on access.
     """
 
     source: Source
     version: int
     alignment: int
-    n_kv: int
     entries: dict[str, KvEntry]
-    infos: list[TensorInfo]
-    infos_end: int
-    data_start: int
+    tensors: list[Tensor]
     kv: KvMapping
 
 
@@ -120,7 +93,7 @@ def open_model(path: Path) -> Model:
     """
     with ExitStack() as stack:
         parts = _read_all(path, stack)
-        tensors = [_tensor(info, part.source) for part in parts for info in part.infos]
+        tensors = [tensor for part in parts for tensor in part.tensors]
         _check_unique(tensors)
         model = Model(
             path=path,
@@ -155,14 +128,6 @@ def _load_hparams(model: Model) -> Hyperparams:
         # Only their number matters here, and decoding 150,000 strings takes longer than all the rest.
         kv = ChainMap({"tokenizer.ggml.tokens": range(entry.count)}, kv)  # type: ignore[arg-type]
     return from_gguf(kv, tuple(model.tensors))
-
-
-def _tensor(info: TensorInfo, source: Source) -> Tensor:
-    dtype = dtype_by_ggml_id(info.ggml_type)
-    assert dtype is not None
-    # An empty tensor may be placed behind padding that the last tensor's writer left out.
-    offset = info.offset if info.n_bytes else min(info.offset, source.size)
-    return Tensor(info.name, dtype.name, info.ne[::-1], offset, info.n_bytes, source)
 
 
 def _check_unique(tensors: list[Tensor]) -> None:
@@ -216,7 +181,7 @@ def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
                 path=part.source.path,
                 hint="give the parts the names under which they were written",
             )
-    n_tensors = sum(len(part.infos) for part in parts)
+    n_tensors = sum(len(part.tensors) for part in parts)
     expected = _split_number(parts[0], "split.tensors.count", n_tensors)
     if expected != n_tensors:
         raise RefusedError(
@@ -246,11 +211,11 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     entries = _read_entries(cursor, n_kv)
     kv = KvMapping(data, entries)
     alignment = _alignment(kv, source.path)
-    raw_infos = _read_infos(cursor, n_tensors)
+    infos = _read_infos(cursor, n_tensors)
     data_start = cursor.pos + padding(cursor.pos, alignment)
-    infos = [_place(raw, data_start, alignment, source) for raw in raw_infos]
-    _check_overlap(infos, source.path)
-    return GgufPart(source, version, alignment, n_kv, entries, infos, cursor.pos, data_start, kv)
+    tensors = [_tensor(info, data_start, alignment, source) for info in infos]
+    _check_overlap(tensors, source.path)
+    return GgufPart(source, version, alignment, entries, tensors, kv)
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
@@ -299,12 +264,12 @@ def _alignment(kv: Mapping[str, Any], path: str) -> int:
     return int(value)
 
 
-_RawInfo = tuple[str, int, tuple[int, ...], int, int]
+_Info = tuple[str, int, tuple[int, ...], int, int]
 
 
-def _read_infos(cursor: Cursor, n_tensors: int) -> list[_RawInfo]:
+def _read_infos(cursor: Cursor, n_tensors: int) -> list[_Info]:
     """Per tensor: name, ggml type, dims, offset in the data, position of the info."""
-    infos: list[_RawInfo] = []
+    infos: list[_Info] = []
     for _ in range(n_tensors):
         start = cursor.pos
         name = cursor.string(MAX_NAME_BYTES, "a tensor name")
@@ -321,9 +286,9 @@ def _read_infos(cursor: Cursor, n_tensors: int) -> list[_RawInfo]:
     return infos
 
 
-def _place(raw: _RawInfo, data_start: int, alignment: int, source: Source) -> TensorInfo:
-    name, ggml_type, ne, offset, start = raw
-    n_bytes = _stored_bytes(raw, source.path)
+def _tensor(info: _Info, data_start: int, alignment: int, source: Source) -> Tensor:
+    name, _, ne, offset, start = info
+    dtype, n_bytes = _stored_as(info, source.path)
     if offset % alignment:
         raise CorruptError(
             f"the data offset {offset} is not a multiple of the alignment {alignment}",
@@ -331,13 +296,16 @@ def _place(raw: _RawInfo, data_start: int, alignment: int, source: Source) -> Te
             tensor=name,
             offset=start,
         )
+    offset += data_start
     if n_bytes:
-        source.check(data_start + offset, n_bytes, "the tensor", name)
-    return TensorInfo(name, ggml_type, ne, offset, data_start + offset, n_bytes)
+        source.check(offset, n_bytes, "the tensor", name)
+    # An empty tensor may be placed behind padding that the last tensor's writer left out.
+    return Tensor(name, dtype, ne[::-1], offset if n_bytes else min(offset, source.size), n_bytes, source)
 
 
-def _stored_bytes(raw: _RawInfo, path: str) -> int:
-    name, ggml_type, ne, _, start = raw
+def _stored_as(info: _Info, path: str) -> tuple[str, int]:
+    """Dtype and stored length, without padding."""
+    name, ggml_type, ne, _, start = info
     dtype = dtype_by_ggml_id(ggml_type)
     if dtype is None:
         known = ", ".join(row.name for row in DTYPES.values() if row.ggml_id is not None)
@@ -347,15 +315,15 @@ def _stored_bytes(raw: _RawInfo, path: str) -> int:
     if any(dim >= 1 << 63 for dim in ne):
         raise LimitError(f"dims {list(ne)} are beyond 2^63", path=path, tensor=name, offset=start)
     try:
-        return dtype.n_bytes(ne[::-1] or (1,))
+        return dtype.name, dtype.n_bytes(ne[::-1] or (1,))
     except LimitError as error:
         raise LimitError(error.message, path=path, tensor=name, offset=start) from error
     except UsageError as error:
         raise CorruptError(error.message, path=path, tensor=name, offset=start) from error
 
 
-def _check_overlap(infos: list[TensorInfo], path: str) -> None:
-    spans = sorted((info.offset, info.offset + info.n_bytes, info.name) for info in infos if info.n_bytes)
+def _check_overlap(tensors: list[Tensor], path: str) -> None:
+    spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
     for (_, end, before), (start, _, name) in pairwise(spans):
         if start < end:
             raise CorruptError(f"the tensor overlaps {before!r}", path=path, tensor=name, offset=start)

@@ -137,7 +137,7 @@ def test_a_file_of_the_package_is_read_equal(tmp_path: Path, alignment: int) -> 
         assert found.pop("general.alignment", 32) == alignment
         assert found == expected
         part = gguf_parts(model)[0]
-        assert (part.alignment, part.version, part.n_kv) == (alignment, 3, len(part.entries))
+        assert (part.alignment, part.version) == (alignment, 3)
         for theirs in gguf.GGUFReader(path).tensors if alignment > 8 else []:
             mine = model.tensors[theirs.name]
             assert mine.dtype == theirs.tensor_type.name
@@ -224,7 +224,7 @@ def test_entries_cover_the_key_value_block_without_gaps(tmp_path: Path) -> None:
         entries = list(part.entries.values())
         assert entries[0].start == 24
         assert all(a.end == b.start for a, b in pairwise(entries))
-        assert entries[-1].end < part.infos_end <= part.data_start < part.infos_end + 32
+        assert entries[-1].end < min(tensor.offset for tensor in model.tensors.entries)
         copied = layout([bytes(part.kv.raw(key)) for key in part.entries], out_tensors(tensors))
     assert to_bytes(copied) == path.read_bytes()
 
