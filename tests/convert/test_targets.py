@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,21 @@ def test_own_keys_cannot_be_stamped(tiny_gguf: Path, tmp_path: Path) -> None:
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     with pytest.raises(UsageError, match="by hand"):
         aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", set={"aprfmt.tensors": {}})
+
+
+@pytest.mark.parametrize(
+    ("format", "shard_size"), [("gguf", "60KB"), ("hf", "60KB"), ("mlx", None), ("apr-shards", "60KB")]
+)
+def test_the_names_of_a_plan_are_those_of_the_files(
+    format: str, shard_size: str | None, tiny_model: Callable[[str], tuple[Path, object]], tmp_path: Path
+) -> None:
+    source, dst = tiny_model("qwen2-untied")[0], tmp_path / ("m.gguf" if format == "gguf" else "out")
+    plan = aprfmt.convert_model(source, dst, format=format, shard_size=shard_size, plan=True)
+    assert not list(tmp_path.iterdir())
+    done = aprfmt.convert_model(source, dst, format=format, shard_size=shard_size)
+    assert (plan.output, plan.files) == (done.output, done.files)
+    assert (len(done.files) > 1) == (format == "gguf")
+    assert all(Path(file).is_file() for file in done.files)
+    with aprfmt.open(done.output) as model:
+        made = {t.name: (t.dtype, list(t.shape), t.n_bytes) for t in model.tensors.entries}
+    assert {t["name"]: (t["dtype"], t["shape"], t["size_bytes"]) for t in plan.tensors} == made
