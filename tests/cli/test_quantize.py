@@ -99,7 +99,7 @@ def test_entries_that_are_missing_are_named(apr: Apr, tiny_gguf: Path, tmp_path:
 
 
 USAGE = {
-    "not a mix": ((), "MIX is missing"),
+    "no mix": ((), "MIX is missing"),
     "unknown": (("q4_k_x",), "unknown dtype or mix"),
     "floats": (("f16",), "not a quantized type"),
     "single": (("mxfp4",), "not a mix"),
@@ -149,8 +149,8 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
     cut.write_bytes(weights.read_bytes()[:100])
     cases = [
         (5, "quantized already", (tmp_path / "q8.gguf", "q4_0")),
-        (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", other)),
-        (5, "of another model", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "none.dat")),
+        (5, "belongs to another model", (tiny_gguf, "q4_0", "--imatrix", other)),
+        (5, "belongs to another model", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "none.dat")),
         (4, "bytes", (tiny_gguf, "q4_0", "--imatrix", cut)),
         (3, "no such file", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "absent.dat")),
     ]
