@@ -249,7 +249,7 @@ def test_finite_scales_as_llama_cpp_sees_them(name: str, capfd: pytest.CaptureFi
 def test_rows_of_padding() -> None:
     stored = random_blocks("Q8_0", 6, sane=True)
     rows = ggml.decode("Q8_0", stored).reshape(3, 64)
-    assert np.array_equal(ggml.decode_padded("Q8_0", stored, 40), rows[:, :40].reshape(-1))
+    assert np.array_equal(ggml.decode("Q8_0", stored, cols=40), rows[:, :40].reshape(-1))
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -16,7 +16,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import METHODS, SCHEMES, Decoded, Scheme, weight_arguments
+from aprfmt.codecs.packed import FLOATS_BY_TORCH, METHODS, SCHEMES, Decoded, Scheme, weight_arguments
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
@@ -40,7 +40,6 @@ _ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """What settings may say, by method."""
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _PARTS = ("text_config", "llm_config", "language_config")
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
@@ -435,8 +434,8 @@ def natural_dtype(config: Mapping[str, object]) -> str | None:
     for holder in (config, *(config.get(part) for part in _PARTS)):
         if isinstance(holder, Mapping):
             word = holder.get("dtype") or holder.get("torch_dtype")
-            if isinstance(word, str) and word.removeprefix("torch.") in _DTYPES:
-                return _DTYPES[word.removeprefix("torch.")]
+            if isinstance(word, str) and word.removeprefix("torch.") in FLOATS_BY_TORCH:
+                return FLOATS_BY_TORCH[word.removeprefix("torch.")]
     return None
 
 

@@ -62,12 +62,9 @@ def decode(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | No
     if row.kind == "plain":
         values = plain.decode(dtype, data)
     elif row.kind == "ggml":
-        if _is_flat(row, data, shape):
-            values = ggml.decode(dtype, data, tensor=tensor)[: n_elements(shape)]
-        elif is_padded(row, shape):
-            values = ggml.decode_padded(dtype, data, shape[-1], tensor=tensor)
-        else:
-            values = ggml.decode(dtype, data, tensor=tensor)
+        padded = is_padded(row, shape) and not _is_flat(row, data, shape)
+        values = ggml.decode(dtype, data, cols=shape[-1] if padded else None, tensor=tensor)
+        values = values[: n_elements(shape)]
     elif dtype == "AprQ4":
         values = aprq.decode_q4(data, n_elements(shape))
     else:
@@ -100,14 +97,6 @@ def _is_flat(row: Dtype, data: Buffer, shape: tuple[int, ...]) -> bool:
     return memoryview(data).nbytes == -(-n_elements(shape) // row.block) * row.block_bytes
 
 
-_TORCH = {
-    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I8": "int8", "I16": "int16",
-    "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
-    "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    "C64": "complex64",
-}  # fmt: skip
-
-
 def decode_torch(
     dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None
 ) -> torch.Tensor:
@@ -123,7 +112,7 @@ def decode_torch(
     if row.kind != "plain":
         return torch.from_numpy(decode(dtype, data, shape, tensor=tensor).copy())
     shape = _array_shape(row, data, shape, tensor)
-    kind = getattr(torch, _TORCH[dtype], None)
+    kind = getattr(torch, row.torch or "", None)
     if kind is None:
         raise UnsupportedError(
             f"this torch has no dtype for {dtype}", tensor=tensor, hint="use a newer torch"

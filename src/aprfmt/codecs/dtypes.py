@@ -20,6 +20,7 @@ class Dtype:
         block_bytes: bytes of a block.
         numpy: numpy dtype string of a plain dtype's stored elements, None for block types.
         kind: "plain" (codecs.plain), "aprq" (codecs.aprq) or "ggml" (codecs.ggml).
+        torch: name of a plain dtype in torch, which not every version of it has.
         answers: of a GGML block type the CRC-32 of what known blocks decode to and of what known values are encoded
             to (codecs.ggml_answers); None for types that are not decoded.
         scales: where the f16 scales of such a block stand; llama.cpp loads no block with one that is not finite.
@@ -33,6 +34,7 @@ class Dtype:
     block_bytes: int
     numpy: str | None = None
     kind: str = "ggml"
+    torch: str | None = None
     answers: tuple[int, int] | None = None
     scales: tuple[int, ...] = ()
 
@@ -73,23 +75,23 @@ DTYPES: dict[str, Dtype] = {
     row.name: row
     for row in (
         #     name        apr   ggml  safetensors block bytes numpy  kind
-        Dtype("F32", 0, 0, "F32", 1, 4, "<f4", "plain"),
-        Dtype("F16", 1, 1, "F16", 1, 2, "<f2", "plain"),
-        Dtype("BF16", 30, 30, "BF16", 1, 2, "<u2", "plain"),
-        Dtype("F64", 3, 28, "F64", 1, 8, "<f8", "plain"),
-        Dtype("I8", 6, 24, "I8", 1, 1, "<i1", "plain"),
-        Dtype("I16", None, 25, "I16", 1, 2, "<i2", "plain"),
-        Dtype("I32", 4, 26, "I32", 1, 4, "<i4", "plain"),
-        Dtype("I64", 5, 27, "I64", 1, 8, "<i8", "plain"),
-        Dtype("U8", 7, None, "U8", 1, 1, "<u1", "plain"),
-        Dtype("U16", None, None, "U16", 1, 2, "<u2", "plain"),
-        Dtype("U32", None, None, "U32", 1, 4, "<u4", "plain"),
-        Dtype("U64", None, None, "U64", 1, 8, "<u8", "plain"),
-        Dtype("BOOL", None, None, "BOOL", 1, 1, "<u1", "plain"),
-        Dtype("F8_E4M3", None, None, "F8_E4M3", 1, 1, "<u1", "plain"),
-        Dtype("F8_E5M2", None, None, "F8_E5M2", 1, 1, "<u1", "plain"),
-        Dtype("F8_E8M0", None, None, "F8_E8M0", 1, 1, "<u1", "plain"),
-        Dtype("C64", None, None, "C64", 1, 8, "<c8", "plain"),
+        Dtype("F32", 0, 0, "F32", 1, 4, "<f4", "plain", torch="float32"),
+        Dtype("F16", 1, 1, "F16", 1, 2, "<f2", "plain", torch="float16"),
+        Dtype("BF16", 30, 30, "BF16", 1, 2, "<u2", "plain", torch="bfloat16"),
+        Dtype("F64", 3, 28, "F64", 1, 8, "<f8", "plain", torch="float64"),
+        Dtype("I8", 6, 24, "I8", 1, 1, "<i1", "plain", torch="int8"),
+        Dtype("I16", None, 25, "I16", 1, 2, "<i2", "plain", torch="int16"),
+        Dtype("I32", 4, 26, "I32", 1, 4, "<i4", "plain", torch="int32"),
+        Dtype("I64", 5, 27, "I64", 1, 8, "<i8", "plain", torch="int64"),
+        Dtype("U8", 7, None, "U8", 1, 1, "<u1", "plain", torch="uint8"),
+        Dtype("U16", None, None, "U16", 1, 2, "<u2", "plain", torch="uint16"),
+        Dtype("U32", None, None, "U32", 1, 4, "<u4", "plain", torch="uint32"),
+        Dtype("U64", None, None, "U64", 1, 8, "<u8", "plain", torch="uint64"),
+        Dtype("BOOL", None, None, "BOOL", 1, 1, "<u1", "plain", torch="bool"),
+        Dtype("F8_E4M3", None, None, "F8_E4M3", 1, 1, "<u1", "plain", torch="float8_e4m3fn"),
+        Dtype("F8_E5M2", None, None, "F8_E5M2", 1, 1, "<u1", "plain", torch="float8_e5m2"),
+        Dtype("F8_E8M0", None, None, "F8_E8M0", 1, 1, "<u1", "plain", torch="float8_e8m0fnu"),
+        Dtype("C64", None, None, "C64", 1, 8, "<c8", "plain", torch="complex64"),
         Dtype("AprQ4", 128, None, None, 32, 18, None, "aprq"),
         Dtype("AprQ8", 129, None, None, 1, 1, None, "aprq"),
         Dtype("Q4_0", None, 2, None, 32, 18, answers=(0x520B4E9D, 0xF048AA44), scales=(0,)),

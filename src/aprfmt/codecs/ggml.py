@@ -91,8 +91,11 @@ def missing(dtype: str, direction: str) -> MissingDependencyError:
     return MissingDependencyError(f"to {direction} {dtype} takes llama.cpp's libggml: {why}", hint=_HINT)
 
 
-def decode(dtype: str, data: Buffer | Array, *, tensor: str | None = None) -> Array:
-    """Whole blocks as float32, 1-d. Raises UnsupportedError for dtypes that no decoder exists for."""
+def decode(dtype: str, data: Buffer | Array, *, cols: int | None = None, tensor: str | None = None) -> Array:
+    """Whole blocks as float32, 1-d; with `cols` whole rows, whose padding to whole blocks is left out.
+
+    Raises UnsupportedError for dtypes that no decoder exists for.
+    """
     import numpy as np
 
     row = DTYPES[dtype]
@@ -110,19 +113,14 @@ def decode(dtype: str, data: Buffer | Array, *, tensor: str | None = None) -> Ar
             stored = stored.copy()
         if out.size:
             function(stored.ctypes.data, out.ctypes.data, out.size)
-        return out.reshape(-1)
-    run = ggml_numpy.decoder(row)
-    with np.errstate(all="ignore"):
-        for part in blocks(len(stored), _NUMPY_BLOCK // row.block):
-            run(stored[part], out[part])
+    else:
+        run = ggml_numpy.decoder(row)
+        with np.errstate(all="ignore"):
+            for part in blocks(len(stored), _NUMPY_BLOCK // row.block):
+                run(stored[part], out[part])
+    if cols is not None:
+        out = out.reshape(-1, -(-cols // row.block) * row.block)[:, :cols]
     return out.reshape(-1)
-
-
-def decode_padded(dtype: str, data: Buffer | Array, cols: int, *, tensor: str | None = None) -> Array:
-    """Whole rows of `cols` values, each padded to whole blocks, as float32, 1-d, without the padding."""
-    row_blocks = -(-cols // DTYPES[dtype].block)
-    values = decode(dtype, data, tensor=tensor).reshape(-1, row_blocks * DTYPES[dtype].block)
-    return values[:, :cols].reshape(-1)
 
 
 def encode(

@@ -21,6 +21,7 @@ from aprfmt.io import jsonx
 from aprfmt.types import Array
 
 FLOATS = ("F32", "F16", "BF16")
+FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
 _SHORT_LINE = 1 << 13  # bytes; a call for each line costs more than reading what lies between
 _STRETCH = 1 << 22
 UNPACK_HINT = "fetch the checkpoint again, or unpack it with the tool that packed it and import the result"
@@ -704,7 +705,6 @@ _FP4_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
 _BNB_FP4_VALUES = tuple(sign * value / 12 for sign in (1, -1) for value in _FP4_TWELFTHS)
 
 _MAX_STATE_BYTES = 1 << 16
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _LABEL = "bitsandbytes"
 _CODES = {"nf4": _NF4_VALUES, "fp4": _BNB_FP4_VALUES}
 
@@ -748,7 +748,7 @@ def _four_bit(kind: str, pieces: Pieces) -> Decoded:
         values = values * largest(range(int(block[0]), int(block[-1]) + 1))[block - block[0]]
         return values.reshape(len(rows), len(columns))
 
-    return Decoded(shape, tile, _DTYPES.get(str(state.get("dtype"))))
+    return Decoded(shape, tile, FLOATS_BY_TORCH.get(str(state.get("dtype"))))
 
 
 def _state(piece: Piece, kind: str) -> dict[str, object]:

@@ -28,6 +28,10 @@ Items = Callable[[int], Iterable[Item]]
 """The same with jobs; pieces had better be multiples of the given number of bytes."""
 
 
+_COUNTING = Lock()
+"""For callers that count the overflows of many tensors in one place."""
+
+
 def encode(dtype: str, array: Array) -> bytes:
     """Float values as stored bytes of `dtype`. Raises UsageError, MissingDependencyError (`can_encode`)."""
     import numpy as np
@@ -74,12 +78,22 @@ def recode_jobs(
     if src is dst:
         return iter(items(1))
     if not can_encode(dst.name):
-        _refuse_target(dst)
+        if dst.kind == "ggml":
+            raise ggml.missing(dst.name, "encode")
+        raise UsageError(
+            f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype"
+        )
     if src.name == "C64":
         raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them: --dtype keep")
     if not (is_padded(dst, shape) and dst.apr_id is not None):
         dst.n_bytes(shape)
-    change = _Change(src, dst, shape, overflow, weights)
+
+    def count_overflow(n: int) -> None:
+        assert overflow is not None
+        with _COUNTING:
+            overflow(n)
+
+    change = _Change(src, dst, shape, None if overflow is None else count_overflow, weights)
     if dst.name == "AprQ8":
         return _to_q8(change, lambda: run_jobs(items(1)))
     return _jobs(change, items) if change.units is not None else _in_order(change, items)
@@ -123,42 +137,33 @@ class _Change:
         n = max(src.block, dst.block)
         return _Units(n, n // src.block * src.block_bytes, n // dst.block * dst.block_bytes)
 
-    def made(self, data: Buffer, count: int, first: int) -> Array:
+    def recode(self, data: Buffer, count: int, first: int) -> Array:
         """Stored bytes of whole units, of which `count` values are the tensor's, as stored elements of the target."""
         if self.src.kind == self.dst.kind == "plain":
-            return plain.cast(self.src.name, self.dst.name, data, self._on_overflow)
+            return plain.cast(self.src.name, self.dst.name, data, self.overflow)
         return self.encode(self.decode(data)[:count], first)
 
     def decode(self, data: Buffer) -> Array:
         """Stored bytes of whole units as 1-d floats; padding at the end of rows left out."""
         src = self.src
-        if is_padded(src, self.shape):
-            return ggml.decode_padded(src.name, data, self.cols)
         if src.name == "AprQ4":
             return aprq.decode_q4(data, len(data) // src.block_bytes * src.block)
-        values = plain.decode(src.name, data) if src.kind == "plain" else ggml.decode(src.name, data)
+        if src.kind == "ggml":
+            return ggml.decode(src.name, data, cols=self.cols if is_padded(src, self.shape) else None)
+        values = plain.decode(src.name, data)
         return values if values.dtype.kind == "f" else values.astype("<f4")
 
     def encode(self, values: Array, first: int) -> Array:
         """1-d floats as stored; `first` counts the values of the tensor before them."""
         dst = self.dst
         if dst.kind == "plain":
-            return plain.encode(dst.name, values, self._on_overflow)
-        values = plain.encode("F32", values, self._on_overflow)
+            return plain.encode(dst.name, values, self.overflow)
+        values = plain.encode("F32", values, self.overflow)
         if dst.name == "AprQ4":
             return aprq.encode_q4(values)
         if self.weights is None:
             return self._rows(values, None, first)
         return self._weighted(values, first // self.cols)
-
-    @property
-    def _on_overflow(self) -> OverflowCount | None:
-        return self._overflowed if self.overflow is not None else None
-
-    def _overflowed(self, n: int) -> None:
-        assert self.overflow is not None
-        with _COUNTING:
-            self.overflow(n)
 
     def _weighted(self, values: Array, first_row: int) -> Array:
         """Rows under the weights of the matrix that each is of; those of the outermost dims repeat."""
@@ -189,9 +194,6 @@ class _Change:
         return ggml.encode(self.dst.name, rows.reshape(-1), wide, weights)
 
 
-_COUNTING = Lock()
-
-
 def _jobs(change: _Change, items: Items) -> Iterator[Job]:
     """One job a piece of whole units."""
     units, n = change.units, n_elements(change.shape)
@@ -219,12 +221,12 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
     data = memoryview(item.run() if isinstance(item, Job) else item)
     step = max(1, STEP // units.values)
     if count <= step * units.values:
-        return _bytes(change.made(data, count, first))
+        return _bytes(change.recode(data, count, first))
     out, done = np.empty(n_bytes, dtype="u1"), 0
     for start in range(0, len(data), step * units.src_bytes):
         left = count - start // units.src_bytes * units.values
         end = start + step * units.src_bytes
-        part = change.made(data[start:end], left, first + count - left).view("u1")
+        part = change.recode(data[start:end], left, first + count - left).view("u1")
         out[done : done + part.size] = part
         done += part.size
     return _bytes(out)
@@ -233,20 +235,6 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
 def _in_order(change: _Change, items: Items) -> Iterator[Buffer]:
     for values in rebatch(_values(change, lambda: run_jobs(items(1))), change.dst.block):
         yield _bytes(change.encode(values, 0))
-
-
-def _refuse_target(dst: Dtype) -> None:
-    if dst.kind == "ggml":
-        ggml.encode(dst.name, _empty())
-    raise UsageError(
-        f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype"
-    )
-
-
-def _empty() -> Array:
-    import numpy as np
-
-    return np.empty(0, dtype="<f4")
 
 
 def _to_q8(change: _Change, read: Read) -> Iterator[Buffer]:
