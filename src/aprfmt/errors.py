@@ -105,7 +105,9 @@ class UnknownFormatError(AprError, ValueError):
 
     code = "unknown-format"
     exit_code = 3
-    usual_hint = "give an .apr, .gguf or .safetensors file, or a Hugging Face folder; was it copied whole?"
+    usual_hint = (
+        "give an .apr, .gguf or .safetensors file, or a Hugging Face folder; was the file copied completely?"
+    )
 
 
 class CorruptError(AprError, ValueError):
@@ -118,7 +120,7 @@ class TruncatedError(CorruptError):
     """The file ends before the data it announces."""
 
     code = "truncated"
-    usual_hint = "the file is not whole: copy or download it again"
+    usual_hint = "the file is incomplete or damaged: copy or download it again"
 
 
 class ChecksumError(CorruptError):
@@ -186,7 +188,7 @@ _OS_HINTS = {
     errno.EACCES: "check the permissions of the file and of its folder",
     errno.EPERM: "check the permissions of the file and of its folder",
     errno.EROFS: "write to another folder",
-    errno.EFBIG: "a file of this size may not be written here (ulimit -f, or the kind of disk): try another folder",
+    errno.EFBIG: "files of this size cannot be written here (ulimit -f, or the file system): try another folder",
 }
 
 

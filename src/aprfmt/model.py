@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -30,8 +31,9 @@ Convention: TypeAlias = Literal["hf", "gguf", "apr"]
 _SHOWN_ROWS = 20
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Tensor:
-    """One tensor of an opened file; `numpy.asarray` takes it for its decoded values.
+    """One tensor of an opened file; `numpy.asarray` gives its decoded values.
 
     Attributes:
         name: as the container spells it.
@@ -42,17 +44,12 @@ class Tensor:
         source: the file that holds the bytes.
     """
 
-    __slots__ = ("dtype", "n_bytes", "name", "offset", "shape", "source")
-
-    def __init__(
-        self, name: str, dtype: str, shape: Shape, offset: int, n_bytes: int, source: Source
-    ) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.offset = offset
-        self.n_bytes = n_bytes
-        self.source = source
+    name: str
+    dtype: str
+    shape: Shape
+    offset: int
+    n_bytes: int
+    source: Source
 
     @property
     def ndim(self) -> int:

@@ -106,38 +106,55 @@ def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
             )
 
 
-def loaded_by(code: str) -> set[str]:
+# Which form of output builds on which other; beside these a target knows the protocol alone.
+BUILT_ON = {"apr_shards": {"apr"}, "gguf": {"gguf_split"}, "hf": {"safetensors"}, "mlx": {"hf"}}
+
+
+def test_targets_do_not_know_each_other() -> None:
+    for path in modules("aprfmt/convert/targets"):
+        own = path.stem
+        found = {
+            name.split(".")[3] for _, name in imports(path) if name.startswith("aprfmt.convert.targets.")
+        }
+        assert found <= {"base", *BUILT_ON.get(own, ())}, f"{path} imports {sorted(found)}"
+
+
+HEAVY = {
+    "click", "cryptography", "gguf", "huggingface_hub", "llama_cpp", "lz4", "numpy", "tokenizers", "torch",
+    "transformers", "typer", "xllamacpp", "yaml", "zstandard",
+}  # fmt: skip
+
+
+def heavy_modules(code: str) -> set[str]:
+    """Those of HEAVY that a new interpreter has loaded after `code`."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(result.stdout.split())
+    return HEAVY & set(result.stdout.split())
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp", "xllamacpp"}
-    assert not heavy & loaded_by("import aprfmt")
+    assert not heavy_modules("import aprfmt")
 
 
-def test_opening_files_loads_nothing_heavy(smollm2_gguf: Path) -> None:
-    heavy = {"torch", "numpy", "gguf", "transformers", "tokenizers", "typer", "llama_cpp", "xllamacpp"}
-    assert not heavy & loaded_by(
-        f"import aprfmt\nwith aprfmt.open({str(smollm2_gguf)!r}) as m: len(m.tensors)"
+@pytest.mark.parametrize("name", ["hf", "m.safetensors", "m.apr", "m.gguf", "parts"])
+def test_opening_files_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
+    import plain_models
+
+    import aprfmt
+
+    path = plain_models.write_folder(tmp_path / "hf")
+    if name != "hf":
+        path = tmp_path / name
+        aprfmt.convert_model(tmp_path / "hf", path, format="apr-shards" if name == "parts" else None)
+    code = (
+        f"import aprfmt\nwith aprfmt.open({str(path)!r}) as m: print(repr(m), m.metadata.keys(), m.tensors)"
     )
+    assert not heavy_modules(code)
 
 
 def test_the_version_command_loads_nothing_heavy() -> None:
     code = "sys.argv = ['apr', '--version']\nfrom aprfmt.cli.main import main\ntry: main()\nexcept SystemExit: pass"
-    heavy = {
-        "torch",
-        "numpy",
-        "gguf",
-        "transformers",
-        "tokenizers",
-        "typer",
-        "click",
-        "llama_cpp",
-        "xllamacpp",
-    }
-    assert not heavy & loaded_by(code)
+    assert not heavy_modules(code)
 
 
 def test_documents_name_every_room_and_the_version() -> None:

@@ -151,7 +151,7 @@ def test_a_failing_disk_stops_the_workers(tmp_path: Path) -> None:
     ],
 )
 def test_a_stream_of_another_length_is_refused(tmp_path: Path, items: list[Item]) -> None:
-    with pytest.raises(CorruptError, match="where the plan has"):
+    with pytest.raises(CorruptError, match="instead of the planned"):
         write(FileLayout("f", [Stream(8, lambda: items, "t")]), tmp_path / "f", Flow(2))
     assert not os.listdir(tmp_path)
 

@@ -193,7 +193,6 @@ def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str,
             f"the header declares {end + _FOOTER} bytes, the file has {len(data)}",
             path=path,
             offset=8,
-            hint="the file is cut short or damaged: fetch it again",
         )
     stored, computed = int.from_bytes(data[-_FOOTER:], "little"), crc32(data[:-_FOOTER])
     if stored != computed:
@@ -201,7 +200,6 @@ def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str,
             f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}",
             path=path,
             offset=len(data) - _FOOTER,
-            hint="the file is damaged: fetch it again",
         )
     if header["model_type"] not in MODEL_TYPES:
         raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)

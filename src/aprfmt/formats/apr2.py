@@ -279,9 +279,7 @@ def read_header(source: Source, *, legacy: bool = False) -> Header:
     if header.magic != MAGIC and not (legacy and header.magic in LEGACY_MAGICS):
         raise UnknownFormatError(f"not an APR v2 file: it begins with {header.magic.hex()}", offset=0)
     if not header.crc_ok:
-        raise ChecksumError(
-            "the header's checksum is wrong", offset=40, hint="the file is damaged: fetch it again"
-        )
+        raise ChecksumError("the header's checksum is wrong", offset=40)
     if header.flags & FLAGS["layout_column_major"]:
         raise UnsupportedError(
             "the tensors are column-major, which no reader supports", offset=6, hint="import it again"
@@ -444,15 +442,14 @@ def _fail_bounds(data: bytes, start: int, index_offset: int) -> NoReturn:
     raise CorruptError(
         f"an index entry runs past the {left} bytes that are left of the index",
         offset=index_offset + start,
-        hint="the file is damaged: fetch it again",
+        hint="the file is damaged: copy or download it again",
     )
 
 
 def _fail_extent(name: str, offset: int, end: int, file_size: int) -> NoReturn:
     raise TruncatedError(
-        f"the data needs bytes {offset} to {end}, but the file has {file_size}",
+        f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long",
         tensor=name,
-        hint="the file is cut short or damaged: fetch it again",
     )
 
 

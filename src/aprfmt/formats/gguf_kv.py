@@ -112,7 +112,6 @@ class Cursor:
             f"{what} needs {n_bytes} bytes, {left} are left",
             path=self.path,
             offset=self.pos,
-            hint="the file is cut short or damaged: fetch it again",
         )
 
     def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:

@@ -199,7 +199,6 @@ def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) ->
             f"the tensors end at byte {end}, the file at {source.size}",
             path=source.path,
             offset=source.size,
-            hint="the file is cut short or damaged: fetch it again",
         )
     if end < source.size:
         raise CorruptError(f"{source.size - end} bytes follow the last tensor", path=source.path, offset=end)

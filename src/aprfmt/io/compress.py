@@ -26,7 +26,7 @@ def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
 
     view, out = memoryview(data), bytearray()
     if not view:
-        raise CorruptError("empty where zstd data should be", path=path)
+        raise CorruptError("there is no zstd data", path=path)
     while view:
         frame = zstandard.ZstdDecompressor().decompressobj()
         used = 0

@@ -79,7 +79,7 @@ def _parse_int(text: str) -> int | float:
 def _parse_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise CorruptError(f"the JSON number {text[:40]} is beyond a 64-bit float")
+        raise CorruptError(f"the JSON number {text[:40]} exceeds the range of a 64-bit float")
     return value
 
 

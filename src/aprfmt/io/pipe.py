@@ -109,7 +109,9 @@ def _with_tensor(error: AprError, label: str) -> AprError:
 
 
 def _wrong_length(n_bytes: int, expected: int, label: str) -> CorruptError:
-    return CorruptError(f"the conversion gave {n_bytes} bytes where the plan has {expected}", tensor=label)
+    return CorruptError(
+        f"the conversion produced {n_bytes} bytes instead of the planned {expected}", tensor=label
+    )
 
 
 @dataclass(slots=True)

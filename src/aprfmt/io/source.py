@@ -42,7 +42,7 @@ class Source:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode):
                 raise UnknownFormatError(
-                    "not a plain file", path=name, hint="name a model file or a Hugging Face folder"
+                    "not a plain file", path=name, hint="give a model file or a Hugging Face folder"
                 )
             stack.pop_all()
         return cls(name, fd, None, info.st_size)
@@ -56,11 +56,10 @@ class Source:
         """Raises TruncatedError unless [offset, offset + n_bytes) lies inside the file."""
         if offset < 0 or n_bytes < 0 or offset + n_bytes > self.size:
             raise TruncatedError(
-                f"{what} needs bytes {offset} to {offset + n_bytes}, but the file has {self.size}",
+                f"{what} needs bytes {offset} to {offset + n_bytes}, but the file is {self.size} bytes long",
                 path=self.path,
                 tensor=tensor,
                 offset=offset,
-                hint="the file is cut short or damaged: fetch it again",
             )
 
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:

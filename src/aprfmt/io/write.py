@@ -47,15 +47,15 @@ _STALE_TOKENIZER = (
 
 
 def write_file(
-    target: str, layout: FileLayout, way: WriteOptions, check: Callable[[str], None] | None = None
+    target: str, layout: FileLayout, options: WriteOptions, check: Callable[[str], None] | None = None
 ) -> None:
     """Writes `layout` as the file `target`. Raises ExistsError, StorageError.
 
     `check` gets the path of the complete temporary file; when it raises, the target never appears.
     """
-    advance = way.progress(layout.n_bytes) if way.progress else None
-    with AtomicFile(target, force=way.force, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
-        write_layout(layout, sink, advance, way.flow)
+    advance = options.progress(layout.n_bytes) if options.progress else None
+    with AtomicFile(target, force=options.force, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
+        write_layout(layout, sink, advance, options.flow)
         if check is not None:
             sink.flush()
             check(sink.temporary)
@@ -64,7 +64,7 @@ def write_file(
 def write_parts(
     folder: str,
     layouts: Sequence[FileLayout],
-    way: WriteOptions,
+    options: WriteOptions,
     check: Callable[[str], None] | None = None,
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
@@ -72,9 +72,9 @@ def write_parts(
     `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
     """
     n_bytes = sum(layout.n_bytes for layout in layouts)
-    advance = way.progress(n_bytes) if way.progress else None
-    with AtomicFolder(folder, force=way.force, n_bytes=n_bytes, shared=True) as temporary:
-        _write_all(temporary, layouts, way, advance)
+    advance = options.progress(n_bytes) if options.progress else None
+    with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True) as temporary:
+        _write_all(temporary, layouts, options, advance)
         if check is not None:
             check(str(temporary / layouts[0].name))
 
@@ -92,23 +92,23 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
             )
 
 
-def write_folder(target: str, layouts: Sequence[FileLayout], way: WriteOptions) -> None:
+def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptions) -> None:
     """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
     n_bytes = sum(layout.n_bytes for layout in layouts)
-    advance = way.progress(n_bytes) if way.progress else None
+    advance = options.progress(n_bytes) if options.progress else None
     brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
-    with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=stale) as folder:
-        _write_all(folder, layouts, way, advance)
+    with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale) as folder:
+        _write_all(folder, layouts, options, advance)
 
 
 def _write_all(
-    folder: Path, layouts: Sequence[FileLayout], way: WriteOptions, advance: Progress | None
+    folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None
 ) -> None:
     for layout in layouts:
         path = folder / layout.name
         if path.parent != folder:
             with storage_errors(path.parent):
                 os.makedirs(path.parent, exist_ok=True)
-        with AtomicFile(path, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
-            write_layout(layout, sink, advance, way.flow)
+        with AtomicFile(path, force=True, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
+            write_layout(layout, sink, advance, options.flow)
