@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import aprfmt
-from aprfmt.arch import fields, rope_math
+from aprfmt.arch import fields, rope
 from aprfmt.arch.hparams import (
     KEPT,
     active_window,
@@ -104,7 +104,7 @@ def test_gguf_holds_the_network(case: Case) -> None:
     if "eos_token_id" in h.extra:
         back.extra["eos_token_id"] = h.extra["eos_token_id"]
     if case.scaling is LLAMA3:  # a tensor in GGUF
-        back.extra["rope_scaling"] = rope_math.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
+        back.extra["rope_scaling"] = rope.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
     got, want = (
         transformers_config(to_hf_config(back)).to_dict(),
         transformers_config(case.hf_config).to_dict(),
@@ -342,6 +342,6 @@ def test_hostile_values_give_an_error_of_ours(model_type: str, data: st.DataObje
             to_apr(h)
             to_gguf(h, ARCHITECTURES["llama"])
             to_hf_config(h)
-            rope_math.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, rope_math.scaling_of(h))
+            rope.llama3_factors(h.rope_theta or 1.0, h.head_dim or 0, rope.scaling_of(h))
         except AprError:
             pass

@@ -12,7 +12,7 @@ from arch_models import ArchCase, all_cases, make_config, quiet_transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch import rope, rope_math
+from aprfmt.arch import rope
 from aprfmt.arch.hparams import (
     defaults_of,
     from_apr,
@@ -254,7 +254,7 @@ def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) ->
             h = source(given_values)
             to_apr(h)
             to_hf_config(h)
-            rope_math.factor_tensors(h, row)
+            rope.factor_tensors(h, row)
             to_gguf(h, row)
         except AprError:
             pass

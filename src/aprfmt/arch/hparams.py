@@ -34,7 +34,6 @@ from aprfmt.arch.values import CONVERTERS
 from aprfmt.arch.values.base import (
     DEFAULT,
     ConfigKeys,
-    Converter,
     GgufKeys,
     Scope,
     check_layers,
@@ -79,7 +78,6 @@ _OF_THE_WHOLE = (
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
 _STRUCTURAL = frozenset(("rope", "rotary_dim", "head_dim"))
-_PLAIN = Converter()
 _VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -128,10 +126,6 @@ def _scopes(
     return [Scope(h, row, key, kv or {}, names, defaults) for key in keys_of(row, defaults)]
 
 
-def _converter(key: Key) -> Converter:
-    return CONVERTERS[key.via] if key.via else _PLAIN
-
-
 def _take(scope: Scope, value: object) -> None:
     """Sets what a converter gave back."""
     key = scope.key
@@ -151,18 +145,13 @@ def _take(scope: Scope, value: object) -> None:
 
 def _fill(h: Hyperparams, scopes: Sequence[Scope]) -> None:
     """Sets what follows from other numbers: sizes, then heads, which need sizes, then what is counted in those."""
-    for scope in scopes:
-        if scope.key.field:
-            _fill_one(scope)
-    _derive_heads(h)
-    for scope in scopes:
-        _fill_one(scope)
-
-
-def _fill_one(scope: Scope) -> None:
-    fill = _converter(scope.key).fill
-    if fill is not None and scope.value is None:
-        scope.put(fill(scope))
+    for only_sizes in (True, False):
+        for scope in scopes:
+            fill = CONVERTERS[scope.key.via].fill
+            if fill is not None and scope.value is None and (scope.key.field or not only_sizes):
+                scope.put(fill(scope))
+        if only_sizes:
+            _derive_heads(h)
 
 
 def _derive_heads(h: Hyperparams) -> None:
@@ -193,7 +182,17 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
     h.architecture = row.id if row else h.hf_model_type
     defaults = defaults_of(row, text_type, whole_type)
-    _read_config(h, row or _unknown_row(None), config, defaults)
+    scopes = _scopes(h, row or _unknown_row(None), defaults)
+    for scope in scopes:
+        value, found = look_up(config, scope.key.hf)
+        if not found:
+            value, _ = look_up(defaults, scope.key.hf)
+        scope.put(scope.key.constant if value is None else value)
+    for scope in scopes:
+        settle = CONVERTERS[scope.key.via].settle
+        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
+            _take(scope, value)
+    _fill(h, scopes)
     rope.read(h, config, defaults, row)
     h.rope_type = row.rope_type if row else None
     full = {**defaults, **config}
@@ -219,22 +218,6 @@ def _language_part(config: Mapping[str, object]) -> Mapping[str, object]:
     if part is None:
         return config
     return {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
-
-
-def _read_config(
-    h: Hyperparams, row: Architecture, config: Mapping[str, object], defaults: Mapping[str, object]
-) -> None:
-    scopes = _scopes(h, row, defaults)
-    for scope in scopes:
-        value, found = look_up(config, scope.key.hf)
-        if not found:
-            value, _ = look_up(defaults, scope.key.hf)
-        scope.put(scope.key.constant if value is None else value)
-    for scope in scopes:
-        settle = _converter(scope.key).settle
-        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
-            _take(scope, value)
-    _fill(h, scopes)
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, object]:
@@ -348,7 +331,17 @@ def from_gguf(
     word = as_text(kv.get("general.architecture"))
     row = row or find_gguf(kv, tensor_names)
     h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
-    _read_gguf(h, row or _unknown_row(word), kv, tensor_names, defaults_of(row))
+    known = row or _unknown_row(word)
+    flags = _flags_of(known, tensor_names)
+    scopes = _scopes(h, known, defaults_of(row), kv, tensor_names)
+    for scope in scopes:
+        if scope.key.field:
+            _take(scope, _gguf_value(scope, flags))
+    _derive_heads(h)
+    for scope in scopes:
+        if not scope.key.field:
+            _take(scope, _gguf_value(scope, flags))
+    _fill(h, scopes)
     if h.vocab_size is None and isinstance(tokens := kv.get("tokenizer.ggml.tokens"), Sized):
         h.vocab_size = len(tokens)
     bos, eos, pad = (
@@ -360,25 +353,6 @@ def from_gguf(
     if tensor_names:
         h.tied = "output.weight" not in tensor_names
     return h
-
-
-def _read_gguf(
-    h: Hyperparams,
-    row: Architecture,
-    kv: Mapping[str, object],
-    names: Collection[str],
-    defaults: Mapping[str, object],
-) -> None:
-    flags = _flags_of(row, names)
-    scopes = _scopes(h, row, defaults, kv, names)
-    for scope in scopes:
-        if scope.key.field:
-            _take(scope, _gguf_value(scope, flags))
-    _derive_heads(h)
-    for scope in scopes:
-        if not scope.key.field:
-            _take(scope, _gguf_value(scope, flags))
-    _fill(h, scopes)
 
 
 def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
@@ -399,7 +373,7 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
                 value[0] if value.count(value[0]) == len(value) else value
             )  # the same of every layer: a number
         value = config_value(name, key.kind, value)
-    return _converter(key).from_gguf(value, scope)
+    return CONVERTERS[key.via].from_gguf(value, scope)
 
 
 def full_key(row: Architecture, suffix: str) -> str:
@@ -470,7 +444,7 @@ def _gguf_keys(scope: Scope) -> GgufKeys:
     _check_allowed(scope)
     if key.constant is not None:
         return GgufKeys({key.gguf: (key.kind, key.constant)} if key.gguf else {})
-    value = _converter(key).to_gguf(scope.value, scope)
+    value = CONVERTERS[key.via].to_gguf(scope.value, scope)
     if isinstance(value, GgufKeys):
         return value
     return GgufKeys({key.gguf: (key.kind, value)} if value is not None and key.gguf else {})
@@ -527,13 +501,9 @@ def from_apr(metadata: Mapping[str, object]) -> Hyperparams:
     _set_token_ids(h, {key: ours.pop(key, metadata.get(f"tokenizer.{key}")) for key in _TOKEN_IDS})
     h.extra |= ours
     _derive_heads(h)
-    if row is not None:
-        _complete(h, row)
-    return h
-
-
-def _complete(h: Hyperparams, row: Architecture) -> None:
-    """Fills in what an .apr leaves out: what transformers takes absent keys for. No window is none."""
+    if row is None:
+        return h
+    # What an .apr leaves out is what transformers takes absent keys for; but no window is none.
     check_layers(h)
     defaults = defaults_of(row, h.hf_model_type)
     scopes = _scopes(h, row, defaults)
@@ -543,6 +513,7 @@ def _complete(h: Hyperparams, row: Architecture) -> None:
             value = None if key.via == "window" else look_up(defaults, key.hf)[0]
             scope.put(key.constant if value is None else value)
     _fill(h, scopes)
+    return h
 
 
 def to_apr(h: Hyperparams) -> dict[str, object]:

@@ -99,10 +99,14 @@ class RowMap:
             raise RefusedError(
                 f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor
             )
-        for order in self.orders:
-            _check(order, self.n_rows, tensor)
-        for order in self.columns:
-            _check(order, whole, tensor)
+        try:
+            for order in self.orders:
+                check_order(order, self.n_rows)
+            for order in self.columns:
+                check_order(order, whole)
+        except RefusedError as error:
+            hint = "check the head counts and dimensions"
+            raise RefusedError(error.message, tensor=tensor, hint=hint) from None
 
     def to_json(self) -> dict[str, object]:
         """A JSON object without what is empty; a run of equal shapes is written once, with its length."""
@@ -145,15 +149,6 @@ class RowMap:
         if not row_map.pack:
             row_map.check(tensor)
         return row_map
-
-
-def _check(order: Order, n: int, tensor: str) -> None:
-    try:
-        check_order(order, n)
-    except RefusedError as error:
-        raise RefusedError(
-            error.message, tensor=tensor, hint="check the head counts and dimensions"
-        ) from None
 
 
 def _shapes(shapes: tuple[Shape, ...]) -> str:
@@ -265,7 +260,7 @@ def _both_sides(
     contradicts the hyper-parameters shows up as a difference of the two sides, not here.
     """
     per_name = len(hf) // len(row.hf)
-    dims = row.dims if len(row.dims) > 1 else row.dims * len(row.hf)
+    dims = row.dims * len(row.hf)  # one for all names, or one each
     before = [shapes.get(name) or _whole(dims[i // per_name], sizes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims or ("",) * len(gguf)
     after = [shapes.get(name) or _whole(d, sizes) for name, d in zip(gguf, after_dims, strict=True)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
 from aprfmt.arch.facts import has_layer, is_needed, sizes_of
-from aprfmt.arch.grammar import evaluate
+from aprfmt.arch.grammar import evaluate, shape_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES
@@ -156,7 +156,10 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     missing tensors and for layers and experts beyond their number. A tied head, biases without their config flag and
     buffers may be there or not. A tensor may stand under its GGUF name (see aprfmt.canonical).
     """
-    layers = hparams.num_layers if hparams.num_layers is not None else _n_layers(arch, names)
+    layers = hparams.num_layers
+    if layers is None:
+        numbers = (match.layer for name in names for match in matches(arch, name)[:1])
+        layers = max((layer + 1 for layer in numbers if layer is not None), default=0)
     for name in names:
         _check_name(arch, hparams, name, layers)
     _check_missing(arch, hparams, set(names), layers)
@@ -208,7 +211,8 @@ def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers
         if not any(is_needed(arch, row.need, h) for row in group):
             continue
         # A crafted layer count must cost no more than the tensors that are there.
-        for layer in _layers(group[0], min(layers, n_present + 1)):
+        numbers = range(min(layers, n_present + 1))
+        for layer in numbers if "{n}" in group[0].hf[0] else (None,):
             absent = _absent(group, h, present, layer)
             n_missing += len(absent)
             missing += absent[: max(0, 3 - len(missing))]
@@ -218,10 +222,6 @@ def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers
             tensor=missing[0],
             hint="a sharded model needs all its shards; check num_layers and --arch",
         )
-
-
-def _layers(row: TensorRow, layers: int) -> Iterable[int | None]:
-    return range(layers) if "{n}" in row.hf[0] else (None,)
 
 
 def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: int | None) -> list[str]:
@@ -251,11 +251,6 @@ def expand(
     return [name.replace("{e}", str(e)) for e in range(min(evaluate(row.count, sizes_of(h)) or 0, limit))]
 
 
-def _n_layers(arch: Architecture, names: Iterable[str]) -> int:
-    found = (match.layer for name in names for match in matches(arch, name)[:1])
-    return max((layer + 1 for layer in found if layer is not None), default=0)
-
-
 def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, Shape]) -> None:
     """Compares shapes (row-major, by Hugging Face name) with the hyper-parameters, as far as these are known.
 
@@ -266,12 +261,12 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         found = matches(arch, name)
         if not found:
             continue
-        dims = [dims_of(match).split(",") for match in found]
-        known = [[evaluate(dim, sizes) for dim in one] for one in dims]
+        dims = [(m.row.dims * len(m.row.hf))[m.position] for m in found]  # one for all names, or one each
+        known = [shape_of(one, sizes) for one in dims]
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
                 f"{dim} {size}" if size is not None else dim
-                for dim, size in zip(dims[0], known[0], strict=True)
+                for dim, size in zip(dims[0].split(","), known[0], strict=True)
             )
             raise RefusedError(
                 f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]",
@@ -280,16 +275,8 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
             )
 
 
-def _fits(shape: Shape, known: list[int | None]) -> bool:
-    return len(shape) == len(known) and all(
-        want is None or have == want for have, want in zip(shape, known, strict=True)
-    )
-
-
-def dims_of(match: Match) -> str:
-    """The shape in words of the Hugging Face tensor that was found."""
-    dims = match.row.dims
-    return dims[match.position if len(dims) > 1 else 0]
+def _fits(shape: Shape, known: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(known) and all(map(lambda have, want: want in (None, have), shape, known))
 
 
 def order(arch: Architecture, name: str) -> tuple[int, int, int, int, str]:
@@ -298,17 +285,14 @@ def order(arch: Architecture, name: str) -> tuple[int, int, int, int, str]:
     if not found:
         return 3, 0, 0, 0, name
     match = found[0]
-    position = _positions(arch)[match.row]
+    positions = _positions(arch)
+    position = positions[match.row]
     if match.layer is not None:
         return 1, match.layer, position, match.expert or 0, name
-    return (0 if position < _first_layer_row(arch) else 2), 0, position, 0, name
+    first_layer = next((i for row, i in positions.items() if "{n}" in row.hf[0]), 0)
+    return (0 if position < first_layer else 2), 0, position, 0, name
 
 
 @cache
 def _positions(arch: Architecture) -> dict[TensorRow, int]:
     return {row: i for i, row in enumerate(arch.tensors)}
-
-
-@cache
-def _first_layer_row(arch: Architecture) -> int:
-    return next((i for i, row in enumerate(arch.tensors) if "{n}" in row.hf[0]), 0)

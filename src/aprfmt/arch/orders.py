@@ -23,41 +23,33 @@ Order = tuple[str, tuple[int, ...]]
 """A name of ORDERS and its integers."""
 
 
-def _swap(n_rows: int, args: Sequence[int]) -> Array:
-    import numpy as np
-
-    a, b, c = args
-    if a * b * c == 0 or n_rows % (a * b * c):
-        raise ValueError
-    return np.arange(n_rows).reshape(a, b, c, -1).swapaxes(1, 2).reshape(-1)
+def _swap(rows: Array, args: Sequence[int]) -> Array:
+    return rows.reshape(*args, -1).swapaxes(1, 2).reshape(-1)
 
 
-def _deal(n_rows: int, args: Sequence[int]) -> Array:
+def _deal(rows: Array, args: Sequence[int]) -> Array:
     import numpy as np
 
     n, *runs = args
-    if n <= 0 or min(runs) < 0 or n * sum(runs) != n_rows:
-        raise ValueError
-    rows = np.arange(n_rows).reshape(n, sum(runs))
+    groups = rows.reshape(n, sum(runs))
     ends = np.cumsum(runs)
-    return np.concatenate([rows[:, end - run : end].reshape(-1) for run, end in zip(runs, ends, strict=True)])
+    return np.concatenate(
+        [groups[:, end - run : end].reshape(-1) for run, end in zip(runs, ends, strict=True)]
+    )
 
 
-def _tail(n_rows: int, args: Sequence[int]) -> Array:
+def _tail(rows: Array, args: Sequence[int]) -> Array:
     import numpy as np
 
-    skip, *rest = args
-    if skip > n_rows:
-        raise ValueError
-    return np.concatenate([np.arange(skip), skip + _swap(n_rows - skip, rest)])
+    return np.concatenate([rows[: args[0]], _swap(rows[args[0] :], args[1:])])
 
 
-ORDERS: dict[str, tuple[Callable[[int, Sequence[int]], Array], range]] = {
+ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
     "swap": (_swap, range(3, 4)),
     "deal": (_deal, range(2, 9)),
     "tail": (_tail, range(4, 5)),
 }
-"""Name -> (row indices for a number of rows and the integers, how many integers it takes)."""
+"""Name -> (what it does to rows that check_order has passed, how many integers it takes)."""
 
 
 def check_order(order: Order, n_rows: int) -> None:
@@ -85,7 +77,7 @@ def indices(orders: Sequence[Order], n_rows: int, *, inverse: bool = False) -> A
     out = np.arange(n_rows)
     for order in orders:
         check_order(order, n_rows)
-        out = out[ORDERS[order[0]][0](n_rows, order[1])]
+        out = ORDERS[order[0]][0](out, order[1])
     if not inverse:
         return out
     back = np.empty_like(out)

@@ -7,43 +7,9 @@ from functools import cache
 
 from aprfmt.arch.facts import is_config_of, is_gguf_of
 from aprfmt.arch.row import Architecture
-from aprfmt.arch.rows import (
-    bert,
-    delta,
-    dense,
-    encoder,
-    gemma,
-    gpt,
-    hybrid,
-    llama,
-    mla,
-    moe,
-    moe_shared,
-    nemotron_h,
-    qwen,
-    ssm,
-    vision,
-)
+from aprfmt.arch.rows import ROWS
 
-_FILES = (
-    llama,
-    qwen,
-    gemma,
-    dense,
-    moe,
-    moe_shared,
-    mla,
-    gpt,
-    bert,
-    encoder,
-    ssm,
-    delta,
-    hybrid,
-    nemotron_h,
-    vision,
-)
-
-ARCHITECTURES: dict[str, Architecture] = {row.id: row for file in _FILES for row in file.ROWS}
+ARCHITECTURES: dict[str, Architecture] = {row.id: row for row in ROWS}
 """Row id -> row."""
 
 

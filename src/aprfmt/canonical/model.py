@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, rope_math
+from aprfmt.arch import names, rope
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
@@ -168,7 +168,7 @@ def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
     stored = [name for name in row.gguf_only if name in model.tensors]
     factors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
-    warnings = rope_math.read_factor_tensors(hparams, factors)
+    warnings = rope.read_factor_tensors(hparams, factors)
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:
         hparams.vocab_size = embedding.shape[0]

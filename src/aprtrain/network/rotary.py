@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aprfmt.arch import rope_math
+from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import UnsupportedError
@@ -40,7 +40,7 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rope
     Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
     """
     dim = h.head_dim or 0
-    if rope_math.rotary_dim(h) != dim or dim % 2 or dim < 2:
+    if rope.rotary_dim(h) != dim or dim % 2 or dim < 2:
         raise UnsupportedError(f"heads of {dim} values rotated in part cannot be trained")
     kind = str(scaling.get("rope_type", "default")).lower()
     if kind not in _KINDS or (kind == "dynamic" and scaling.get("alpha")):
@@ -55,7 +55,7 @@ def rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rope
     if kind == "linear":
         inv_freq = inv_freq / _number(scaling, "factor", 1.0)
     elif kind == "llama3":
-        factors = rope_math.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        factors = rope.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
         inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
     elif kind == "yarn":
         inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
@@ -71,7 +71,7 @@ def _yarn(
     turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
     the number of the pair.
     """
-    original = rope_math.original_context(h, scaling) or 1
+    original = rope.original_context(h, scaling) or 1
     factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
     dim = 2 * len(inv_freq)
 
@@ -85,9 +85,9 @@ def _yarn(
     low, high = max(low, 0), min(high, dim - 1)
     pairs = torch.arange(len(inv_freq), dtype=torch.float32)
     slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
-    attention = rope_math.attention_factor(h, "yarn", scaling)
+    attention = rope.attention_factor(h, "yarn", scaling)
     mixed = inv_freq / factor * slow + inv_freq * (1 - slow)
-    return mixed, rope_math.mscale_of(factor) if attention is None else attention
+    return mixed, rope.mscale_of(factor) if attention is None else attention
 
 
 def _number(scaling: Mapping[str, object], key: str, default: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.rope_math import DEFAULT_THETA, scaling_of
+from aprfmt.arch.rope import DEFAULT_THETA, scaling_of
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json

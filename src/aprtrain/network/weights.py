@@ -17,7 +17,7 @@ from torch import Tensor
 
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.rope_math import FREQS, scaling_of
+from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import checks
 from aprfmt.canonical.model import Canonical, canonical

@@ -1,1 +1,43 @@
-"""The rows of the architecture table, a file a kind of network, and the blocks they are made of. Data only."""
+"""The rows of the architecture table, a file a kind of network; a new file is added to both lists."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.rows import (
+    bert,
+    delta,
+    dense,
+    encoder,
+    gemma,
+    gpt,
+    hybrid,
+    llama,
+    mla,
+    moe,
+    moe_shared,
+    nemotron_h,
+    qwen,
+    ssm,
+    vision,
+)
+
+_FILES = (
+    llama,
+    qwen,
+    gemma,
+    dense,
+    moe,
+    moe_shared,
+    mla,
+    gpt,
+    bert,
+    encoder,
+    ssm,
+    delta,
+    hybrid,
+    nemotron_h,
+    vision,
+)
+
+ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)
+"""Of rows that share a class or a GGUF name without a condition, the first counts."""

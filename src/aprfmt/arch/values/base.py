@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from aprfmt.arch import rope, rope_math
+from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.hyperparams import FIELD, Hyperparams
 from aprfmt.arch.row import Architecture, Key
@@ -342,8 +342,9 @@ LAYER_TYPES = Converter(layer_types_to, layer_types_from, layer_types_fill)
 YARN_LOG = yarn_log(1.0)
 
 CONVERTERS: dict[str, Converter] = {
+    "": Converter(),
     "rope": Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from),
-    "rotary_dim": Converter(lambda value, scope: rope_math.rotary_dim(scope.h), _rotary_dim_from),
+    "rotary_dim": Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from),
     "head_dim": Converter(_head_dim_to, _head_dim_from, settle=_head_dim_settle),
     "window": WINDOW,
     "layer_types": LAYER_TYPES,

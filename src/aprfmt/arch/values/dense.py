@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.fields import as_float, as_id, as_int, from_f32
-from aprfmt.arch.rope_math import scaling_of
+from aprfmt.arch.rope import scaling_of
 from aprfmt.arch.values.base import (
     DEFAULT,
     FULL,

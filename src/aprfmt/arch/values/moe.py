@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.fields import as_int
-from aprfmt.arch.rope_math import attention_factor
+from aprfmt.arch.rope import attention_factor
 from aprfmt.arch.values.base import (
     DEFAULT,
     LAYER_TYPES,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, rope_math
+from aprfmt.arch import names, rope
 from aprfmt.canonical import envelope
 from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
 from aprfmt.canonical.envelope import Envelope
@@ -139,7 +139,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             hint="--allow-unmapped writes the tensors under their own names",
         )
     if row is not None:
-        for name, factors in rope_math.factor_tensors(c.hparams, row).items():
+        for name, factors in rope.factor_tensors(c.hparams, row).items():
             if name not in c.tensors:
                 yield _factors(name, factors)
     placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
