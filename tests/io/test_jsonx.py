@@ -157,7 +157,7 @@ def test_numbers_are_read_alike_wherever_they_stand(around: str, number: str) ->
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 400, "1" * 5000])
 def test_numbers_beyond_a_float_are_refused_wherever_they_stand(number: str) -> None:
     for around in ("{}", '["x",{}]', "[[1.5,{}]]"):
-        with pytest.raises(CorruptError, match="beyond"):
+        with pytest.raises(CorruptError, match="exceeds the range"):
             jsonx.loads(around.format(number).encode())
 
 
