@@ -6,7 +6,7 @@ Models have the dims of Qwen2.5, T = 2048, 32,768 tokens an update. Our rows are
 with the classes of a real run (Batches, Teacher, Decoder, FlatAdamW, the loss head), only that models are random
 instead of read. A row tells tokens a second (median of the updates after warm-up), the peak of memory beside the
 plan, and, from updates of their own, the milliseconds of each stage between device events. The floor is the useful
-arithmetic of budget.flops at 790 TFLOP/s, the bf16 product of an H200 on random data; the teacher's head counts.
+arithmetic of budget.flops_of at 790 TFLOP/s, the bf16 product of an H200 on random data; the teacher's head counts.
 
 Peers are transformers models under torch.compile with bf16 weights and AdamW in bf16, on the same batches: with
 Liger's chunked loss where it is installed, and with the loss on chunks of whole logits.
@@ -188,7 +188,7 @@ def parts_of(config: Config, teacher: str, data: Windows, world: World = ALONE) 
         saver=None,
         recorder=Recorder(None, None),
         plan=plan,
-        flops=budget.flops(config, student, shape),
+        flops=budget.flops_of(config, pair),
         origin=bare,
         on_stall=lambda error: print(error, flush=True),
     )  # fmt: skip

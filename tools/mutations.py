@@ -181,7 +181,7 @@ MUTATIONS = (
         "held_out = Windows(corpus.held_out,", "held_out = Windows(corpus.train,"),
     Mutation("held out by place, so copies are on both sides", "data/corpus.py",
         "test_corpus.py::test_no_document_is_on_both_sides_and_none_is_lost",
-        'part = "held_out" if below else side', 'part = "held_out" if tally.read % 7 == 0 else side'),
+        'part = "held_out" if below else side', 'part = "held_out" if self.read % 7 == 0 else side'),
     Mutation("degenerate data are taken", "run.py",
         "test_guards.py::test_data_that_are_missing_or_teach_nothing_are_refused",
         "    check_windows(windows)\n", ""),

@@ -51,43 +51,41 @@ class Row:
     n_bytes: int
 
 
-def memory(
-    config: Config,
-    student: Shape,
-    teacher: Shape | None,
-    *,
-    resident: int,
-    head: int,
-    on_gpu: bool,
-    compiled: bool,
-    teacher_head: int = 0,
-    backbone: bool = True,
-    processes: int = 1,
+def memory_plan(
+    config: Config, pair: Pair, device: torch.device, *, backbone: bool = True, processes: int = 1
 ) -> list[Row]:
-    """What each of several processes holds on its device at the peak of a step.
+    """What each of several processes holds on `device` at the peak of a step.
 
-    `resident` are the bytes of the teacher's weights, `head` those of the loss head and `teacher_head` those of the
-    teacher's head made ready for it, as their modules tell. Without `backbone` the teacher's states are read.
+    Without `backbone` the teacher's states are read, and only its head is loaded.
     """
-    width = 2 if on_gpu else 4
-    tokens = config.micro_tokens
+    student, teacher = pair.student.shape, pair.teacher
+    tokens = min(config.micro_tokens, max(config.seq_len, config.tokens_per_step // processes))
+    on_gpu = device.type == "cuda"
+    width, compiled = 2 if on_gpu else 4, config.is_compiled(device.type)
+    vocabulary = pair.vocabulary or Vocabulary(student.vocab_rows, student.vocab_rows, student.vocab_rows)
+    logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
+    head = head_bytes(vocabulary, student.d_model, min(config.chunk, tokens), logits, teacher is not None)
+    scores = _score_bytes(config, student, tokens) * (1 if config.recompute == "block" else student.n_layers)
     rows = [
         *_weights(config, student, width, processes),
         Row("student: activations", tokens * _activation_elements(config, student, compiled) * width),
         Row("student: embedding's gradient", student.vocab_rows * student.d_model * width),
-        Row("student: attention scores", _score_bytes(config, student)),
+        Row("student: attention scores", scores),
         Row("loss head", head + 2 * tokens * student.d_model * width),
     ]
     if teacher is not None:
-        wide = 6 * teacher.d_model + 3 * teacher.d_ffn
+        s, residency = teacher.shape, config.teacher_residency
+        resident = estimate_bytes(teacher, residency, backbone=backbone)
+        resident *= teacher_dtype(residency, device).itemsize // 2
+        one_pass = tokens * (6 * s.d_model + 3 * s.d_ffn) * width + _score_bytes(config, s, tokens)
         rows += [
-            Row(f"teacher: weights, {config.teacher_residency}", resident),
-            Row("teacher: head for the loss", teacher_head),
-            Row("teacher: hidden states", tokens * teacher.d_model * width),
+            Row(f"teacher: weights, {residency}", resident),
             Row(
-                "teacher: a pass",
-                tokens * wide * width + _scores_of_layer(config, teacher) if backbone else 0,
+                "teacher: head for the loss",
+                logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k"),
             ),
+            Row("teacher: hidden states", tokens * s.d_model * width),
+            Row("teacher: a pass", one_pass if backbone else 0),
         ]
     return [*rows, Row("workspaces", _OVERHEAD if on_gpu else 0)]
 
@@ -116,13 +114,9 @@ def _activation_elements(config: Config, s: Shape, compiled: bool) -> int:
     return s.n_layers * (block + (2 * (s.q_rows + kv) if s.qk_norm else 0))
 
 
-def _score_bytes(config: Config, s: Shape) -> int:
-    return _scores_of_layer(config, s) * (1 if config.recompute == "block" else s.n_layers)
-
-
-def _scores_of_layer(config: Config, s: Shape) -> int:
-    """Scores are written out where they have a softcap: bounded and as weights in bf16, in float32 between."""
-    return 8 * config.micro_tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
+def _score_bytes(config: Config, s: Shape, tokens: int) -> int:
+    """Scores of a layer are written out for a softcap: bounded and as weights in bf16, in float32 between."""
+    return 8 * tokens * s.n_heads * config.seq_len if s.attn_softcap else 0
 
 
 def total(rows: list[Row]) -> int:
@@ -169,8 +163,9 @@ class Flops:
         return self.teacher + self.student
 
 
-def flops(config: Config, student: Shape, teacher: Shape | None) -> Flops:
+def flops_of(config: Config, pair: Pair) -> Flops:
     """The arithmetic of a token of a run."""
+    student, teacher = pair.student.shape, pair.teacher.shape if pair.teacher is not None else None
     return Flops(
         teacher=_forward(teacher, config.seq_len) if teacher is not None else 0.0,
         student=3 * _forward(student, config.seq_len),
@@ -199,11 +194,6 @@ def peak_flops(device_name: str) -> float | None:
 # --- of a run ---
 
 
-def flops_of(config: Config, pair: Pair) -> Flops:
-    """The arithmetic of a token."""
-    return flops(config, pair.student.shape, pair.teacher.shape if pair.teacher is not None else None)
-
-
 def check_sharding(config: Config, processes: int) -> None:
     """Raises UsageError for --shard weights with a single process."""
     if config.shard == "weights" and processes == 1:
@@ -211,32 +201,6 @@ def check_sharding(config: Config, processes: int) -> None:
             "--shard weights divides the student among processes, and there is one",
             hint="start several: torchrun --nproc-per-node 2 -m aprfmt ..., or leave --shard out",
         )
-
-
-def memory_plan(
-    config: Config, pair: Pair, device: torch.device, *, backbone: bool = True, processes: int = 1
-) -> list[Row]:
-    """The memory of one of several processes, on `device`; without `backbone` only the teacher's head is loaded."""
-    teacher, shape = pair.teacher, pair.student.shape
-    share = max(config.seq_len, config.tokens_per_step // processes)
-    config = replace(config, micro_tokens=min(config.micro_tokens, share))
-    on_gpu = device.type == "cuda"
-    vocabulary = pair.vocabulary or Vocabulary(shape.vocab_rows, shape.vocab_rows, shape.vocab_rows)
-    logits: Logits = "fp16" if config.logits == "fp16" and on_gpu else "fp32"
-    chunk = min(config.chunk, config.micro_tokens)
-    resident = teacher_head = 0
-    if teacher is not None:
-        resident = estimate_bytes(teacher, config.teacher_residency, backbone=backbone)
-        resident *= teacher_dtype(config.teacher_residency, device).itemsize // 2
-        teacher_head = logit_weight_bytes(
-            vocabulary, teacher.shape.d_model, logits, config.teacher_residency == "q4k"
-        )
-    return memory(
-        config, shape, teacher.shape if teacher is not None else None, resident=resident,
-        head=head_bytes(vocabulary, shape.d_model, chunk, logits, teacher is not None),
-        on_gpu=on_gpu, compiled=config.is_compiled(device.type), teacher_head=teacher_head, backbone=backbone,
-        processes=processes,
-    )  # fmt: skip
 
 
 class MemoryPart(TypedDict):

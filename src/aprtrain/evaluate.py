@@ -113,7 +113,6 @@ def evaluate(
         cached: gives the teacher's hidden states of a batch, where they do not come from `teacher` itself.
 
     Raises:
-        UsageError: a teacher without a vocabulary.
         RunError: anything that keeps the score from being one: an exception, hidden states that are missing, of a
             wrong shape, or not finite, no label, an id without a row.
     """
@@ -231,30 +230,29 @@ def _sums(sides: list[_Side], labels_P: Tensor) -> Tensor:
     total = torch.zeros(_SUMS, dtype=torch.float64, device=labels_P.device)
     for start in range(0, len(labels_P), _POSITIONS):
         places = slice(start, start + _POSITIONS)
-        total += _sums_of_some(sides, places, labels_P[places])
+        labels = labels_P[places]
+        running = [_Running(len(labels), labels.device) for _ in sides]
+        for first in range(0, max(side.n_rows for side in sides), _HEAD_ROWS):
+            logits = [
+                side.logits(places, slice(first, min(first + _HEAD_ROWS, side.n_rows))) for side in sides
+            ]
+            if logits[0].shape[1]:
+                running[0].add(logits[0], first, labels)
+            if len(sides) > 1 and (width := logits[1].shape[1]):
+                running[1].add(logits[1], first, labels, logits[1] - logits[0][:, :width])
+            if len(sides) > 2 and logits[2].shape[1]:
+                running[2].add(logits[2], first, labels)
+        student = running[0]
+        found = [student.log_sum - student.label, (student.top_id == labels).float()]
+        if len(sides) > 1:
+            teacher = running[1]
+            kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum
+            found += [kl, (student.top_id == teacher.top_id).float(), teacher.log_sum - teacher.label]
+        if len(sides) > 2:
+            found.append(torch.sigmoid(running[2].log_sum - running[1].log_sum))
+        sums = torch.stack([values.double().sum() for values in found])
+        total += functional.pad(sums, (0, _SUMS - len(found)))
     return total
-
-
-def _sums_of_some(sides: list[_Side], places: slice, labels_P: Tensor) -> Tensor:
-    running = [_Running(len(labels_P), labels_P.device) for _ in sides]
-    for first in range(0, max(side.n_rows for side in sides), _HEAD_ROWS):
-        logits = [side.logits(places, slice(first, min(first + _HEAD_ROWS, side.n_rows))) for side in sides]
-        if logits[0].shape[1]:
-            running[0].add(logits[0], first, labels_P)
-        if len(sides) > 1 and (width := logits[1].shape[1]):
-            running[1].add(logits[1], first, labels_P, logits[1] - logits[0][:, :width])
-        if len(sides) > 2 and logits[2].shape[1]:
-            running[2].add(logits[2], first, labels_P)
-    student = running[0]
-    found = [student.log_sum - student.label, (student.top_id == labels_P).float()]
-    if len(sides) > 1:
-        teacher = running[1]
-        kl = teacher.weighted / teacher.sum - teacher.log_sum + student.log_sum
-        found += [kl, (student.top_id == teacher.top_id).float(), teacher.log_sum - teacher.label]
-    if len(sides) > 2:
-        found.append(torch.sigmoid(running[2].log_sum - running[1].log_sum))
-    sums = torch.stack([values.double().sum() for values in found])
-    return functional.pad(sums, (0, _SUMS - len(found)))
 
 
 def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, has_dropped: bool) -> Scores:
@@ -288,21 +286,10 @@ def score(
     limit: int | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """Scores a model on text, perhaps beside another one: what `apr eval` does.
+    """What `aprfmt.api.evaluate` does; float32 on the CPU, bfloat16 on a GPU.
 
-    Args:
-        path: the model, in any container.
-        data: a text, jsonl or Parquet file or a folder of them, read whole; or the token shards of a run, of which
-            the held-out part is read.
-        teacher: the model to compare with, in any container.
-        device: cuda, cuda:N or cpu; float32 on the CPU, bfloat16 on a GPU.
-        seq_len: tokens of a window; else SEQ_LEN, or as many as both models were made for.
-        limit: scores about so many tokens, as windows spread evenly over all of the data.
-        log: takes a line now and then about the progress of tokenising text.
-
-    Raises:
-        RunError: the weights, the tokenizer, the data or the computation give no score.
-        AprError: as opening the models and reading the data raise it, before anything is computed.
+    Raises RunError for whatever keeps weights, tokenizer, data or computation from giving a score; before anything is
+    computed, what opening the models and reading the data raise.
     """
     begin, where = time.perf_counter(), device_of(device)
     with ExitStack() as stack:

@@ -170,10 +170,6 @@ class Trainer:
         """In a world of several processes all must stop after the same step, so they go by what was added up."""
         return self._asked_to_stop if self.world.size > 1 else bool(self.stop)
 
-    def _is_time_to_save(self) -> bool:
-        """By the clock, of which several processes have several: all of them save when the first says so."""
-        return 0 < self.config.save_minutes <= (time.monotonic() - self._saved_at) / 60
-
     # --- a step ---
 
     def _step(self) -> None:
@@ -200,7 +196,9 @@ class Trainer:
             if batch is micro_batches[-1]:
                 parts.optimizer.send_when_complete()
             sums[:-2] += self._pass(batch.to(self.world.device))
-        sums[-2] += float(self.world.is_first and self._is_time_to_save())
+        # By the first process's clock: the others save when it does.
+        is_due = 0 < config.save_minutes <= (time.monotonic() - self._saved_at) / 60
+        sums[-2] += float(self.world.is_first and is_due)
         sums[-1] += float(bool(self.stop))
         self.world.add_up(sums)
         norm = parts.optimizer.step(lr, sums[0])
@@ -364,11 +362,6 @@ class Trainer:
         self.parts.recorder.say(f"held-out, step {self.progress.step}: {'  '.join(words)}")
         return scores
 
-    def _score(self) -> Numbers:
-        """The scores of this very step, where there are any."""
-        known = self.progress.evaluations
-        return known[-1] if known and known[-1]["step"] == self.progress.step else {}
-
     def _save(self, scores: Numbers) -> None:
         """Begins to write a checkpoint of now."""
         snapshot = self.snapshot(scores)
@@ -378,8 +371,9 @@ class Trainer:
         self._asked_to_save = False
 
     def save_now(self) -> None:
-        """A checkpoint of now, waited for."""
-        self._save(self._score())
+        """A checkpoint of now, with the scores of this very step if there are any; waited for."""
+        known = self.progress.evaluations
+        self._save(known[-1] if known and known[-1]["step"] == self.progress.step else {})
         if self.parts.saver is not None:
             self.parts.saver.wait()
 

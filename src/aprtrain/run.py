@@ -33,12 +33,11 @@ from aprtrain.evaluate import evaluate
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair, origin_of
-from aprtrain.network.decoder import Decoder
 from aprtrain.optim.adamw import Optimizer, load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
 from aprtrain.signals import catch_signals
-from aprtrain.teacher.cache import CachedHidden, check_folder, open_cache
+from aprtrain.teacher.cache import check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
 
@@ -101,7 +100,10 @@ def run(
                 stack.enter_context(guards.deterministic())
             world = stack.enter_context(join_world(config.device))
             check_sharding(config, world.size)
-            recorder = _recorder(config, world, stream)
+            keeps = config.output is not None and config.smoke is None and world.is_first
+            recorder = Recorder(
+                Path(config.output or "") if keeps else None, stream if world.is_first else None
+            )
             for line in lines:
                 recorder.say(line)
             folder = stack.enter_context(_folder(config, world))
@@ -189,14 +191,31 @@ def _train(
     student, optimizer = load_student(config, pair, world)
     load = partial(load_teacher, config, pair, held_out, world.device)
     teacher = load(backbone=backbone)
-    _check_devices(student, teacher, world)
+    named = [
+        *student.named_parameters(),
+        *(teacher.decoder.named_parameters() if teacher is not None else []),
+    ]
+    # A matrix that stays blocks has a stand-in without memory.
+    guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
 
     def load_late() -> Teacher | None:
         plan[:] = memory_plan(config, pair, world.device, processes=world.size)
         return load()
 
-    kind = cast(Kind, config.loss)
+    kind, saver = cast(Kind, config.loss), None
+    if config.smoke is None and world.is_first:
+        saver = Saver(folder.path, pair.identity, config.keep, recorder.say, recorder.record)
     cached = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
+    # No more than a step's passes take, for which the memory is planned.
+    rows = min(config.windows_per_pass, config.windows_per_step // world.size)
+
+    def score() -> Numbers:
+        found = evaluate(
+            student, held_out, rows=rows, device=world.device, teacher=teacher, vocabulary=pair.vocabulary,
+            max_windows=config.eval_windows, cached=cached.get("held_out"),
+        )  # fmt: skip
+        return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
+
     parts = Parts(
         student=student,
         optimizer=optimizer,
@@ -206,8 +225,8 @@ def _train(
         objective=Objective(
             0.0 if teacher is None else config.kd_weight, config.temperature, kind, config.beta
         ),
-        evaluate=_evaluation(config, pair, student, teacher, held_out, world, cached.get("held_out")),
-        saver=_saver(config, world, folder.path, pair, recorder),
+        evaluate=score,
+        saver=saver,
         recorder=recorder,
         plan=plan if on_gpu else [],
         flops=flops_of(config, pair),
@@ -273,11 +292,6 @@ def _load_state(folder: Path, step: int, optimizer: Optimizer) -> None:
         torch.set_rng_state(state["rng"])
 
 
-def _recorder(config: Config, world: World, stream: TextIO | None) -> Recorder:
-    keeps = config.output is not None and config.smoke is None and world.is_first
-    return Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
-
-
 def _corpus(config: Config, world: World, folder: _Folder, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
@@ -314,34 +328,6 @@ def _batches(
     return config, batches
 
 
-def _evaluation(
-    config: Config,
-    pair: Pair,
-    student: Decoder,
-    teacher: Teacher | None,
-    held_out: Windows,
-    world: World,
-    cached: CachedHidden | None,
-) -> Callable[[], Numbers]:
-    # No more than a step's passes take, for which the memory is planned.
-    rows = min(config.windows_per_pass, config.windows_per_step // world.size)
-
-    def score() -> Numbers:
-        found = evaluate(
-            student, held_out, rows=rows, device=world.device, teacher=teacher,
-            vocabulary=pair.vocabulary, max_windows=config.eval_windows, cached=cached,
-        )  # fmt: skip
-        return {**asdict(found), "best": found.ce if found.kl is None else found.kl}
-
-    return score
-
-
-def _saver(config: Config, world: World, folder: Path, pair: Pair, recorder: Recorder) -> Saver | None:
-    if config.smoke is not None or not world.is_first:
-        return None
-    return Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
-
-
 def _check_resumed(config: Config, saved: _Saved, origin: Origin) -> None:
     """Refuses to continue with anything that would make it another run."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
@@ -368,13 +354,6 @@ def _check_resumed(config: Config, saved: _Saved, origin: Origin) -> None:
 
 def _fingerprint(fact: object) -> object:
     return fact.get("print") if isinstance(fact, Mapping) else fact
-
-
-def _check_devices(student: Decoder, teacher: Teacher | None, world: World) -> None:
-    guards.check_resident(student.named_parameters(), world.device)
-    if teacher is not None:
-        named = teacher.decoder.named_parameters()  # a matrix that stays blocks has a stand-in without memory
-        guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
 
 
 def _announce(

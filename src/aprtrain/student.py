@@ -150,7 +150,7 @@ _NORM_AXES = ("hidden", "")
 def _take(teacher: Network, student: Decoder, layers: tuple[int, ...]) -> None:
     """Writes what is kept of the teacher's tensors over the student's, a tensor at a time."""
     s, targets = student.shape, student.hf_tensors()
-    hidden = _widest(whole(teacher, "model.embed_tokens.weight"), s.d_model)
+    hidden = _largest(whole(teacher, "model.embed_tokens.weight").square().sum(0), s.d_model)
     outside = _Kept(hidden)
     for name, target in targets.items():
         if not name.startswith("model.layers."):
@@ -173,10 +173,6 @@ def _copy(teacher: Network, name: str, target: Tensor, axes: tuple[str, str], ke
     values = whole(teacher, name)
     values = values if rows is None else values[rows]
     target.copy_(values if cols is None or values.ndim < 2 else values[:, cols])
-
-
-def _widest(embedding: Tensor, count: int) -> Tensor | None:
-    return _largest(embedding.square().sum(0), count)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor | None:

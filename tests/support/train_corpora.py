@@ -17,9 +17,11 @@ from tiny_models import write_byte_tokenizer
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.shards import Part
+from aprtrain.models import Pair
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.rotary import Rope
 from aprtrain.network.shape import Shape
+from aprtrain.network.weights import Network
 from aprtrain.student import initialise
 
 
@@ -82,3 +84,9 @@ def tiny_decoder(seed: int, **changes: Any) -> Decoder:
     found = Decoder(replace(SHAPE, **changes))
     initialise(found, seed, spread=0.4)
     return found
+
+
+def student_alone(shape: Shape) -> Pair:
+    """What a plan needs of a run without a teacher."""
+    unknown: Any = None
+    return Pair(None, Network(Path("student"), None, unknown, shape, unknown, None), None, unknown, None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import train_runs
+from train_corpora import student_alone
 
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
@@ -86,7 +87,7 @@ def test_flops_of_a_known_network() -> None:
     fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}
     fields |= {"vocab_rows": 151_936, "tied": True, "windows": (0,) * 24}
     assert Rope is not None
-    work = budget.flops(Config(seq_len=2048), Shape(**fields), None)
+    work = budget.flops_of(Config(seq_len=2048), student_alone(Shape(**fields)))
     assert work.teacher == 0
     assert work.student / 1e9 == pytest.approx(2.15 + 0.82 + 0.26, rel=0.02)
 

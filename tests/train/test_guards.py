@@ -14,7 +14,7 @@ import pytest
 import torch
 import train_runs
 from train_children import forked
-from train_corpora import SHAPE
+from train_corpora import SHAPE, student_alone
 
 import aprfmt
 from aprfmt.cli import demo_model
@@ -378,14 +378,15 @@ def test_more_memory_than_planned_and_a_plan_beyond_the_device_are_errors() -> N
 
 def test_scores_that_are_written_out_for_a_softcap_are_planned() -> None:
     config = Config(seq_len=1024, micro_tokens=4096)
-    sizes: dict[str, Any] = {"resident": 0, "head": 0, "on_gpu": True, "compiled": True}
-    plain, capped = (
-        budget.total(budget.memory(config, replace(SHAPE, attn_softcap=cap), None, **sizes))
-        for cap in (0.0, 50.0)
-    )
+
+    def planned(config: Config, cap: float) -> int:
+        pair = student_alone(replace(SHAPE, attn_softcap=cap))
+        return budget.total(budget.memory_plan(config, pair, torch.device("cuda")))
+
+    plain, capped = planned(config, 0.0), planned(config, 50.0)
     assert capped - plain == 4096 * 1024 * SHAPE.n_heads * SHAPE.n_layers * 8
     one = replace(config, recompute="block")
-    assert budget.total(budget.memory(one, replace(SHAPE, attn_softcap=50.0), None, **sizes)) < capped
+    assert planned(one, 50.0) < capped
 
 
 def test_run_refuses_in_the_order_that_costs_least(tmp_path: Path, corpus_file: Path) -> None:

@@ -92,19 +92,13 @@ class Batches:
             log: takes a line at the beginning of each epoch.
 
         Raises:
-            UsageError: numbers that do not divide or make no sense.
+            UsageError: a step that the processes cannot share evenly.
         """
-        if min(windows_per_step, windows_per_micro, world) < 1 or not 0 <= rank < world or cursor < 0:
-            raise UsageError(
-                f"no batches of {windows_per_step} windows by {windows_per_micro} for process {rank} of {world}"
-            )
         if windows_per_step % world:
             raise UsageError(
                 f"{windows_per_step} windows a step cannot be shared evenly by {world} processes",
                 hint=f"choose --tokens-per-step as a multiple of {world * windows.seq_len}",
             )
-        if epochs is not None and epochs < 1:
-            raise UsageError(f"{epochs} epochs are not possible")
         self._windows = windows
         self._per_step = windows_per_step
         self._per_micro = windows_per_micro

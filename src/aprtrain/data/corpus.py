@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +88,10 @@ class Encoder:
         self._begin = np.array([begin] if with_begin and begin is not None else [], np.uint32)
         self._end = np.array([self.separator], np.uint32)
         self.n_ids = len(tokenizer.tokens)
-        self.digest = _sha256(text, str((self._begin.tolist(), self.separator, self.n_ids)).encode())
+        total = hashlib.sha256()
+        for part in (text, str((self._begin.tolist(), self.separator, self.n_ids)).encode()):
+            total.update(len(part).to_bytes(8, "little") + part)
+        self.digest = total.hexdigest()
 
     def encode(self, documents: Sequence[Document]) -> list[Ids]:
         """Ids [n] of each document; arrays of ids only get their begin and end. Raises CorruptError."""
@@ -135,15 +138,11 @@ def prepare(
         own: a folder inside `paths` that is not data: that of the run.
 
     Raises:
-        UsageError: no paths, or a share out of range; the data are the run's own folder.
+        UsageError: the data are the run's own folder, or shards that were split otherwise.
         NotFoundError, CorruptError, MissingDependencyError: from reading, see `sources`.
         RefusedError: no documents in a part, or the same document in both; not the data that are wanted.
         StorageError: the disk is full or read-only.
     """
-    if not paths:
-        raise UsageError("no training data given", hint="add --data FILE or --data FOLDER")
-    if not 0 < held_out < 1:
-        raise UsageError(f"{held_out} is not a share of documents to hold out: it must be between 0 and 1")
     encoder = Encoder(tokenizer)
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
         return _open_shards(paths[0], encoder, held_out, held_out_paths)
@@ -187,19 +186,10 @@ class _Plan:
         for part, files in self.files.items():
             for file in files:
                 name = file.name.encode("utf-8", "surrogateescape").hex()
-                total.update(f"{part} {file.kind} {name} {_file_digest(file.path)}\n".encode())
+                with storage_errors(file.path), open(file.path, "rb") as opened:
+                    digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                total.update(f"{part} {file.kind} {name} {digest}\n".encode())
         return total.hexdigest()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What happened to the documents. `smallest` is the least content hash of all."""
-
-    read: int = 0
-    empty: int = 0
-    duplicate: int = 0
-    smallest: int = _HASHES
-    seen: dict[str, set[int]] = field(default_factory=lambda: {part: set() for part in PARTS})
 
 
 def _open_shards(folder: Path, encoder: Encoder, held_out: float, held_out_paths: Sequence[Path]) -> Corpus:
@@ -230,26 +220,30 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
     log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
     with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
-        skipped = Counter(plan.skipped)
-        tally, parts = _write_parts(plan, temporary, skipped, ReadProgress(n_bytes, log))
-        threshold = plan.threshold
-        if threshold is not None and not parts["held_out"]["documents"] and tally.smallest < _HASHES:
-            threshold = tally.smallest + 1  # a small corpus: the one document with the smallest hash
-            skipped = Counter(plan.skipped)
-            tally, parts = _write_parts(
-                replace(plan, threshold=threshold), temporary, skipped, ReadProgress(n_bytes, log)
-            )
-        _check_not_empty(tally, parts, skipped)
+        found = _Reading(plan, plan.threshold, log)
+        parts = found.write(temporary)
+        if plan.threshold is not None and not parts["held_out"]["documents"] and found.smallest < _HASHES:
+            # A small corpus: the one document with the smallest hash.
+            found = _Reading(plan, found.smallest + 1, log)
+            parts = found.write(temporary)
+        left_out = "".join(f", {n} {what}" for what, n in (+found.skipped).items())
+        for part, what in (("train", "training"), ("held_out", "held-out")):
+            if not parts[part]["documents"]:
+                raise RefusedError(
+                    f"no {what} documents: {found.read} read, {found.empty} empty, {found.duplicate} copies"
+                    + (f"; left out{left_out[1:]}" if left_out else ""),
+                    hint="give more text: at least two different documents, since one is held out",
+                )
         header: Header = {
             "format": FORMAT,
             "key": key,
             "tokenizer": plan.encoder.digest,
             "separator": plan.encoder.separator,
             "held_out_share": held_out,
-            "held_out_below": threshold,
+            "held_out_below": found.threshold,
             "parts": parts,
-            "documents": {"read": tally.read, "empty": tally.empty, "duplicate": tally.duplicate},
-            "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+skipped)},
+            "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
+            "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
         write_header(temporary, header)
     log(_counts(header))
@@ -283,91 +277,89 @@ class ReadProgress:
         )
 
 
-def _write_parts(
-    plan: _Plan, folder: Path, skipped: Counter[str], progress: ReadProgress
-) -> tuple[_Tally, dict[str, PartHeader]]:
-    tally = _Tally()
-    with ExitStack() as stack, storage_errors(folder):
-        writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
-        for part, content, ids in _encode_all(plan, tally, skipped, progress):
-            writers[part].add(ids, content)
-    return tally, {part: writer.summary() for part, writer in writers.items()}
-
-
 _Batch = list[tuple[str, int, Document]]
 
 
-def _encode_all(
-    plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
-) -> Iterator[tuple[str, int, Ids]]:
-    """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
+class _Reading:
+    """One reading of all documents: which are kept, and in which part.
 
-    def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
-        ids = plan.encoder.encode([document for _, _, document in batch])
-        return [(part, content, one) for (part, content, _), one in zip(batch, ids, strict=True)]
+    Attributes:
+        threshold: below which content hash a document is held out; None: by file.
+        skipped: what was left out, by reason.
+        read, empty, duplicate: counts of documents.
+        smallest: the least content hash of all.
+    """
 
-    with ThreadPoolExecutor(1) as pool:
-        running: Future[list[tuple[str, int, Ids]]] | None = None
-        for batch in _batches(_select(plan, tally, skipped, progress)):
-            following = pool.submit(encode, batch)
+    def __init__(self, plan: _Plan, threshold: int | None, log: Log) -> None:
+        self._plan = plan
+        self._progress = ReadProgress(plan.n_bytes, log)
+        self._seen: dict[str, set[int]] = {part: set() for part in PARTS}
+        self.threshold = threshold
+        self.skipped = Counter(plan.skipped)
+        self.read = self.empty = self.duplicate = 0
+        self.smallest = _HASHES
+
+    def write(self, folder: Path) -> dict[str, PartHeader]:
+        """Writes the shards; what the header says of them."""
+        with ExitStack() as stack, storage_errors(folder):
+            writers = {part: stack.enter_context(PartWriter(folder, part)) for part in PARTS}
+            for part, content, ids in self._encode():
+                writers[part].add(ids, content)
+        return {part: writer.summary() for part, writer in writers.items()}
+
+    def _encode(self) -> Iterator[tuple[str, int, Ids]]:
+        """(part, content hash, ids) of every document; one batch is encoded while the next one is read."""
+
+        def encode(batch: _Batch) -> list[tuple[str, int, Ids]]:
+            ids = self._plan.encoder.encode([document for _, _, document in batch])
+            return [(part, content, one) for (part, content, _), one in zip(batch, ids, strict=True)]
+
+        with ThreadPoolExecutor(1) as pool:
+            running: Future[list[tuple[str, int, Ids]]] | None = None
+            for batch in self._batches():
+                following = pool.submit(encode, batch)
+                if running is not None:
+                    yield from running.result()
+                running = following
             if running is not None:
                 yield from running.result()
-            running = following
-        if running is not None:
-            yield from running.result()
 
-
-def _batches(documents: Iterable[tuple[str, int, Document]]) -> Iterator[_Batch]:
-    batch: _Batch = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[2])
-        if size >= _BATCH_CHARS or len(batch) == _BATCH_DOCUMENTS:
+    def _batches(self) -> Iterator[_Batch]:
+        batch: _Batch = []
+        size = 0
+        for item in self._select():
+            batch.append(item)
+            size += len(item[2])
+            if size >= _BATCH_CHARS or len(batch) == _BATCH_DOCUMENTS:
+                yield batch
+                batch, size = [], 0
+        if batch:
             yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
-
-def _select(
-    plan: _Plan, tally: _Tally, skipped: Counter[str], progress: ReadProgress
-) -> Iterator[tuple[str, int, Document]]:
-    """(part, content hash, document) without empty documents and copies."""
-    for side, files in plan.files.items():
-        for file in files:
-            for document in progress.documents(file, plan.encoder.separator, skipped):
-                tally.read += 1
-                if len(document) == 0 or (isinstance(document, str) and not document.strip()):
-                    tally.empty += 1
-                    continue
-                content = content_hash(document)
-                tally.smallest = min(tally.smallest, content)
-                below = plan.threshold is not None and content < plan.threshold
-                part = "held_out" if below else side
-                if content in tally.seen[part]:
-                    tally.duplicate += 1
-                    continue
-                tally.seen[part].add(content)
-                yield part, content, document
+    def _select(self) -> Iterator[tuple[str, int, Document]]:
+        """(part, content hash, document) without empty documents and copies."""
+        for side, files in self._plan.files.items():
+            for file in files:
+                for document in self._progress.documents(file, self._plan.encoder.separator, self.skipped):
+                    self.read += 1
+                    if len(document) == 0 or (isinstance(document, str) and not document.strip()):
+                        self.empty += 1
+                        continue
+                    content = content_hash(document)
+                    self.smallest = min(self.smallest, content)
+                    below = self.threshold is not None and content < self.threshold
+                    part = "held_out" if below else side
+                    if content in self._seen[part]:
+                        self.duplicate += 1
+                        continue
+                    self._seen[part].add(content)
+                    yield part, content, document
 
 
 def content_hash(document: Document) -> int:
     """64 bits of BLAKE2b over the text's UTF-8 or the ids' bytes."""
     data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document.tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def _check_not_empty(tally: _Tally, parts: dict[str, PartHeader], skipped: Counter[str]) -> None:
-    left_out = "".join(f", {n} {what}" for what, n in (+skipped).items())
-    for part in PARTS:
-        if not parts[part]["documents"]:
-            what = "training" if part == "train" else "held-out"
-            raise RefusedError(
-                f"no {what} documents: {tally.read} read, {tally.empty} empty, {tally.duplicate} copies"
-                + (f"; left out{left_out[1:]}" if left_out else ""),
-                hint="give more text: at least two different documents, since one is held out",
-            )
 
 
 def _counts(header: Header) -> str:
@@ -379,15 +371,3 @@ def _counts(header: Header) -> str:
         f"{held_out['documents']:,} held out; left out: {documents['duplicate']} copies, {documents['empty']} "
         f"empty documents{left_out}"
     )
-
-
-def _file_digest(path: Path) -> str:
-    with storage_errors(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sha256(*parts: bytes) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(len(part).to_bytes(8, "little") + part)
-    return total.hexdigest()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.errors import RefusedError
 from aprtrain.data.shards import Part
 from aprtrain.loss.objective import IGNORED
 
@@ -55,9 +55,7 @@ class Windows:
     """
 
     def __init__(self, part: Part, seq_len: int, filler: int) -> None:
-        """`filler` is the id behind the end of the stream. Raises UsageError, RefusedError (nothing to learn)."""
-        if seq_len < 1:
-            raise UsageError(f"windows of {seq_len} tokens are not possible", hint="try --seq-len 2048")
+        """`filler` is the id behind the end of the stream. Raises RefusedError (nothing to learn)."""
         if len(part.tokens) < 2:
             raise RefusedError("the data hold fewer than two tokens", hint="give more text")
         self._tokens = part.tokens
@@ -96,7 +94,9 @@ class Windows:
             piece = self._tokens[start : start + t + 1]
             both[row, : len(piece)] = piece
             labels[row, : len(piece) - 1] = piece[1:]
-            borders = self._inside(start, start + t + 1) - start
+            # Where documents begin in the window, the end of the stream included.
+            first, last = np.searchsorted(self._borders, [start, start + t], side="right")
+            borders = self._borders[first:last] - start
             labels[row, borders - 1] = IGNORED
             lengths.append(np.diff(borders[borders < t], prepend=0, append=t).tolist())
         return Rows(both[:, :t], labels, lengths)
@@ -114,11 +114,6 @@ class Windows:
         )
         counts: Int64 = ends - starts - borders
         return counts
-
-    def _inside(self, start: int, end: int) -> Int64:
-        """Where documents begin behind `start` and before `end`, the end of the stream included."""
-        first, last = np.searchsorted(self._borders, [start, end - 1], side="right")
-        return self._borders[first:last]
 
 
 def check_windows(windows: Windows) -> None:

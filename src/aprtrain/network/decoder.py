@@ -149,18 +149,9 @@ class Block(nn.Module):
         for name, cols, parts in _layer_parts(shape):
             self.register_parameter(name, _empty(cols, parts, dtype, device))
 
-    def forward(
-        self,
-        x_NTD: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        kind: str,
-        mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        max_len: int,
-    ) -> Tensor:
-        """See `compute`."""
-        return self.function(self, x_NTD, cos, sin, kind, mask, cu_seqlens, max_len)
+    def forward(self, *inputs: Any) -> Tensor:
+        """See `compute`, which may have been compiled."""
+        return self.function(self, *inputs)
 
     def compute(
         self,

@@ -26,7 +26,6 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.io.segments import run_jobs
-from aprfmt.io.source import Buffer
 from aprfmt.model import Model
 from aprfmt.model import Tensor as StoredTensor
 from aprfmt.tokenizer.model import Tokenizer
@@ -73,31 +72,27 @@ def open_network(path: str | os.PathLike[str]) -> Network:
     No weight is read. Raises what `aprfmt.open` and `shape_of` raise; RefusedError for a file without tensors, with
     missing tensors or tensors of another shape; UnsupportedError for a network that cannot be trained.
     """
-    model = aprfmt.open(path)
+    model, path = aprfmt.open(path), Path(path)
     try:
-        return _described(Path(path), model)
+        if not model.tensors:
+            raise RefusedError(
+                "the file holds no tensors", path=path, hint="give the file that holds the weights"
+            )
+        c = canonical(model, decoding=AS_VALUES)
+        shape = shape_of(c.hparams, c.arch)
+        assert c.arch is not None
+        checks.check_before_writing(c, allow_unmapped=False)
+        missing = [name for name in hf_names(shape) if name not in c.tensors]
+        if missing:
+            raise RefusedError(
+                f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
+                hint="a sharded model needs all its shards",
+            )  # fmt: skip
+        _check_frequencies(c)
+        return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, c.tensors)
     except BaseException:
         model.close()
         raise
-
-
-def _described(path: Path, model: Model) -> Network:
-    if not model.tensors:
-        raise RefusedError(
-            "the file holds no tensors", path=path, hint="give the file that holds the weights"
-        )
-    c = canonical(model, decoding=AS_VALUES)
-    shape = shape_of(c.hparams, c.arch)
-    assert c.arch is not None
-    checks.check_before_writing(c, allow_unmapped=False)
-    missing = [name for name in hf_names(shape) if name not in c.tensors]
-    if missing:
-        raise RefusedError(
-            f"{len(missing)} tensors of the network are missing", path=path, tensor=missing[0],
-            hint="a sharded model needs all its shards",
-        )  # fmt: skip
-    _check_frequencies(c)
-    return Network(path, model, c.arch, shape, c.hparams, c.tokenizer, c.tensors)
 
 
 def _check_frequencies(c: Canonical) -> None:
@@ -135,17 +130,13 @@ def values(tensor: CanonicalTensor, dtype: torch.dtype, path: Path | None = None
     made = tensor.produced
     pieces = run_jobs(recode_jobs(made.dtype, name, made.shape, made.items))
     for piece in pieces:
-        part = _tensor(piece, dtype)
+        # torch wants a buffer that it might write to.
+        part = torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
         if part.numel() and not all(math.isfinite(end) for end in torch.aminmax(part)):
             raise CorruptError(
                 "the tensor holds NaN or infinite values", path=path, tensor=tensor.name, hint=DAMAGED
             )  # fmt: skip
         yield part
-
-
-def _tensor(piece: Buffer, dtype: torch.dtype) -> Tensor:
-    """A buffer as a tensor; torch wants one that it might write to."""
-    return torch.frombuffer(bytearray(piece), dtype=dtype) if len(piece) else torch.empty(0, dtype=dtype)
 
 
 def whole(network: Network, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -237,25 +228,17 @@ def fingerprint(source: Decoder | Network) -> str:
     quantized file another one than what it was made from.
     """
     total = hashlib.sha256()
-    for name, shape, pieces in _hashed(source):
-        total.update(f"{name} {list(shape)}\n".encode())
+    live = source.hf_tensors() if isinstance(source, Decoder) else {}
+    for name, (_, _, size) in hf_names(source.shape).items():
+        total.update(f"{name} {list(size)}\n".encode())
+        pieces: Iterable[Tensor]
+        if isinstance(source, Decoder):
+            pieces = (part.to(torch.bfloat16).cpu() for part in torch.split(live[name].reshape(-1), _CHECKED))
+        else:
+            pieces = values(source.tensors[name], torch.bfloat16, source.path)
         for piece in pieces:
             total.update(piece.contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
-
-
-def _hashed(source: Decoder | Network) -> Iterator[tuple[str, tuple[int, ...], Iterator[Tensor]]]:
-    if isinstance(source, Decoder):
-        for name, tensor in source.hf_tensors().items():
-            yield name, tuple(tensor.shape), _pieces(tensor)
-    else:
-        for name, (_, _, size) in hf_names(source.shape).items():
-            yield name, size, values(source.tensors[name], torch.bfloat16, source.path)
-
-
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    for part in torch.split(tensor.reshape(-1), 1 << 24):
-        yield part.to(torch.bfloat16).cpu()
 
 
 # --- of an opened file, as it is stored ---

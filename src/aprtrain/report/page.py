@@ -96,7 +96,9 @@ def html(body: RunReport) -> str:
         for p in _panels(body)
     ]
     parts = [*_head(body), _tiles(body), heading("Curves over tokens"), _notes(body), grid(figures)]
-    parts += [*_tables(body), *_origin(body), _foot(body, any(figures))]
+    point = " Point at a curve to read it." if any(figures) else ""
+    foot = f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
+    parts += [*_tables(body), *_origin(body), foot]
     return page(f"{name(body)}: {sentence(body)}", parts, style=STYLE, script=SCRIPT)
 
 
@@ -277,11 +279,6 @@ def _word(value: Json) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "–"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _foot(body: RunReport, is_drawn: bool) -> str:
-    point = " Point at a curve to read it." if is_drawn else ""
-    return f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
 
 
 # --- files ---

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import NotRequired, TypedDict
 
@@ -28,6 +28,7 @@ CURVES = (
 
 SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
 _SHARES = ("accuracy", "agreement")
+_ENDS = ("done", "interrupted", "failed")
 _COLD = 2  # first steps of a process, which compile and are no measure of speed
 _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
 
@@ -158,6 +159,8 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
     begun = [i for i, event in enumerate(events) if event.get("event") == "begin"]
     now = events[begun[-1] :] if begun else events  # of the last process that worked on the run
     start = (of.get("start") or [{}])[-1]
+    status, end = metadata.get("status"), next((e for e in now if e.get("event") == "end"), {})
+    seen = "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
     steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
     evaluations: list[Measured] = [
@@ -165,17 +168,20 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
     ]
     command = str(start.get("command") or metadata.get("command") or "distill")
-    config = _options(command, _mapping(start.get("config") or metadata.get("resolved")))
+    own = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
+    resolved = _mapping(start.get("config") or metadata.get("resolved"))
+    config = {name: value for name, value in resolved.items() if name in own or name not in schema()}
     failed = of.get("failed_save", [])
     # The last evaluation may be of a later step than the last line of one.
     done = [number(metadata.get("steps")), *(n for n, _ in steps), *(e["step"] for e in evaluations)]
     tokens = [number(v) for v in (metadata.get("tokens"), *(e.get("tokens") for _, e in steps[-1:]))]
     teacher, student, data = _models(metadata, config)
     warm = [e for _, e in steps[_COLD:] or steps[-1:]]
+    columns = {name: [number(e.get(name)) for _, e in steps] for name in ("step", "tokens", *CURVES)}
     return {
         "folder": str(folder),
         "command": command,
-        "status": _status(metadata, next((e for e in now if e.get("event") == "end"), {})),
+        "status": status if isinstance(status, str) and status in _ENDS else seen,
         "error": next((str(e.get("message")) for e in now if e.get("event") == "error"), None),
         "heard_at": max((t for e in events if (t := number(e.get("time"))) is not None), default=None),
         "teacher": teacher,
@@ -194,7 +200,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "after": evaluations[-1] if len(evaluations) > 1 else None,
         "change": _change(evaluations),
         "evaluations": evaluations,
-        "curves": _curves([e for _, e in steps]),
+        "curves": {name: column for name, column in columns.items() if any(v is not None for v in column)},
         "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
         "failed_saves": [
             {"step": number(e.get("step")) or 0, "at_tokens": _tokens(e, at), "error": str(e.get("error"))}
@@ -206,7 +212,14 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "config": config,
         "environment": _mapping((of.get("begin") or [{}])[-1].get("environment")),
         "versions": _mapping(metadata.get("versions")),
-        "lineage": dict(_lineage(metadata, start)),
+        "lineage": {
+            "configuration": start.get("digest") or metadata.get("config_digest"),
+            "teacher": _mapping(metadata.get("teacher")).get("print"),
+            "student": _mapping(metadata.get("student")).get("print"),
+            "data": metadata.get("data"),
+            "overrides": metadata.get("overrides") or None,
+            "schema": metadata.get("schema"),
+        },
         "skipped_lines": skipped,
     }
 
@@ -274,12 +287,6 @@ def _change(evaluations: Sequence[Measured]) -> Measured:
     return out
 
 
-def _curves(steps: Sequence[JsonObject]) -> dict[str, list[float | None]]:
-    """Columns of the logged steps, without those of quantities that were never measured."""
-    columns = {name: [number(e.get(name)) for e in steps] for name in ("step", "tokens", *CURVES)}
-    return {name: column for name, column in columns.items() if any(v is not None for v in column)}
-
-
 def _median(steps: Sequence[JsonObject], name: str) -> float | None:
     values = [v for e in steps if (v := number(e.get(name))) is not None]
     return statistics.median(values) if values else None
@@ -317,13 +324,6 @@ def _checkpoints(
 # --- what the run is ---
 
 
-def _status(metadata: JsonObject, end: JsonObject) -> str:
-    status = metadata.get("status")
-    if status in ("done", "interrupted", "failed"):
-        return str(status)
-    return "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
-
-
 def _models(metadata: JsonObject, config: JsonObject) -> tuple[ModelReport | None, ModelReport, str | None]:
     """Teacher, student, and the name of the data."""
     teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
@@ -350,12 +350,6 @@ def short_path(path: Json) -> str | None:
     return "/".join(parts[-2:] if generic else parts[-1:])
 
 
-def _options(command: str, config: JsonObject) -> JsonObject:
-    """`config` without options that this command does not have."""
-    own = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
-    return {name: value for name, value in config.items() if name in own or name not in schema()}
-
-
 def _changed(config: JsonObject) -> list[ChangedField]:
     """The fields that are not at their defaults, nor at those that follow from others."""
     usual = {name: to_json(row.default) for name, row in schema().items()}
@@ -368,12 +362,3 @@ def _changed(config: JsonObject) -> list[ChangedField]:
         for name, value in config.items()
         if value != usual.get(name)
     ]
-
-
-def _lineage(metadata: JsonObject, start: JsonObject) -> Iterator[tuple[str, Json]]:
-    yield "configuration", start.get("digest") or metadata.get("config_digest")
-    for who in ("teacher", "student"):
-        yield who, _mapping(metadata.get(who)).get("print")
-    yield "data", metadata.get("data")
-    yield "overrides", metadata.get("overrides") or None
-    yield "schema", metadata.get("schema")

@@ -65,7 +65,15 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
         RefusedError: its distributions change too much, or no matrix has a size for it.
     """
     before = decoder(sample_NT).flatten(0, 1)
-    weights = {name: _quantize(decoder, name) for name in MATRICES}
+    blocks = list(enumerate(decoder.blocks))
+    weights = {
+        name: {
+            n: quantize_weight(getattr(block, name))
+            for n, block in blocks
+            if becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *getattr(block, name).shape)
+        }
+        for name in MATRICES
+    }
     if not any(weights.values()):
         raise RefusedError(
             "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
@@ -108,16 +116,6 @@ def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
     _, _, place = parameter.partition("blocks.")
     layer, _, name = place.partition(".")
     return name in MATRICES and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
-
-
-def _quantize(decoder: Decoder, name: str) -> dict[int, Fp8Weight]:
-    """Layer -> its matrix in e4m3, where it is to be."""
-    weights = {n: getattr(block, name) for n, block in enumerate(decoder.blocks)}
-    return {
-        n: quantize_weight(weight)
-        for n, weight in weights.items()
-        if becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *weight.shape)
-    }
 
 
 def _put(decoder: Decoder, name: str, weights: dict[int, Fp8Weight] | dict[int, Tensor]) -> None:

@@ -16,7 +16,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from aprfmt.errors import UsageError
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, parts_of
@@ -61,16 +60,14 @@ class Teacher:
             residency: one of RESIDENCIES.
             device: where it computes.
             dtype: of matrices and hidden states; only the residency bf16 has others, for the CPU.
-            sample_NT: held-out tokens by which an fp8 teacher is compared with bf16.
+            sample_NT: held-out tokens by which an fp8 teacher is compared with bf16; the residency fp8 needs them.
             compiled: whether its layers are compiled.
             backbone: whether its layers are loaded; its head always is.
 
         Raises:
-            UsageError: unknown residency, a dtype that it does not support, fp8 without a sample.
             RefusedError: nothing that q4k could keep, fp8 that differs too much from bf16, a matrix of zeros.
             CorruptError: NaN or infinite weights.
         """
-        _check_usage(residency, dtype, sample_NT)
         device = torch.device(device)
         self.shape: Shape = network.shape
         self.vocabulary = vocabulary
@@ -156,14 +153,3 @@ def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -
         else:
             total += 2 * values
     return total + sum(scratch.values())
-
-
-def _check_usage(residency: str, dtype: torch.dtype, sample_NT: Tensor | None) -> None:
-    if residency not in RESIDENCIES:
-        raise UsageError(
-            f"unknown residency {residency!r} of a teacher", hint=f"one of {', '.join(RESIDENCIES)}"
-        )
-    if residency != "bf16" and dtype != torch.bfloat16:
-        raise UsageError(f"a teacher with the residency {residency} computes in bf16, not in {dtype}")
-    if residency == "fp8" and (sample_NT is None or not sample_NT.numel()):
-        raise UsageError("an fp8 teacher needs held-out tokens, by which it is compared with bf16")

@@ -108,18 +108,6 @@ def test_a_broken_tokenizer_json_is_refused() -> None:
 # --- no data ---
 
 
-def test_no_data_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no training data") as caught:
-        make(tmp_path)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_that_is_none_is_refused(share: float, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a share of documents"):
-        make(tmp_path, write_jsonl(tmp_path / "a.jsonl", functions(9)), held_out=share)
-
-
 def test_missing_and_empty_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError) as missing:
         make(tmp_path, tmp_path / "nowhere")

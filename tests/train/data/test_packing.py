@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
-from aprfmt.errors import AprError, RefusedError, UsageError
+from aprfmt.errors import AprError, RefusedError
 from aprtrain.data.corpus import prepare
 from aprtrain.data.packing import Windows, check_windows
 from aprtrain.loss.objective import IGNORED
@@ -74,9 +74,7 @@ def test_every_token_but_the_first_of_a_document_is_a_label_once(lengths: list[i
         assert [tokens[i] for i in real[1:]] == [t for t in tokens[1:] if t in {d[0] for d in docs}]
 
 
-def test_windows_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UsageError, match="windows of 0 tokens"):
-        Windows(part([1, 2, 3]), 0, FILLER)
+def test_a_stream_without_a_label_is_refused() -> None:
     with pytest.raises(RefusedError, match="fewer than two tokens"):
         Windows(part([1]), 4, FILLER)
 

@@ -19,7 +19,7 @@ from train_models import Maker, our_logits
 from train_quantized import LAYERS, MIX, VOCAB, D, write_gguf
 
 import aprfmt
-from aprfmt.errors import CorruptError, RefusedError, UsageError
+from aprfmt.errors import CorruptError, RefusedError
 from aprtrain.kernels import blocks as kernel
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
@@ -334,18 +334,3 @@ def test_nan_passes_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_layers_have_nothing_that_could_be_e4m3(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="between the first and the last"):
         teacher(write_gguf(tmp_path / "t.gguf", layers=2), "fp8")
-
-
-@pytest.mark.parametrize(
-    ("residency", "options", "words"),
-    [
-        ("f32", {}, "unknown residency 'f32'"),
-        ("q4k", {"dtype": torch.float32}, "computes in bf16"),
-        ("fp8", {"dtype": torch.float32}, "computes in bf16"),
-        ("fp8", {"sample_NT": None}, "held-out tokens"),
-        ("fp8", {"sample_NT": torch.empty(1, 0)}, "held-out tokens"),
-    ],
-)
-def test_what_a_teacher_cannot_be(mixed: Path, residency: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        teacher(mixed, residency, **options)
