@@ -217,6 +217,17 @@ def test_packages_that_cannot_be_imported(gguf: Path, fake: Fake) -> None:
         Llama(gguf)
 
 
+def test_what_lies_in_the_current_folder_is_not_imported(
+    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("queue", *ENGINES):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('not me')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    with Llama(gguf) as llama:
+        assert llama.n_vocab == N_TOKENS
+
+
 def test_no_package(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aprfmt.llama.client.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="xllamacpp, llama-cpp-python") as caught:

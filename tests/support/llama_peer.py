@@ -88,7 +88,7 @@ class LlamaPeer:
             answer = self._worker.ask([call, arguments], _SECONDS)
         except WorkerDiedError as death:
             self.__exit__()
-            raise LlamaError(reason_in(death.log) or f"llama.cpp {death}") from None
+            raise LlamaError(f"llama.cpp {death}: {reason_in(death.log)}") from None
         if "error" in answer:
             raise LlamaError(answer["error"])
         return answer["ok"]

@@ -217,7 +217,8 @@ class Llama:
                 self._request = replace(self._request, extra_buffers=False)
 
     def _load(self) -> None:
-        self._worker = Worker([sys.executable, "-m", "aprfmt.llama.worker"])
+        # -P: modules are not looked for in the folder that the user happens to be in.
+        self._worker = Worker([sys.executable, "-P", "-m", "aprfmt.llama.worker"])
         try:
             answer = self._reply("load", {"engines": [*self._engines], "request": asdict(self._request)})
         except BaseException:
@@ -236,7 +237,11 @@ class Llama:
         message = str(reply["error"])
         if call == "load":
             message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
-        raise RunError(self._named(message), path=self._name, hint="apr validate shows what is wrong with it")
+        raise RunError(
+            self._named(message),
+            path=self._name,
+            hint="apr validate FILE may show what is wrong with it; without --verify the file is written",
+        )
 
     def _named(self, message: str) -> str:
         return message.replace(self._request.path, self._name)
