@@ -21,7 +21,7 @@ import io
 import numpy as np
 
 from aprfmt.convert.targets.base import Output
-from aprfmt.io.segments import FileLayout, Literal, run_jobs
+from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.model import Model, Tensor
 
@@ -53,8 +53,7 @@ class Npz:
             work.losses.note(tensor.dtype, "F32")
             out = tensor.out(tensor.name, "F32", work.losses.overflow)
             outs.append(out)
-            data = b"".join(map(bytes, run_jobs(out.chunks())))
-            arrays[tensor.name] = np.frombuffer(data, "<f4").reshape(out.shape)
+            arrays[tensor.name] = np.frombuffer(out.data(), "<f4").reshape(out.shape)
         file = io.BytesIO()
         np.savez(file, **arrays)
         return Output([FileLayout(work.name, [Literal(file.getvalue())])], outs)

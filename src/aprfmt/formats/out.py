@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aprfmt.io.segments import Item, Stream
+from aprfmt.io.segments import Item, Stream, run_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class OutTensor:
     n_bytes: int
     chunks: Callable[[], Iterable[Item]]
     held_bytes: int = 0
+
+    def data(self) -> bytes:
+        """All of the bytes, made at once."""
+        return b"".join(map(bytes, run_jobs(self.chunks())))
 
     def stream(self) -> Stream:
         """The bytes as a segment of a file."""
