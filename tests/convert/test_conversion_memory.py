@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aprfmt
-from aprfmt.convert.memory import SMALLEST_WINDOW, flow_for, planned, resident_bytes
+from aprfmt.convert.memory import SMALLEST_WINDOW, flow_for, peak_bytes, resident_bytes
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import MOST_THREADS, THREAD_BYTES
@@ -30,7 +30,7 @@ def test_a_flow_without_wishes_uses_every_processor() -> None:
     flow = flow_for(None, None, [])
     assert flow.n_workers >= 1
     assert flow_for(3, None, []).n_workers == 3
-    assert planned(flow, held(500 * MIB)) - planned(flow, []) > 400 * MIB
+    assert peak_bytes(flow, held(500 * MIB)) - peak_bytes(flow, []) > 400 * MIB
 
 
 @given(st.integers(300, 4000), st.integers(1, MOST_THREADS))
@@ -42,7 +42,7 @@ def test_a_flow_stays_within_the_memory_it_may_take(mib: int, threads: int) -> N
         return
     assert 1 <= flow.n_workers <= threads
     assert flow.window_bytes >= SMALLEST_WINDOW
-    assert planned(flow, []) <= mib * MIB + 8 * MIB  # what this process took in between
+    assert peak_bytes(flow, []) <= mib * MIB + 8 * MIB  # what this process took in between
 
 
 @pytest.mark.parametrize("threads", [0, -1, MOST_THREADS + 1])

@@ -130,7 +130,7 @@ def canonical(
             _restore(tensors, told)
     if (folder := model.native_as(HfNative)) is not None:
         told = envelope.read_folder(folder.folder)
-        left_out = folder.left_out()
+        left_out = folder.unread_files()
         warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
         facts = told.metadata if told is not None else {}
         known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}

@@ -14,7 +14,7 @@ from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical, canonical, embedding_rows
 from aprfmt.canonical.packed import Decoding
 from aprfmt.codecs.pieces import dtype_totals
-from aprfmt.convert.memory import flow_for, planned
+from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.options import Options, parse_options
 from aprfmt.convert.quantize.mixes import find_mix, require_quantized
 from aprfmt.convert.quantize.quantization import Quantization, quantization_of
@@ -293,7 +293,7 @@ def _report(
         report.output = report.files[0]
     if options.plan:
         flow = flow_for(options.threads, options.max_memory, output.tensors)
-        report.memory_bytes = planned(flow, output.tensors)
+        report.memory_bytes = peak_bytes(flow, output.tensors)
         report.tensors = [
             PlannedTensor(name=t.name, dtype=t.dtype, shape=[*t.shape], size_bytes=t.n_bytes)
             for t in output.tensors

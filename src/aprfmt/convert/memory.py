@@ -31,7 +31,7 @@ def resident_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def planned(flow: Flow, tensors: Iterable[OutTensor]) -> int:
+def peak_bytes(flow: Flow, tensors: Iterable[OutTensor]) -> int:
     """Peak memory of writing `tensors` with `flow`, in bytes."""
     return flow.memory_bytes + _fixed(tensors)
 

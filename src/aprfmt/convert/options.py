@@ -45,13 +45,15 @@ class Options:
     max_memory: int | None = None
     fsync: bool = True
 
-    def given(self) -> list[str]:
+    def non_defaults(self) -> list[str]:
         """The options that are not left at their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
-        return not set(self.given()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
+        return (
+            not set(self.non_defaults()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
+        )
 
 
 COMMON = frozenset(

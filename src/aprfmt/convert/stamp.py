@@ -144,7 +144,7 @@ def _segments(
         flags |= HAS_VOCAB
     if _outdates_record(values, patch):
         values.pop(SOURCE_KEY, None)
-    values = _edited(values, patch)
+    values = _apply_patch(values, patch)
     if "license" in patch:
         values |= provenance.to_metadata(provenance.without_license(values.get(provenance.GENERAL)))
     text = apr_metadata.dump(values)
@@ -162,7 +162,7 @@ def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) 
     return any(key in _LISTS if of_gguf else key.startswith("tokenizer.") for key in patch)
 
 
-def _edited(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
+def _apply_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
     removed = {key for key, value in patch.items() if value is None}
     edits = apr_metadata.canonicalize_aliases({k: v for k, v in patch.items() if v is not None})
     kept = {key: value for key, value in values.items() if key not in removed}

@@ -61,7 +61,7 @@ def list_names(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def kept_files(names: Iterable[str]) -> list[Path]:
+def select_files(names: Iterable[str]) -> list[Path]:
     """Those of `names` that belong to a model beside its weights."""
     return [Path(n) for n in names if _matches(n, KEPT_FILES) and not n.endswith(WEIGHT_SUFFIXES)]
 

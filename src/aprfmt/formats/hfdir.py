@@ -18,12 +18,12 @@ from aprfmt.errors import (
 )
 from aprfmt.formats import HF_INDEX_SUFFIX, hf_pooling
 from aprfmt.formats.hf_files import (
-    kept_files,
     list_names,
     load_tokenizer,
     parse_config,
     parse_object,
     read_text_file,
+    select_files,
 )
 from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.files import is_file, is_folder
@@ -65,7 +65,7 @@ class HfNative:
         """One of the other files by its name; None where there is none of that name."""
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
-    def left_out(self) -> list[str]:
+    def unread_files(self) -> list[str]:
         """Files of the folder that belong to no model and are not carried, relative; hidden folders do not count."""
         known = {name for name, *_ in self.shards} | {path.as_posix() for path in self.other_files}
         found = []
@@ -95,7 +95,7 @@ def open_model(path: Path) -> Model:
             index=index,
             index_name=index_name,
             shards=[(name, s.source, s.header_bytes, s.metadata) for name, s in shards.items()],
-            other_files=kept_files(name for name in names if name != index_name),
+            other_files=select_files(name for name in names if name != index_name),
         )
         model = Model(
             path=path,

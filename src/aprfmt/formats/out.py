@@ -32,7 +32,7 @@ class OutTensor:
         return Stream(self.n_bytes, self.chunks, self.name)
 
 
-def grouped(
+def group_by_size(
     tensors: Sequence[OutTensor],
     max_bytes: int,
     cost: Callable[[OutTensor], int],

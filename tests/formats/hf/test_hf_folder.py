@@ -14,7 +14,7 @@ from natives import hf_native
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, NotFoundError, RefusedError, UnknownFormatError
 from aprfmt.formats import hf_files
-from aprfmt.formats.hf_files import kept_files
+from aprfmt.formats.hf_files import select_files
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4}
 INDEX = "model.safetensors.index.json"
@@ -289,7 +289,7 @@ def test_files_worth_keeping(folder: Path) -> None:
 
 def test_weights_are_never_kept_as_files() -> None:
     names = ["tokenizer.safetensors", "vocab.pt", "model.onnx", "model.onnx_data", "merges.npz"]
-    assert kept_files(names) == []
+    assert select_files(names) == []
 
 
 def test_the_cache_layout_of_links_is_read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -53,10 +53,10 @@ def layouts(c: Canonical, work: Work) -> Output:
         for tensor in tensors:
             work.losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
-    return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_whole(c, metadata))
+    return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_lossless(c, metadata))
 
 
-def is_whole(c: Canonical, metadata: Mapping[str, object]) -> bool:
+def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
     return SOURCE_KEY in metadata and c.model.convention != "apr" and not (c.left_out or c.parts_left_out)
 
@@ -90,7 +90,7 @@ def apr_contents(
 
     The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
     """
-    narrow = _narrowed(c) if dtype == "keep" else {}
+    narrow = _narrow_dtypes(c) if dtype == "keep" else {}
     tensors = []
     for t in c.tensors.values():
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
@@ -99,7 +99,7 @@ def apr_contents(
     kept = not c.packs.decoded and all(
         out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors
     )
-    metadata = _carried(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
+    metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
     if kept and with_source and (record := source_recipe(c, narrow)) is not None:
@@ -133,7 +133,7 @@ def _with_envelope(
     return metadata | {LEFT_ASIDE: True}
 
 
-def _narrowed(c: Canonical) -> dict[str, str]:
+def _narrow_dtypes(c: Canonical) -> dict[str, str]:
     """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
     wanted = c.envelope.dtypes if c.envelope is not None else {}
     return {
@@ -148,7 +148,7 @@ def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
     return bool((decode(dtype, encode(dtype, values), tensor.shape) == values).all())
 
 
-def _carried(c: Canonical, *, with_tokenizer: bool) -> dict[str, object]:
+def _further_metadata(c: Canonical, *, with_tokenizer: bool) -> dict[str, object]:
     """The metadata of an `.apr` that is converted, for the keys that nothing here models."""
     if c.model.native_as(Apr2Native) is None:
         return {}

@@ -14,14 +14,14 @@ from functools import partial
 from aprfmt.canonical.model import Canonical
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.options import Options
-from aprfmt.convert.targets.apr import apr_contents, is_whole
+from aprfmt.convert.targets.apr import apr_contents, is_lossless
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
-from aprfmt.formats.out import OutTensor, grouped
+from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.io.pipe import source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Literal, padding
 from aprfmt.io.sink import AtomicFile, AtomicFolder
@@ -44,7 +44,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     metadata, tensors, flags = apr_contents(c, "keep", work.losses)
     in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
     shards = shard_layouts(metadata, in_order, flags=flags, max_bytes=_max_bytes(work.options))
-    return _output(shards, tensors, is_whole(c, metadata))
+    return _output(shards, tensors, is_lossless(c, metadata))
 
 
 def copy(model: Model, options: Options) -> Output | None:
@@ -167,7 +167,7 @@ def shard_layouts(
     total = sum(tensor.n_bytes for tensor in tensors)
     room = 3 * ALIGNMENT + HEADER_BYTES + len(json.dumps(_sharding(MAX_SPLITS, MAX_SPLITS, total)))
     first, other = (len(apr_metadata.dump(values, generation)) + room for values in (whole, identity))
-    groups = grouped(tensors, max_bytes, _cost, first, other)
+    groups = group_by_size(tensors, max_bytes, _cost, first, other)
     if len(groups) > MAX_SPLITS:
         raise RefusedError(
             f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size"

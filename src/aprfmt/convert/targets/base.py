@@ -142,7 +142,7 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
 
 def check_options(options: Options, target: Target) -> None:
     """Raises UsageError for an option that was given and has no meaning for `target`."""
-    for name in options.given():
+    for name in options.non_defaults():
         if name not in COMMON and name not in target.takes:
             fitting = ", ".join(t.name for t in TARGETS if name in t.takes)
             raise UsageError(

@@ -28,7 +28,7 @@ from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
 from aprfmt.formats.gguf_kv import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor, grouped
+from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.io.segments import FileLayout, padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.provenance import provenance
@@ -52,15 +52,15 @@ def layouts(c: Canonical, work: Work) -> Output:
         and recipe is not None
         and not (options.shard_size or (options.shard_size == 0 and len(recipe.files) > 1))
         and options.dtype == "keep"
-        and _keys(c, work, base, []) == list(_whole(base).values())
-        and _envelope_stands(c, base)
+        and _keys(c, work, base, []) == list(_unsplit_entries(base).values())
+        and _envelope_holds(c, base)
     ):
         kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
-        return Output(renamed_parts(recipe.layouts(), work.name), kept, lossless=True)
+        return Output(rename_parts(recipe.layouts(), work.name), kept, lossless=True)
     tensors = list(_tensors(c, work))
     keys = _keys(c, work, base, tensors)
     if apr2.native_of(c.model) is not None:
-        keys = list(_sealed(c, keys, tensors))
+        keys = list(_with_envelope(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
         raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
@@ -69,7 +69,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
 
 
-def _sealed(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
+def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     pairs = _pairs(c, envelope.strip(entries))
     for item in keys:  # the vocabulary was encoded a moment ago
@@ -79,20 +79,22 @@ def _sealed(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> l
             and item[1] == (GgufType.ARRAY, GgufType.STRING)
         ):
             pairs.remember(item[0], [*item[2]])
-    said = _said(c, pairs)
+    said = _metadata_after_import(c, pairs)
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return envelope.seal(entries, Envelope(envelope.differences(c.model, said), _widened(c, tensors), kept))
+    return envelope.seal(
+        entries, Envelope(envelope.differences(c.model, said), _stored_dtypes(c, tensors), kept)
+    )
 
 
-def _envelope_stands(c: Canonical, base: KvMapping) -> bool:
+def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
     """Whether what the GGUF says of its `.apr` beside its keys is still what the `.apr` says."""
     if apr2.native_of(c.model) is None:
         return True
     found, warning = envelope.read_envelope(base)
     if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
         return True  # it said nothing at the import either
-    pairs = _pairs(c, envelope.strip(_whole(base).values()))
-    unsaid = envelope.differences(c.model, _said(c, pairs))
+    pairs = _pairs(c, envelope.strip(_unsplit_entries(base).values()))
+    unsaid = envelope.differences(c.model, _metadata_after_import(c, pairs))
     # A GGUF by another program needs one only for what it cannot have brought itself.
     return found.metadata == unsaid if found is not None else not envelope.folder_fields(unsaid)
 
@@ -102,9 +104,9 @@ def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
     return gguf.read_pairs(head, str(c.model.path))
 
 
-def _said(c: Canonical, pairs: KvMapping) -> dict[str, object]:
+def _metadata_after_import(c: Canonical, pairs: KvMapping) -> dict[str, object]:
     """The metadata that an import of a GGUF with these keys and the tensors of `c` gives."""
-    source = _imported(c, pairs)
+    source = _as_import(c, pairs)
     if c.arch is not None:
         identity = hp.hf_identity(source.hparams, c.arch)
         source.hparams.hf_architecture, source.hparams.hf_model_type = identity
@@ -113,7 +115,7 @@ def _said(c: Canonical, pairs: KvMapping) -> dict[str, object]:
     return apr_metadata_of(source, [t.out(t.name) for t in c.tensors.values()]) | {"original_format": "gguf"}
 
 
-def _widened(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
+def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     """Stored dtype, by Hugging Face name, of the tensors that the GGUF has in more bytes and with the same values."""
     out = {t.name: t.dtype for t in tensors}
     wide = {}
@@ -204,24 +206,24 @@ def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
 def _keys(c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor]) -> list[KV | bytes]:
     """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
     if base is None:
-        return list(derived_keys(c, work, tensors))
-    now = {kv[0]: kv for kv in derived_keys(c, work, tensors, overlaid=True)}
-    # What derived_keys gives for the source itself, before any edit.
+        return list(derive_keys(c, work, tensors))
+    now = {kv[0]: kv for kv in derive_keys(c, work, tensors, overlaid=True)}
+    # What derive_keys gives for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
-    then = {kv[0]: kv for kv in derived_keys(_imported(c, base), plain, [], overlaid=True)}
+    then = {kv[0]: kv for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
     if work.options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
     del then["general.file_type"]
-    whole = _whole(base)
+    whole = _unsplit_entries(base)
     return list(overlay(whole, then, now).values())
 
 
-def _whole(base: KvMapping) -> dict[str, bytes]:
+def _unsplit_entries(base: KvMapping) -> dict[str, bytes]:
     """The entries of a model that is not split."""
     return {key: bytes(base.raw(key)) for key in base if not key.startswith("split.")}
 
 
-def _imported(c: Canonical, base: KvMapping) -> Canonical:
+def _as_import(c: Canonical, base: KvMapping) -> Canonical:
     """`c` as an import of a GGUF with the keys `base` gives it."""
     tensor_names = gguf_names(c)
     hparams = hp.from_gguf(base, tensor_names)
@@ -233,7 +235,7 @@ def _imported(c: Canonical, base: KvMapping) -> Canonical:
     return Canonical(c.model, c.arch, hparams, ggml.from_gguf(base), known.info, c.tensors, general=general)
 
 
-def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[KV]:
+def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid: bool = False) -> list[KV]:
     """Every key of a GGUF for `c`, in the order of llama.cpp's own converter.
 
     `overlaid`: they go over a GGUF's own keys, where a pre-tokenizer or a dimension may be missing.
@@ -247,7 +249,7 @@ def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid
     n_rows = embedding_rows(c)
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid)
-        keys += [_typed(kv) for kv in found]
+        keys += [_with_type(kv) for kv in found]
     keys.append(("general.file_type", GgufType.UINT32, _file_type(c, work.quantization, tensors)))
     if c.tokenizer is not None:
         own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has
@@ -256,7 +258,7 @@ def derived_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid
             vocab_size=n_rows,
             pad_style=work.options.pad_style,
         )
-        keys += [_typed(kv) for kv in found if kv[0] not in own]
+        keys += [_with_type(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
     return keys + _imatrix_keys(work.quantization)
 
@@ -296,7 +298,7 @@ def gguf_names(c: Canonical) -> list[str]:
     return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
 
 
-def _typed(kv: ggml.KV) -> KV:
+def _with_type(kv: ggml.KV) -> KV:
     key, kind, value = kv
     if isinstance(kind, tuple):
         return key, (GgufType[kind[0]], GgufType[kind[1]]), value
@@ -352,7 +354,7 @@ def split_gguf(
         return [whole]
     room = FileLayout("", gguf_write.layout(_split_keys(MAX_SPLITS, MAX_SPLITS, 0), [])).n_bytes + alignment
     first = FileLayout("", gguf_write.layout(keys, [], alignment=alignment)).n_bytes + room
-    groups = grouped(tensors, max_bytes, lambda tensor: _gguf_cost(tensor, alignment), first, room)
+    groups = group_by_size(tensors, max_bytes, lambda tensor: _gguf_cost(tensor, alignment), first, room)
     if len(groups) > MAX_SPLITS:
         raise RefusedError(
             f"{len(groups)} parts are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
@@ -386,7 +388,7 @@ def _gguf_cost(tensor: OutTensor, alignment: int) -> int:
     return info + tensor.n_bytes + padding(tensor.n_bytes, alignment)
 
 
-def renamed_parts(layouts: Sequence[FileLayout], name: str) -> list[FileLayout]:
+def rename_parts(layouts: Sequence[FileLayout], name: str) -> list[FileLayout]:
     """The parts of an imported split GGUF under the name that the user gives them now."""
     names = part_names(name, len(layouts)) if len(layouts) > 1 else [name]
     return [replace(layout, name=new) for layout, new in zip(layouts, names, strict=True)]

@@ -20,7 +20,7 @@ from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_pooling, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.out import OutTensor, grouped
+from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.io.files import is_folder
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.provenance import provenance
@@ -113,7 +113,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     base = parse_config(source, c.model.path / CONFIG if is_folder(c.model.path) else c.model.path)
-    then = hp.to_hf_config(_as_imported(c, hp.from_hf_config(base)))
+    then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)))
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
@@ -122,7 +122,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     return (source, True) if config == base else (_json(config), False)
 
 
-def _as_imported(c: Canonical, source: Hyperparams) -> Hyperparams:
+def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
     if source.tied and c.head in c.tensors:
         source.tied = False  # a head of its own was found, see canonical
@@ -177,7 +177,7 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
-    groups = grouped(tensors, shard_bytes, lambda tensor: tensor.n_bytes)
+    groups = group_by_size(tensors, shard_bytes, lambda tensor: tensor.n_bytes)
     metadata = {"format": framework}
     if len(groups) == 1:
         return [FileLayout("model.safetensors", safetensors.layout(groups[0], metadata))]
