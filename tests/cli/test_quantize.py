@@ -136,7 +136,7 @@ def test_an_unknown_mix_names_the_nearest(apr: Apr, tiny_gguf: Path, tmp_path: P
 def test_options_of_a_mix_need_one(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
     for words in (("--imatrix", weights), ("--pure",), ("--dtype", "f16", "--tensor-type", "attn=q8_0")):
         done = apr("convert", tiny_gguf, "-o", tmp_path / "x.gguf", *words, "--json")
-        assert (done.code, "goes with a mix" in done.json["error"]["message"]) == (2, True)
+        assert (done.code, "only applies to a mix" in done.json["error"]["message"]) == (2, True)
 
 
 def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
     (tmp_path / "none.dat").write_bytes(old_imatrix({"blk.0.attn_z.weight": [1.0] * 7}))
     cut.write_bytes(weights.read_bytes()[:100])
     cases = [
-        (5, "quantized already", (tmp_path / "q8.gguf", "q4_0")),
+        (5, "already quantized", (tmp_path / "q8.gguf", "q4_0")),
         (5, "belongs to another model", (tiny_gguf, "q4_0", "--imatrix", other)),
         (5, "belongs to another model", (tiny_gguf, "q4_0", "--imatrix", tmp_path / "none.dat")),
         (4, "bytes", (tiny_gguf, "q4_0", "--imatrix", cut)),
@@ -182,7 +182,7 @@ def test_without_the_library_a_mix_that_needs_it_is_refused(
 def test_wishes_without_effect_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     words = ("--tensor-type", "nowhere=q6_k", "--tensor-type", r"FFN_\Down=q8_0", "--plan", "--json")
     warnings = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", *words).json["warnings"]
-    assert "--tensor-type nowhere=q6_k names no tensor that the mix changes" in warnings
+    assert "--tensor-type nowhere=q6_k matches no tensor that the mix quantizes" in warnings
     both = apr(
         "quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0"
     )
@@ -200,7 +200,9 @@ def test_patterns_keep_their_classes(apr: Apr, tiny_gguf: Path, tmp_path: Path) 
 
 def test_rows_that_blocks_do_not_divide_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     body = apr("quantize", tiny_gguf, "q4_k_m", "-o", tmp_path / "q.gguf", "--plan", "--json").json
-    assert any("that 256 does not divide: stored as" in warning for warning in body["warnings"])
+    assert any(
+        "with rows that are not a multiple of 256: stored as" in warning for warning in body["warnings"]
+    )
 
 
 def test_a_forbidden_library_is_not_called_missing(

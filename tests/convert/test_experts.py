@@ -180,7 +180,7 @@ def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantize_them_again(
     again = mix != "mxfp4_moe"
     for source in ("hf", "a.gguf"):
         if again:
-            with pytest.raises(RefusedError, match="MXFP4 is quantized already"):
+            with pytest.raises(RefusedError, match="MXFP4 is already quantized"):
                 convert_model(tmp_path / source, tmp_path / "no.gguf", dtype=mix)
         convert_model(
             tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, allow_requantize=again

@@ -71,7 +71,7 @@ DAMAGED: dict[str, tuple[Damage, type[AprError]]] = {
     "cut in the data set": (lambda raw: raw[:-1], TruncatedError),
     "nan": (lambda raw: raw[:35] + struct.pack("<f", math.nan) + raw[39:], CorruptError),
     "infinity": (lambda raw: raw[:35] + struct.pack("<f", -math.inf) + raw[39:], CorruptError),
-    "text": (lambda raw: b"this is no importance matrix, just a line of text\n" * 9, CorruptError),
+    "text": (lambda raw: b"this is not an importance matrix, just a line of text\n" * 9, CorruptError),
 }
 
 

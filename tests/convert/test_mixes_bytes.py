@@ -83,7 +83,7 @@ def fallbacks(written: dict[str, tuple[str, tuple[int, ...], bytes]], mix: str) 
         return []
     noun = "tensor" if len(odd) == 1 else "tensors"
     stored = ", ".join(sorted(set(odd)))
-    return [f"{len(odd)} {noun} of rows that {block} does not divide: stored as {stored}"]
+    return [f"{len(odd)} {noun} with rows that are not a multiple of {block}: stored as {stored}"]
 
 
 SLOW = tuple(mix for mix in MIXES if mix.startswith("iq"))
@@ -248,7 +248,7 @@ def test_requantizing_gives_the_bytes_of_llama_cpp(
     want = expected(tmp_path / "q8.gguf", "q4_k_m", tmp_path / "theirs.gguf", allow_requantize=True)
     aprfmt.convert_model(tmp_path / "q8.gguf", tmp_path / "ours.gguf", dtype="q4_k_m", allow_requantize=True)
     assert dict(contents(tmp_path / "ours.gguf")) == want
-    with pytest.raises(RefusedError, match="quantized already") as caught:
+    with pytest.raises(RefusedError, match="already quantized") as caught:
         aprfmt.convert_model(tmp_path / "q8.gguf", tmp_path / "no.gguf", dtype="q4_k_m")
     assert "--allow-requantize" in (caught.value.hint or "")
     # what has its type already is kept

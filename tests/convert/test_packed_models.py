@@ -157,7 +157,7 @@ def test_wrong_shapes_of_packed_weights_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["m.apr", "m.gguf"])
 def test_packed_weights_are_quantized_again_only_when_told(target: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "f", FP8)
-    with pytest.raises(aprfmt.AprError, match="FP8 is quantized already") as info:
+    with pytest.raises(aprfmt.AprError, match="FP8 is already quantized") as info:
         aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0")
     assert info.value.exit_code == 5
     aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0", allow_requantize=True)

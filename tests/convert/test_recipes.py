@@ -92,7 +92,7 @@ def test_a_gguf_with_an_unusual_key_comes_back(key: tuple[str, Any, Any], tmp_pa
             "tokenizer.chat_template.rag": (GGUFValueType.STRING, "R"),
         }
     source = write_gguf(tmp_path / "s.gguf", {} if "token" in key[0] else gguf_names(weights()), keys)
-    source.write_bytes(source.read_bytes().replace(b"QQQQ", b"\xff\xfeQQ"))  # a name that is no UTF-8
+    source.write_bytes(source.read_bytes().replace(b"QQQQ", b"\xff\xfeQQ"))  # a name that is not UTF-8
     assert aprfmt.import_model(source, tmp_path / "m.apr").lossless
     assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf").lossless
     assert (tmp_path / "back.gguf").read_bytes() == source.read_bytes()

@@ -174,7 +174,7 @@ def gguf_side(
             raise RefusedError(
                 f"the network has it twice, of {first.pieces[0].name} and of {tensor.pieces[0].name}",
                 tensor=tensor.name,
-                hint="the checkpoint holds the same weights in two spellings; take one of them away",
+                hint="the checkpoint holds the same weights under two names; remove one of them",
             )
     return out
 

@@ -84,13 +84,13 @@ def _say(text: str) -> None:
 def _text(found: Evaluation) -> Iterator[str]:
     yield f"{printable(found.file)}: {_kind(found)}"
     rows = [
-        ("cross entropy", f"{found.ce:.4f} nats a token, perplexity {found.perplexity:,.3f}"),
-        ("first choice", f"right for {found.accuracy:.2%} of the tokens"),
+        ("cross entropy", f"{found.ce:.4f} nats per token, perplexity {found.perplexity:,.3f}"),
+        ("first choice", f"correct for {found.accuracy:.2%} of the tokens"),
     ]
     if (teacher := found.teacher) is not None:
         rows += [
             ("teacher", f"{teacher.file}: {_kind(teacher)}, cross entropy {found.teacher_ce:.4f} nats"),
-            ("KL", f"{found.kl:.4g} nats a token from the teacher to the model"),
+            ("KL", f"{found.kl:.4g} nats per token from the teacher to the model"),
             ("agreement", f"the same first choice at {found.agreement:.2%} of the tokens"),
         ]
     read = f"{found.tokens:,} tokens in {found.windows:,} windows of {found.seq_len:,}"

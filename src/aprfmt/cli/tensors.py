@@ -1,4 +1,4 @@
-"""`apr tensors`: one row a tensor."""
+"""`apr tensors`: one row per tensor."""
 
 from __future__ import annotations
 

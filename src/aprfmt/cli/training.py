@@ -131,7 +131,7 @@ def _plan_text(body: "Plan") -> Iterator[str]:
         ["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size"
     )
     work = body["flops_per_token"]
-    rows = [("FLOPs a token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
+    rows = [("FLOPs per token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
     if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:
         time = format_seconds(body["seconds_at_400_tflops"])
         rows.append(("tokens", f"{format_count(body['tokens'])}, {time} at 400 TFLOP/s"))

@@ -82,7 +82,7 @@ def import_model(
         output_type, embedding_type: types of the output head and the token embedding, for a mix.
         pure: every matrix in the one type, for a mix.
         leave_output: the output head stays as it is, for a mix.
-        allow_requantize: quantize what is quantized already, which loses twice.
+        allow_requantize: quantize what is quantized already, which loses precision twice.
         tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
         license, data_license: SPDX ids.
         data_source: what the model was trained on.

@@ -113,13 +113,13 @@ def stamp(
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
-                f"stamp edits APR v2 files; the file is of another kind ({model.label})",
+                f"stamp edits APR v2 files; this is another kind of file ({model.label})",
                 path=model.path,
                 hint="apr import it first",
             )
         if in_place and isinstance(native, JoinedNative):
             raise RefusedError(
-                "the model is in several files, which are not edited in place",
+                "the model is in several files, which cannot be edited in place",
                 path=model.path,
                 hint="write one file with -o, then apr shard it again",
             )

@@ -307,7 +307,7 @@ def read_manifest(path: Path) -> list[ShardInfo]:
     if not isinstance(rows, list) or not rows:
         raise CorruptError("the manifest has no list 'shards'", path=path)
     if len(rows) > MAX_SPLITS:
-        raise LimitError(f"the manifest names {len(rows)} shards, the cap is {MAX_SPLITS}", path=path)
+        raise LimitError(f"the manifest names {len(rows)} shards; the limit is {MAX_SPLITS}", path=path)
     shards = sorted((_shard_info(row, path) for row in rows), key=lambda shard: shard.index)
     if [shard.index for shard in shards] != list(range(len(shards))) or value.get("shard_count") != len(rows):
         raise CorruptError(f"the indices of the {len(rows)} shards do not fit 'shard_count'", path=path)

@@ -136,7 +136,7 @@ class Cursor:
         length = self.u64(what)
         if length > cap:
             raise LimitError(
-                f"{what} has {length} bytes, the cap is {cap}", path=self.path, offset=self.pos - 8
+                f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8
             )
         self.need(length, what)
         self.pos += length

@@ -158,7 +158,7 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
         raise CorruptError("the index has no 'weight_map' of tensor names to file names", path=path)
     shards = set(weight_map.values())
     if len(shards) > MAX_SPLITS:
-        raise LimitError(f"the index names {len(shards)} files, the cap is {MAX_SPLITS}", path=path)
+        raise LimitError(f"the index names {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
     for name in shards:
         if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
             raise CorruptError(f"the index names {name!r}, which is not a file of its folder", path=path)

@@ -117,7 +117,9 @@ class _Reader:
         length = self.number(f"the length of {what}", 0)
         if length > MAX_NAME_BYTES:
             raise LimitError(
-                f"{what} has {length} bytes, the cap is {MAX_NAME_BYTES}", path=self.path, offset=self.pos - 4
+                f"{what} has {length} bytes; the limit is {MAX_NAME_BYTES}",
+                path=self.path,
+                offset=self.pos - 4,
             )
         raw = bytes(self.take(length, what)).partition(b"\0")[0]
         return raw.decode("utf-8", "surrogateescape")

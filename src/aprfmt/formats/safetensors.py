@@ -120,7 +120,7 @@ def _header_bytes(source: Source) -> int:
     n_bytes = int.from_bytes(source.read(0, 8), "little")
     cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
     if n_bytes > cap:
-        raise LimitError(f"the header has {n_bytes} bytes, the cap is {cap}", path=source.path, offset=0)
+        raise LimitError(f"the header has {n_bytes} bytes; the limit is {cap}", path=source.path, offset=0)
     source.check(8, n_bytes, "the header")
     return n_bytes
 
@@ -160,7 +160,7 @@ def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], i
     except UnicodeEncodeError as error:
         raise CorruptError("a tensor name holds a lone surrogate", path=path, tensor=name) from error
     if n_name > MAX_NAME_BYTES:
-        raise LimitError(f"a tensor name has {n_name} bytes, the cap is {MAX_NAME_BYTES}", path=path)
+        raise LimitError(f"a tensor name has {n_name} bytes; the limit is {MAX_NAME_BYTES}", path=path)
     known = info if isinstance(info, dict) else {}
     dtype, dims, span = known.get("dtype"), _sizes(known.get("shape")), _sizes(known.get("data_offsets"))
     if not isinstance(dtype, str) or dims is None or span is None or len(span) != 2:
@@ -168,7 +168,7 @@ def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], i
             "its header entry is not {dtype, shape, data_offsets: [begin, end]}", path=path, tensor=name
         )
     if len(dims) > MAX_NDIM:
-        raise LimitError(f"{len(dims)} dimensions, the cap is {MAX_NDIM}", path=path, tensor=name)
+        raise LimitError(f"{len(dims)} dimensions; the limit is {MAX_NDIM}", path=path, tensor=name)
     return dtype, dims, span[0], span[1]
 
 

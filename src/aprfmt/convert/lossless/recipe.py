@@ -116,7 +116,7 @@ def read_recipe(
     """The recipe of an `.apr`, or None where it no longer fits (tensors renamed, converted or gone).
 
     Anybody may have written the value: sizes and names are checked before anything is made of it.
-    Raises CorruptError when it is no recipe at all, LimitError when it asks for too much.
+    Raises CorruptError when it is not a recipe at all, LimitError when it asks for too much.
     """
     try:
         body = _mapping(value)
@@ -262,7 +262,7 @@ def _check_sizes(files: Iterable[Sequence[list[object]]], every: Iterable[list[o
 
 def _inflate(text: str, n_bytes: int) -> bytes:
     if n_bytes > MAX_HEADER_BYTES:
-        raise LimitError(f"the record of the source files announces {n_bytes} literal bytes")
+        raise LimitError(f"the record of the source files declares {n_bytes} literal bytes")
     data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
     if len(data) != n_bytes:
         raise CorruptError(

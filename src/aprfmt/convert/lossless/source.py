@@ -93,7 +93,7 @@ class RecipeWriter:
         if len(self._literals) + len(data) > MAX_LITERAL_BYTES:
             raise LimitError(
                 f"{file.name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor vocabulary",
-                hint="take what does not belong to the model away first",
+                hint="remove the files that do not belong to the model first",
             )
         self._literals += data
         n_literal = file.n_literal + len(data)

@@ -410,7 +410,7 @@ class _Chooser:
             return Place(counted, self.n_attn_v, counted, stacked)
         i, n = counted, self.network.n_layers
         if kind.startswith("ffn_") and self.network.n_experts > 1 and self.mix.rules.get(kind):
-            i = _layer(name)  # experts are no fixed number of tensors a layer
+            i = _layer(name)  # experts are not a fixed number of tensors a layer
             if not 0 <= i < n:
                 raise RefusedError(
                     f"the mix {self.mix.name} asks for its layer, and it is in none of the {n}", tensor=name

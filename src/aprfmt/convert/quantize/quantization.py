@@ -86,14 +86,14 @@ class Quantization:
         """What the user may not expect: overrides without effect, rows that the blocks of the mix do not divide."""
         for pattern, dtype in self.overrides.patterns:
             if not any(pattern.search(name) for name in chosen):
-                yield f"--tensor-type {pattern.pattern}={dtype.lower()} names no tensor that the mix changes"
+                yield f"--tensor-type {pattern.pattern}={dtype.lower()} matches no tensor that the mix quantizes"
         if not chosen:
-            yield "the model has no matrix that a mix changes"
+            yield "the model has no matrix that a mix quantizes"
         block = DTYPES[self.mix.dtype].block
         odd = [name for name in chosen if shapes[name][-1] % block and DTYPES[chosen[name]].block < block]
         if odd:
             dtypes = ", ".join(sorted({chosen[name] for name in odd}))
-            yield f"{plural(len(odd), 'tensor')} of rows that {block} does not divide: stored as {dtypes}"
+            yield f"{plural(len(odd), 'tensor')} with rows that are not a multiple of {block}: stored as {dtypes}"
 
     def _weights(
         self, c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str], losses: Losses
@@ -146,7 +146,7 @@ def _refuse_requantizing(
         was = next(iter([*schemes, *dtypes]), None)
         if was is not None:
             raise RefusedError(
-                f"{was} is quantized already; quantizing it again to {chosen[tensor.name]} loses twice",
+                f"{was} is already quantized; quantizing it again to {chosen[tensor.name]} loses precision twice",
                 path=c.model.path,
                 tensor=tensor.name,
                 hint="start from the floats, or add --allow-requantize",
@@ -219,13 +219,13 @@ def quantization_of(options: Options, target: str) -> Quantization | None:
         if given is not None:
             word = given.replace("_", "-")
             raise UsageError(
-                f"--{word} goes with a mix, not with {options.dtype}",
+                f"--{word} only applies to a mix, and the dtype is {options.dtype}",
                 hint="apr quantize --list shows the mixes",
             )
         return None
     if target in ("safetensors", "hf", "mlx"):
         raise RefusedError(
-            f"safetensors has no dtype {mix.dtype}: a mix goes into a .gguf or an .apr",
+            f"safetensors has no dtype {mix.dtype}: a mix can only be written to a .gguf or .apr file",
             hint="name the output .gguf or .apr, or take --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
