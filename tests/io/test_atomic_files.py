@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from aprfmt.errors import ExistsError, StorageError
-from aprfmt.io.sink import AtomicFolder
+from aprfmt.errors import ExistsError, RefusedError, StorageError
+from aprfmt.io.sink import AtomicFile, AtomicFolder
 
 
 def write(folder: Path, *, force: bool = False) -> None:
@@ -101,3 +103,110 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), AtomicFolder(tmp_path / "x", shared=True):
         pass
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+OLD = {"w-1.bin": "old", "w-2.bin": "old", "sub/t.txt": "old", "sub/u.txt": "old", "notes": "mine"}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder that an earlier run wrote."""
+    for name, text in OLD.items():
+        path = tmp_path / "old" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "old"
+
+
+def rewrite(folder: Path, *, force: bool = True) -> None:
+    with AtomicFolder(folder, force=force, stale=("w-*.bin", "sub/*.txt")) as temporary:
+        (temporary / "sub").mkdir()
+        for name in ("w-1.bin", "sub/t.txt", "config"):
+            (temporary / name).write_text("new")
+
+
+def test_a_new_folder_appears_whole(tmp_path: Path) -> None:
+    rewrite(tmp_path / "new", force=False)
+    assert tree(tmp_path) == {"new/w-1.bin": "new", "new/sub/t.txt": "new", "new/config": "new"}
+
+
+def test_an_old_folder_keeps_what_is_not_ours_and_loses_what_is_stale(old: Path) -> None:
+    with pytest.raises(ExistsError):
+        rewrite(old, force=False)
+    assert tree(old) == OLD
+    rewrite(old)
+    assert tree(old.parent) == {
+        "old/w-1.bin": "new", "old/sub/t.txt": "new", "old/config": "new", "old/notes": "mine",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("name", ["config", "sub/t.txt", "w-1.bin", "w-2.bin"])
+def test_an_old_folder_is_put_back_when_one_file_fails(
+    name: str, links: bool, old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[object] = []
+
+    def failing(call: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(*paths: str, **options: int) -> None:
+            target = paths[-1]
+            if target == str(old / name) and not failed:
+                failed.append(target)
+                raise OSError(5, "Input/output error")
+            if call is link and not links:
+                raise OSError(1, "Operation not permitted")
+            call(*paths, **options)
+
+        return wrapped
+
+    link = os.link
+    for function in ("link", "rename", "replace", "unlink"):
+        monkeypatch.setattr(os, function, failing(getattr(os, function)))
+    with pytest.raises(StorageError) as caught:
+        rewrite(old)
+    assert caught.value.path == str(old)
+    assert tree(old.parent) == {f"old/{name}": text for name, text in OLD.items()}
+
+
+def test_what_cannot_be_put_back_stays_in_the_temporary_folder(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def fail(source: str, target: str) -> None:
+        if target == str(old / "w-1.bin"):
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(OSError(1, "no links")))
+    with pytest.raises(StorageError):
+        rewrite(old)
+    left = {Path(name).name: text for name, text in tree(old.parent).items() if ".replaced" in name}
+    assert left == {"w-1.bin": "old"}
+
+
+def test_errors_inside_name_the_target(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError) as caught, AtomicFolder(tmp_path / "new") as temporary:
+        raise RefusedError("no", path=temporary / "sub" / "a")
+    assert caught.value.path == str(tmp_path / "new" / "sub" / "a")
+    with pytest.raises(RefusedError) as caught, AtomicFile(tmp_path / "f") as sink:
+        raise RefusedError("no", path=sink.temporary)
+    assert caught.value.path == str(tmp_path / "f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with AtomicFile(tmp_path / "f") as sink:
+            sink.write(b"x")
+        rewrite(tmp_path / "d", force=False)
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("f", "d")]
+    assert modes == [0o640, 0o750]
