@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from aprfmt.tokenizer.pre import probe_ids
-from aprfmt.tokenizer.pre_hashes import PROBE
+from aprfmt.tokenizer.pre import PROBE, probe_ids
 
 
 def whole(parsed: dict[str, Any]) -> list[int]:

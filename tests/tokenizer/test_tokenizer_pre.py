@@ -11,8 +11,7 @@ import pytest
 import pre_table
 from aprfmt.errors import UsageError
 from aprfmt.tokenizer import pre
-from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
-from aprfmt.tokenizer.pre_names import PRE_NAMES, check_name
+from aprfmt.tokenizer.pre import HASHES, PRE_NAMES, PROBE, check_name
 
 
 def byte_level(*steps: Any, use_regex: bool = False) -> dict[str, Any]:

@@ -7,20 +7,45 @@ themselves are compiled into llama.cpp. The hash knows tokenizers that llama.cpp
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.tokenizer.pre_hashes import HASHES, PROBE
+from aprfmt.errors import UsageError
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["RULES", "PreChoice", "Rule", "detect", "hash_name", "probe_ids", "rule"]
+_DATA = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+
+PROBE: str = _DATA["probe"]
+"""Text that tells the known pre-tokenizers apart: whitespace runs, emoji, digits, scripts, contractions. It and the
+digests are constants of llama.cpp's Hugging Face converter.
+"""
+
+HASHES: dict[str, str] = _DATA["hashes"]
+"""SHA-256 of Python's text of the list of the probe's ids, special tokens too -> value of `tokenizer.ggml.pre`."""
+
+PRE_NAMES: frozenset[str] = frozenset(_DATA["names"])
+"""The values of `tokenizer.ggml.pre` for byte-level BPE that llama.cpp knows; it loads no model with any other one.
+The other algorithms do not look at the name.
+"""
+
+
+def check_name(name: str) -> None:
+    """Raises UsageError, with the nearest names, unless llama.cpp knows `name`."""
+    if name not in PRE_NAMES:
+        near = difflib.get_close_matches(name.lower(), sorted(PRE_NAMES), n=3, cutoff=0.5) or ["default"]
+        raise UsageError(
+            f"llama.cpp knows no pre-tokenizer {name!r}",
+            hint=f"the nearest known one is --pre {near[0]}"
+            + (f" (also {', '.join(near[1:])})" if len(near) > 1 else ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,11 +371,11 @@ def _nearest(own: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[st
 
 
 def _alike(a: Sequence[str], b: Sequence[str]) -> float:
-    return SequenceMatcher(None, a, b, autojunk=False).ratio()
+    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
-    for kind, a, b, c, d in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         here, there = _shown(mine[a:b]), _shown(theirs[c:d])
         if kind == "replace":
             return f"it has {there} where this tokenizer has {here}"

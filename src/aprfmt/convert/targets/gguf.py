@@ -35,7 +35,7 @@ from aprfmt.provenance import provenance
 from aprfmt.text import first_few
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
-from aprfmt.tokenizer.pre_names import check_name
+from aprfmt.tokenizer.pre import check_name
 
 
 def layouts(c: Canonical, work: Work) -> Output:
