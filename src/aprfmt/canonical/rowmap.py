@@ -120,20 +120,15 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     if row_map.is_plain or prod(shape) == 0:
         n_bytes = pieces[0].n_bytes if row_map.is_plain else 0
         return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
+    # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
     first = sum(map(prod, shapes[:position])) // row_map.row_elements
     rows = range(first, first + prod(shape) // row_map.row_elements)
+    run = _Run(pieces, row_map, position, inverse, rows)
+    n_read = sum(piece.n_bytes for piece in pieces)
     if row_map.moves_rows_only:
-        row_bytes = sum(piece.n_bytes for piece in pieces) // (
-            row_map.n_rows + (0 if inverse else row_map.skip)
-        )
-        n_bytes = len(rows) * row_bytes
-        return Produced(
-            dtype, shape, n_bytes, lambda unit: _gather(pieces, row_map, rows, row_bytes, inverse, unit), held
-        )
-    n_bytes, held = DTYPES[dtype].n_bytes(shape), sum(piece.n_bytes for piece in pieces)
-    return Produced(
-        dtype, shape, n_bytes, lambda unit: _elements(pieces, row_map, rows, position, inverse), held
-    )
+        row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
+        return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held)
+    return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
 
 
 def _floats(piece: Piece) -> Piece:
@@ -164,49 +159,92 @@ def _read(piece: Piece, start: int, n_bytes: int) -> Buffer:
     return buffer
 
 
-def _side_by_side(pieces: Sequence[Piece], jobs: Iterator[Job]) -> Iterator[Item]:
-    """`jobs`, run at once where they read decoded pieces: those are held only as long as this lasts."""
-    held = [piece for piece in pieces if isinstance(piece, BufferedPiece)]
-    for job in jobs:
-        yield job.run() if held else job
-    for piece in held:
-        piece.drop()
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One output tensor of a map: what it is made from, and which of the map's rows it is."""
 
+    pieces: Sequence[Piece]
+    row_map: RowMap
+    position: int
+    inverse: bool
+    rows: range
 
-# --- whole rows ---
+    def _items(self, jobs: Iterator[Job]) -> Iterator[Item]:
+        """`jobs` as they are, but run at once where they read buffered pieces: these are dropped at the end."""
+        held = [piece for piece in self.pieces if isinstance(piece, BufferedPiece)]
+        for job in jobs:
+            yield job.run() if held else job
+        for piece in held:
+            piece.drop()
 
+    def move_rows(self, row_bytes: int, unit: int) -> Iterator[Item]:
+        """Whole rows of `row_bytes`, in pieces that are multiples of `unit` bytes where that can be."""
+        if self.row_map.skip and self.inverse:
+            yield bytes(self.row_map.skip * row_bytes)  # rows that a GGUF does not hold
+        yield from self._items(self._row_jobs(row_bytes, unit))
 
-def _gather(
-    pieces: Sequence[Piece], row_map: RowMap, rows: range, row_bytes: int, inverse: bool, unit: int
-) -> Iterator[Item]:
-    if row_map.skip and inverse:
-        yield bytes(row_map.skip * row_bytes)
-    yield from _side_by_side(pieces, _gather_jobs(pieces, row_map, rows, row_bytes, inverse, unit))
+    def _row_jobs(self, row_bytes: int, unit: int) -> Iterator[Job]:
+        import numpy as np
 
+        row_map, rows = self.row_map, self.rows
+        ends = np.cumsum([piece.n_bytes // row_bytes for piece in self.pieces])
+        whole = lcm(row_bytes, unit)
+        if whole > CHUNK_BYTES:  # rows and units that seldom meet: the caller regroups
+            whole = row_bytes
+        step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
+        index = indices(row_map.orders, row_map.n_rows, inverse=self.inverse) if row_map.orders else None
+        # The rows that are skipped stand first on the Hugging Face side, and only there.
+        if row_map.skip and self.inverse:
+            rows = range(rows.stop - row_map.skip)
+        elif row_map.skip:
+            rows = range(rows.start + row_map.skip, rows.stop + row_map.skip)
+        for start in range(rows.start, rows.stop, step):
+            part = np.arange(start, min(start + step, rows.stop))
+            wanted = part if index is None else index[part]
+            yield Job(len(part) * row_bytes, partial(_rows, self.pieces, ends, wanted, row_bytes))
 
-def _gather_jobs(
-    pieces: Sequence[Piece], row_map: RowMap, rows: range, row_bytes: int, inverse: bool, unit: int
-) -> Iterator[Job]:
-    import numpy as np
+    def move_elements(self) -> Iterator[Item]:
+        """Values that move one by one: columns in another order, transposed matrices, mapped values."""
+        return self._items(self._element_jobs())
 
-    ends = np.cumsum([piece.n_bytes // row_bytes for piece in pieces])
-    whole = lcm(row_bytes, unit)
-    if whole > CHUNK_BYTES:  # rows and units that seldom meet: who asked regroups
-        whole = row_bytes
-    step = max(1, CHUNK_BYTES // whole) * (whole // row_bytes)
-    index = indices(row_map.orders, row_map.n_rows, inverse=inverse) if row_map.orders else None
-    if row_map.skip and inverse:
-        rows = range(rows.stop - row_map.skip)
-    elif row_map.skip:
-        rows = range(rows.start + row_map.skip, rows.stop + row_map.skip)
-    for start in range(rows.start, rows.stop, step):
-        part = np.arange(start, min(start + step, rows.stop))
-        wanted = part if index is None else index[part]
-        yield Job(len(part) * row_bytes, partial(_rows, pieces, ends, wanted, row_bytes))
+    def _element_jobs(self) -> Iterator[Job]:
+        import numpy as np
+
+        row_map, inverse = self.row_map, self.inverse
+        row_elements = row_map.row_elements
+        after_flags = row_map.after_transposed or (False,) * len(row_map.after)
+        before = list(zip(row_map.before, (row_map.transposed,) * len(row_map.before), strict=True))
+        after = list(zip(row_map.after, after_flags, strict=True))
+        sources, (shape, transposed) = (
+            (after, before[self.position]) if inverse else (before, after[self.position])
+        )
+        arrays = [
+            _array(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)
+        ]
+        index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
+        columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
+        change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
+
+        def make(part: Array) -> Buffer:
+            block = _take(arrays, part, row_elements)
+            block = block if columns is None else block[:, columns]
+            block = block.T if transposed else block
+            return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
+
+        # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
+        row_bytes = row_elements * arrays[0].itemsize
+        step = shape[-1] if transposed else max(1, CHUNK_BYTES // row_bytes)
+        for start in range(0, len(index), step):
+            part = index[start : start + step]
+            yield Job(len(part) * row_bytes, partial(make, part))
 
 
 def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:
-    """The rows `part` of all pieces laid end to end."""
+    """The rows `part` of all pieces laid end to end; `ends` are the rows at which the pieces end.
+
+    Rows that stand close together in one piece are read with what lies between them in one call, and picked from
+    there; else each run of neighbours is a read of its own.
+    """
     import numpy as np
 
     lowest, highest = int(part.min()), int(part.max()) + 1
@@ -226,49 +264,6 @@ def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> 
         first = int(part[begin]) - (int(ends[which - 1]) if which else 0)
         pieces[which].read_into(first * row_bytes, view[begin * row_bytes : end * row_bytes])
     return out
-
-
-# --- single elements ---
-
-
-def _elements(
-    pieces: Sequence[Piece], row_map: RowMap, rows: range, position: int, inverse: bool
-) -> Iterator[Item]:
-    return _side_by_side(pieces, _element_jobs(pieces, row_map, rows, position, inverse))
-
-
-def _element_jobs(
-    pieces: Sequence[Piece], row_map: RowMap, rows: range, position: int, inverse: bool
-) -> Iterator[Job]:
-    import numpy as np
-
-    flags = row_map.after_transposed or (False,) * len(row_map.after)
-    in_flags = flags if inverse else (row_map.transposed,) * len(row_map.before)
-    out_flag = row_map.transposed if inverse else flags[position]
-    in_shapes = row_map.after if inverse else row_map.before
-    shape = (row_map.before if inverse else row_map.after)[position]
-    row_elements = row_map.row_elements
-    arrays = [
-        _array(piece, want, flag, row_elements)
-        for piece, want, flag in zip(pieces, in_shapes, in_flags, strict=True)
-    ]
-    index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[rows.start : rows.stop]
-    columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
-    change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
-    # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
-    step = max(1, CHUNK_BYTES // (row_elements * arrays[0].itemsize))
-    if out_flag:
-        step = shape[-1]
-
-    def made(part: Array) -> Buffer:
-        block = _take(arrays, part, row_elements)
-        block = block if columns is None else block[:, columns]
-        block = block.T if out_flag else block
-        return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
-
-    for start in range(0, len(index), step):
-        part = index[start : start + step]
-        yield Job(len(part) * row_elements * arrays[0].itemsize, partial(made, part))
 
 
 def _array(piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> Array:
