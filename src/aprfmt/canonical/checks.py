@@ -15,9 +15,6 @@ from aprfmt.model import Model
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
 
-# What no runtime can do without (the reference runtime's load gate asks for the same).
-REQUIRED_DIMS = ("hidden_size", "num_layers", "num_heads", "intermediate_size")
-
 _FIRST = "model.layers.0."
 
 
@@ -88,19 +85,16 @@ def check_vocabulary(c: Canonical) -> list[str]:
         warnings.append(
             f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME"
         )
-    embedding = c.tensors.get(c.embedding)
-    size = c.hparams.vocab_size
-    if embedding is None and size is not None and len(c.tokenizer.tokens) > size:
+    embedding, size = c.tensors.get(c.embedding), c.hparams.vocab_size
+    limit = f"config.json a vocab_size of {size}"
+    if embedding is not None:
+        size = embedding.shape[0]
+        limit = f"the embedding {size} rows"
+    if size is not None and len(c.tokenizer.tokens) > size:
         raise RefusedError(
-            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, config.json a vocab_size of {size}",
+            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, {limit}",
             path=c.model.path,
-            hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
-        )
-    if embedding is not None and len(c.tokenizer.tokens) > embedding.shape[0]:
-        raise RefusedError(
-            f"the tokenizer has {len(c.tokenizer.tokens)} tokens, the embedding {embedding.shape[0]} rows",
-            path=c.model.path,
-            tensor=c.embedding,
+            tensor=c.embedding if embedding is not None else None,
             hint="this tokenizer belongs to another model: give the right one with --tokenizer DIR",
         )
     return warnings

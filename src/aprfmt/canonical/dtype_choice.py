@@ -41,7 +41,7 @@ class Losses:
         out = [f"{plural(n, 'tensor')} rounded from {a} to {b}" for (a, b), n in sorted(self.changed.items())]
         if self.overflows:
             out.append(
-                f"{self.overflows} values were beyond the target's range and became infinite or its largest"
+                f"{self.overflows} values were out of the target's range and became infinite or its largest value"
             )
         return out + self.others
 
@@ -51,7 +51,7 @@ _EXACT = {"F16": {"F32", "F64"}, "BF16": {"F32", "F64"}, "F32": {"F64"}}
 
 
 def is_exact(source: str, target: str) -> bool:
-    """Whether every value of `source` can be told again from `target`; decoded blocks are exact in F32."""
+    """Whether every value of `source` survives in `target`; decoded blocks are exact in F32."""
     if source == target or target in _EXACT.get(source, ()):
         return True
     return DTYPES[source].kind != "plain" and target == "F32"

@@ -114,9 +114,9 @@ def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
         if any(map(_is_derived, metadata)):
             raise ValueError("an entry that follows from the tensors or the tokenizer")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        return None, f"{KEY} is damaged and is left aside"
+        return None, f"{KEY} is damaged and ignored"
     if not fits:
-        return None, f"the GGUF's keys were edited after the export, so {KEY} is left aside"
+        return None, f"the GGUF's keys were edited after the export, so {KEY} is ignored"
     return Envelope(metadata, dtypes, exact), None
 
 

@@ -117,22 +117,22 @@ def canonical(
     if parts_left_out:
         parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in parts_left_out})
         warnings.append(
-            f"{len(parts_left_out)} tensors are no part of the language model and are not carried: "
+            f"{len(parts_left_out)} tensors do not belong to the language model and are not carried: "
             f"{first_few(parts)}"
         )
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
-    told: Envelope | None = None
+    kept: Envelope | None = None
     left_out: list[str] = []
     if (gguf := model.native_as(GgufNative)) is not None:
-        told, warning = envelope.read_envelope(gguf.parts[0].kv)
+        kept, warning = envelope.read_envelope(gguf.parts[0].kv)
         warnings += [warning] if warning else []
-        if told is not None:
-            _restore(tensors, told)
+        if kept is not None:
+            _restore(tensors, kept)
     if (folder := model.native_as(HfNative)) is not None:
-        told = envelope.read_folder(folder.folder)
+        kept = envelope.read_folder(folder.folder)
         left_out = folder.unread_files()
         warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
-        facts = told.metadata if told is not None else {}
+        facts = kept.metadata if kept is not None else {}
         known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
     n_params = sum(n_elements(t.shape) for t in tensors.values())
     if known.general is not None and model.convention == "hf" and n_params and not hparams.num_experts:
@@ -147,16 +147,16 @@ def canonical(
         dropped,
         tuple(warnings),
         known.general,
-        envelope=told,
+        envelope=kept,
         left_out=left_out,
         parts_left_out=parts_left_out,
         packs=packs,
     )
 
 
-def _restore(tensors: dict[str, CanonicalTensor], told: Envelope) -> None:
+def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
     """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
-    for name, correction in told.exact.items():
+    for name, correction in kept.exact.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
             piece = envelope.restore(tensor.link, tensor.pieces, correction)

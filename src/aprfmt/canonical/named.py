@@ -33,7 +33,7 @@ def name_tensors(
     tensors: dict[str, CanonicalTensor] = {}
     for tensor in _named(model, row, h, allow_unmapped, packs, set(left_out)):
         if tensor.name in tensors:
-            raise RefusedError("two tensors of one name", path=model.path, tensor=tensor.name)
+            raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
         tensors[tensor.name] = tensor
     return tensors, left_out
 
@@ -92,7 +92,7 @@ def _check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
     absent = [name for name in link_names if name not in there]
     if absent:
         present = next(name for name in link_names if name in there)
-        raise RefusedError(f"{absent[0]} is missing, which belongs to it", tensor=present)
+        raise RefusedError(f"{absent[0]} is missing, and this tensor needs it", tensor=present)
 
 
 def _to_hf(link: Link, pieces: tuple[Piece, ...]) -> list[CanonicalTensor]:
@@ -162,7 +162,7 @@ def gguf_side(
     head, embedding = names.head(row), tensors.get(names.embedding(row))
     if row.head_never and head in tensors:
         raise RefusedError(
-            f"llama.cpp's {row.gguf} network has no output head of its own, this one is not the embedding",
+            f"llama.cpp's {row.gguf} network has no separate output head, and this one differs from the embedding",
             tensor=head,
         )
     if row.head_always and head not in tensors and embedding is not None:
@@ -172,7 +172,7 @@ def gguf_side(
         first = found.setdefault(tensor.name, tensor)
         if first is not tensor:
             raise RefusedError(
-                f"the network has it twice, of {first.pieces[0].name} and of {tensor.pieces[0].name}",
+                f"the network would have it twice, from {first.pieces[0].name} and from {tensor.pieces[0].name}",
                 tensor=tensor.name,
                 hint="the checkpoint holds the same weights under two names; remove one of them",
             )

@@ -302,7 +302,7 @@ def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapp
         module = name.removesuffix(".weight")
         codes = name.endswith(".weight") and len(tensor.shape) > 1 and tensor.dtype in _STORED_PACKED
         if name.endswith(_MARKS) or (codes and not left_alone(settings, module)):
-            what = f"{method}: the tensor belongs to a packed weight that is not complete or of another kind"
+            what = f"{method}: the tensor belongs to a packed weight that is incomplete or of an unknown kind"
             raise RefusedError(what, tensor=name, hint=UNPACK_HINT)
 
 

@@ -57,14 +57,14 @@ class CanonicalTensor:
         return self.produced.shape
 
     @property
-    def stored_dtype(self) -> str:
-        """Dtype of what it is made of."""
-        return self.pieces[0].dtype
-
-    @property
     def is_decoded(self) -> bool:
         """Whether its blocks had to be decoded to be brought into order."""
-        return DTYPES[self.stored_dtype].kind != "plain" and self.stored_dtype != self.dtype
+        return DTYPES[self.pieces[0].dtype].kind != "plain" and self.pieces[0].dtype != self.dtype
+
+    @property
+    def original_dtype(self) -> str:
+        """Dtype of its values before any were decoded."""
+        return self.pieces[0].dtype if self.is_decoded else self.dtype
 
     @property
     def n_bytes(self) -> int:

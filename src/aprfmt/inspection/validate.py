@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from aprfmt import formats
-from aprfmt.arch.names import spellings
+from aprfmt.arch.names import check_shapes, check_tensors, spellings
 from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
@@ -19,11 +20,8 @@ from aprfmt.inspection.describe import REQUIRED_DIMS
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.io.write import StartProgress
 from aprfmt.model import Model, Tensor
-from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.model import TokenType
 from aprfmt.types import PathLike
-
-if TYPE_CHECKING:
-    from aprfmt.canonical.model import Canonical
 
 _MAX_DEAD_SHARE = 0.25
 _REQUIRED = ("architecture", *REQUIRED_DIMS)
@@ -64,11 +62,6 @@ class Subject:
         self._progress = progress or (lambda n_bytes, label: None)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer | None:
-        """The embedded tokenizer."""
-        return self.model.tokenizer
-
-    @cached_property
     def embedding(self) -> Tensor | None:
         """The token embedding, under whatever name."""
         return self._first(spellings("token_embd.weight"))
@@ -91,8 +84,6 @@ class Subject:
     @cached_property
     def canonical(self) -> Canonical | AprError:
         """The model under Hugging Face names, or why it has no such form."""
-        from aprfmt.canonical.model import canonical
-
         try:
             return canonical(self.model)
         except StorageError:
@@ -205,7 +196,7 @@ def _zeros(subject: Subject) -> Iterator[Check]:
 def _dead_rows(subject: Subject) -> Iterator[Check]:
     if not subject.vocabulary_tensors:
         yield Check("skip", "no embedding was recognised")
-    tokenizer = subject.tokenizer
+    tokenizer = subject.model.tokenizer
     for tensor, stats, dead in subject.stats:
         if not dead or isinstance(stats, AprError) or stats.zero_count == stats.n:
             continue
@@ -227,20 +218,12 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
 def _names(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
     if isinstance(found, AprError):
-        if found.tensor is None:
-            yield Check("skip", found.message)
-        else:
-            yield Check("fail", found.message, found.tensor)
+        yield Check("skip" if found.tensor is None else "fail", found.message, found.tensor)
         return
     if found.arch is None:
         yield Check("skip", "the architecture is unknown")
         return
-    from aprfmt.arch.names import check_tensors
-
-    try:
-        check_tensors(found.arch, found.hparams, found.tensors)
-    except AprError as error:
-        yield Check("fail", error.message, error.tensor)
+    check_tensors(found.arch, found.hparams, found.tensors)
 
 
 def _shapes(subject: Subject) -> Iterator[Check]:
@@ -248,16 +231,11 @@ def _shapes(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError) or found.arch is None:
         yield Check("skip", "the architecture is unknown or its names do not fit")
         return
-    from aprfmt.arch.names import check_shapes
-
-    try:
-        check_shapes(found.arch, found.hparams, {name: t.shape for name, t in found.tensors.items()})
-    except AprError as error:
-        yield Check("fail", error.message, error.tensor)
+    check_shapes(found.arch, found.hparams, {name: t.shape for name, t in found.tensors.items()})
 
 
 def _vocabulary(subject: Subject) -> Iterator[Check]:
-    tokenizer, embedding = subject.tokenizer, subject.embedding
+    tokenizer, embedding = subject.model.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
         yield Check(
             "skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised"
@@ -271,7 +249,7 @@ def _vocabulary(subject: Subject) -> Iterator[Check]:
 
 
 def _special_ids(subject: Subject) -> Iterator[Check]:
-    tokenizer = subject.tokenizer
+    tokenizer = subject.model.tokenizer
     if tokenizer is None:
         yield Check("skip", "no tokenizer is embedded")
         return

@@ -248,17 +248,17 @@ def without_license(general: object) -> dict[str, object] | None:
 
 def card_fields(card: bytes) -> dict[str, str]:
     """The typed fields that an import takes from the model card `card`."""
-    says, general = from_card(parse_card(card)[0])
-    if "data_source" not in says and (sources := dataset_ids(valid_general(general))):
-        says["data_source"] = sources
-    return {name: value for name in INFO_FIELDS if (value := text(says.get(name))) is not None}
+    known, general = from_card(parse_card(card)[0])
+    if "data_source" not in known and (sources := dataset_ids(valid_general(general))):
+        known["data_source"] = sources
+    return {name: value for name in INFO_FIELDS if (value := text(known.get(name))) is not None}
 
 
 def contradictions(card: bytes, info: Mapping[str, object]) -> list[str]:
     """Warnings where a card that is carried as it is says something else than `info`."""
-    says = card_fields(card)
+    known = card_fields(card)
     return [
-        f"{CARD} is carried as it is and says {name} {says[name]!r}, not {info[name]!r}"
+        f"{CARD} is carried as it is and says {name} {known[name]!r}, not {info[name]!r}"
         for name in FLAGS
-        if says.get(name) and info.get(name) and says[name] != info[name]
+        if known.get(name) and info.get(name) and known[name] != info[name]
     ]

@@ -155,7 +155,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         if target is None:
             yield tensor.out(tensor.name, _dtype(tensor, wanted, losses), losses.overflow)
         else:
-            losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target.dtype)
+            losses.note(tensor.original_dtype, target.dtype)
             yield tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
 
 
@@ -190,7 +190,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
         target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
     else:
         target = tensor.dtype
-    losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
+    losses.note(tensor.original_dtype, target)
     return target
 
 

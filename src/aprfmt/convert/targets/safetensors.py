@@ -47,7 +47,7 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
     out = []
     for tensor in hf_side(c.arch, c.tensors):
         target = _dtype(tensor, wanted)
-        losses.note(tensor.stored_dtype if tensor.is_decoded else tensor.dtype, target)
+        losses.note(tensor.original_dtype, target)
         out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
     return out
 
