@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from aprfmt.cli.convert import parse_assignments
 from aprfmt.cli.demo_model import MERGES, N_TOKENS, build, vocabulary
-from aprfmt.cli.stamp import parse_assignments
 from aprfmt.errors import UsageError
 
 Apr = Callable[..., Any]

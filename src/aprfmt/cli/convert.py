@@ -1,7 +1,8 @@
-"""`apr import`, `export`, `convert`, `quantize` and `shard`: one job under five names."""
+"""`apr import`, `export`, `convert`, `quantize` and `shard`: one job under five names; `stamp` edits metadata."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +15,8 @@ from aprfmt.cli.options import (
     Common,
     Dtype,
     Files,
+    ForceOption,
+    Identity,
     Machine,
     Mix,
     Run,
@@ -23,13 +26,14 @@ from aprfmt.cli.options import (
     TokenizerOption,
     VerifyOption,
 )
-from aprfmt.cli.output import out, pairs, printable, table
+from aprfmt.cli.output import as_text, out, pairs, printable, table
 from aprfmt.cli.progress import Bar
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
     from aprfmt.convert.report import Report
+    from aprfmt.types import JsonObject
 
 
 @dataclass(kw_only=True)
@@ -155,6 +159,86 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
         _run(self, "quantizing", quantize_model, self.file, self.output, mix=self.mix)
 
 
+@dataclass(kw_only=True)
+class Stamp(Common, Identity):
+    """Edit the metadata of an .apr file. The bytes of its tensors stay untouched.
+
+    \b
+    apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
+    apr stamp model.apr --in-place --set 'description="a small model"'
+    """
+
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file.")]
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = (
+        None
+    )
+    hf_architecture: Annotated[
+        str | None, typer.Option(metavar="CLASS", help="Class as in config.json: LlamaForCausalLM.")
+    ] = None
+    hf_model_type: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model type as in config.json: llama.")
+    ] = None
+    architecture: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Family of the network, such as llama.")
+    ] = None
+    set: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=JSON", help="Set any metadata key; repeatable.")
+    ] = None
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False
+    force: ForceOption = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.stamp import stamp
+
+        if (self.output is None) != self.in_place:
+            hint = f"apr stamp {self.file} -o stamped.apr ..."
+            raise UsageError("give either -o PATH or --in-place", hint=hint)
+        if self.output is not None:
+            refuse_terminal(self.output)
+        report = stamp(
+            self.file,
+            self.file if self.output is None else self.output,
+            license=self.license,
+            data_source=self.data_source,
+            data_license=self.data_license,
+            hf_architecture=self.hf_architecture,
+            hf_model_type=self.hf_model_type,
+            architecture=self.architecture,
+            set=parse_assignments(self.set or []),
+            tokenizer=self.tokenizer,
+            in_place=self.in_place,
+            force=self.force,
+        )
+        rows = [(key, as_text(value)) for key, value in report.stamped.items()]
+        rows.append(("size", format_bytes(report.output_bytes)))
+        name = out.style(printable(report.output), "bold")
+        out.result(report.to_json(), [f"{out.style('stamped', 'green')} {name}", *pairs(rows)])
+
+
+def parse_assignments(items: list[str]) -> JsonObject | None:
+    """`KEY=JSON` texts as a dict; None when there are none. Raises UsageError for a value that is not JSON."""
+    values: JsonObject = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--set {item!r} is not KEY=JSON", hint="--set 'author=\"me\"'")
+        if key in values:
+            raise UsageError(f"--set names {key!r} twice")
+        try:
+            values[key] = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError):
+            raise UsageError(
+                f"the value of {key!r} is not JSON: {text!r}",
+                hint=f"quote text twice: --set '{key}=\"{text}\"'",
+            ) from None
+    return values or None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
 def _list_mixes() -> None:
     from aprfmt.convert.quantize.mixes import ALIASES, MIXES, usual_bits
 
@@ -165,7 +249,7 @@ def _list_mixes() -> None:
         row = {"name": mix.name, "aliases": aliases, "bits_per_weight": bits, "file_type": mix.file_type}
         body.append(row | {"dtype": mix.dtype, "advice": mix.advice})
         cells.append([" = ".join([mix.name, *aliases]), f"{bits:.2f}", mix.advice])
-    note = "Bits per weight of Llama-3.1-8B; models whose rows 256 does not divide need more."
+    note = "Bits per weight of Llama-3.1-8B; models whose row lengths are not multiples of 256 need more."
     lines = [*table(["mix", "bits", "when"], cells, right="bits", indent=0), "", note]
     out.result({"count": len(body), "mixes": body}, lines)
 

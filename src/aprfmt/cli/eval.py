@@ -25,7 +25,7 @@ def command(
             "--data",
             "-d",
             metavar="PATH",
-            help="Text, jsonl or parquet, or a folder of them; of a run's token shards the held-out part is read.",
+            help="Text, jsonl or parquet, or a folder of them; for a run's token shards, the held-out part.",
         ),
     ],
     teacher: Annotated[
@@ -45,7 +45,7 @@ def command(
             "--seq-len",
             metavar="N",
             min=2,
-            help="Tokens of a window. [default: 2048, or the context of a model where it is less]",
+            help="Tokens of a window. [default: 2048, or the model's context if that is less]",
         ),
     ] = None,
     limit: Annotated[
@@ -54,7 +54,7 @@ def command(
             "--limit",
             metavar="N",
             min=2,
-            help="Score about N tokens, spread evenly; text is tokenised whole all the same. [default: all]",
+            help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -62,7 +62,8 @@ def command(
 ) -> None:
     """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
 
-    A failure on the way is exit 8 and no score. Of a quantized model, its original as the teacher shows the loss.
+    If the evaluation fails, the exit status is 8 and no score is printed. With the original model as the teacher of
+    a quantized one, the KL shows what quantization cost.
 
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf

@@ -43,7 +43,9 @@ COMMANDS = {
             "quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"
         ),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
-        Row("stamp", "stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
+        Row(
+            "stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"
+        ),
         Row("distill", "distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),

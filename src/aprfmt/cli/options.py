@@ -28,9 +28,6 @@ ArchOption = Annotated[
 TokenizerOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
 ]
-LicenseOption = Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the weights.")]
-DataSourceOption = Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")]
-DataLicenseOption = Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")]
 ShardSizeOption = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file."),
@@ -108,13 +105,23 @@ class Mix:
 
 
 @dataclass(kw_only=True)
-class Source:
-    """What the source leaves open or gets wrong."""
+class Identity:
+    """What the user says of the model, whatever its files say."""
 
     tokenizer: TokenizerOption = None
-    license: LicenseOption = None
-    data_source: DataSourceOption = None
-    data_license: DataLicenseOption = None
+    license: Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the weights.")] = None
+    data_source: Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")] = (
+        None
+    )
+    data_license: Annotated[
+        str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")
+    ] = None
+
+
+@dataclass(kw_only=True)
+class Source(Identity):
+    """What the source leaves open or gets wrong."""
+
     allow_no_config: Annotated[
         bool,
         typer.Option(
