@@ -58,24 +58,6 @@ class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
 
 
 @dataclass(kw_only=True)
-class Export(Common, Machine, Run, Mix, Target, Dtype, Files):
-    """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
-
-    \b
-    apr export model.apr -o model.gguf --verify
-    apr export model.apr -o model.gguf --quantize q4_k_m
-    apr export model.apr -o folder --format hf --shard-size 2GB
-    apr export model.apr -o model.gguf --shard-size 2GB
-    """
-
-    def __call__(self) -> None:
-        """Runs the command."""
-        from aprfmt.convert.api import export_model
-
-        _run(self, "exporting", export_model, self.file, self.output)
-
-
-@dataclass(kw_only=True)
 class Convert(Common, Machine, Run, Mix, Source, Target, Dtype, Files):
     """Convert any readable form of a model to any writable one, in one step.
 
@@ -89,6 +71,17 @@ class Convert(Common, Machine, Run, Mix, Source, Target, Dtype, Files):
         from aprfmt.convert.api import convert_model
 
         _run(self, "converting", convert_model, self.file, self.output)
+
+
+class Export(Convert):
+    """Write a model for other programs: llama.cpp (gguf), transformers (hf, safetensors), MLX.
+
+    \b
+    apr export model.apr -o model.gguf --verify
+    apr export model.apr -o model.gguf --quantize q4_k_m
+    apr export model.apr -o folder --format hf --shard-size 2GB
+    apr export model.apr -o model.gguf --shard-size 2GB
+    """
 
 
 @dataclass(kw_only=True)
