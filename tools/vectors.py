@@ -32,6 +32,13 @@ def native_of(model: aprfmt.Model) -> Any:
 Record = dict[str, Any]
 DEFAULT_MANIFEST = Path(__file__).resolve().parent.parent / "fixtures" / "vectors" / "manifest.json"
 
+# Field of a stamp -> metadata key, where they differ.
+_STAMPS = {
+    "tokenizer_vocab": "tokenizer.vocabulary",
+    "tokenizer_merges": "tokenizer.merges",
+    "tokenizer_model_type": "tokenizer.model_type",
+}
+
 # Spelling of the manifest's index -> ours, where they differ by more than case.
 _DTYPES = {"q4": "AprQ4", "q8": "AprQ8"}
 
@@ -108,9 +115,11 @@ def bincode(value: Any) -> bytes:
 
 def write_stamped(record: Record, base: Path, out: Path) -> None:
     """The reference's stamp: current metadata with the patch, tensors in sorted order, flags kept."""
-    patch = record["stamp_patch"]
+    patch = {name: value for name, value in record["stamp_patch"].items() if value not in (None, [])}
     with aprfmt.open(base / record["stamp_input"]) as model:
-        metadata = aprfmt.stamp_metadata(model.metadata, patch)
+        metadata = {**model.metadata, **{_STAMPS.get(name, name): value for name, value in patch.items()}}
+        if "tokenizer_vocab" in patch:
+            metadata["tokenizer.vocab_size"] = len(patch["tokenizer_vocab"])
         has_vocab = aprfmt.APR_FLAGS["has_vocab"] if patch.get("tokenizer_vocab") else 0
         tensors = [(t.name, aprfmt.RawTensor(t.dtype, t.shape, t.raw())) for t in model.tensors.entries]
         aprfmt.save_file(tensors, out, metadata, native_of(model).flags | has_vocab, force=True)

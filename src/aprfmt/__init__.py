@@ -19,7 +19,6 @@ _LAZY = {
     "APR_FLAGS": "aprfmt.formats.apr2:FLAGS",
     "canonicalize_aliases": "aprfmt.formats.apr_metadata",
     "dump_metadata": "aprfmt.formats.apr_metadata:dump",
-    "stamp_metadata": "aprfmt.formats.apr_metadata:stamp",
     "encode": "aprfmt.codecs.recode",
     "read_v1": "aprfmt.formats.apr1",
     "write_v1": "aprfmt.formats.apr1",
@@ -74,7 +73,6 @@ __all__ = [
     "rewrite_file",
     "save_file",
     "stamp",
-    "stamp_metadata",
     "validate",
     "write_v1",
 ]
@@ -92,7 +90,6 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr2_write import rewrite as rewrite_file
     from aprfmt.formats.apr_metadata import canonicalize_aliases
     from aprfmt.formats.apr_metadata import dump as dump_metadata
-    from aprfmt.formats.apr_metadata import stamp as stamp_metadata
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import Comparison, diff
     from aprfmt.inspection.validate import Validation, validate

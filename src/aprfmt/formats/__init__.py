@@ -114,7 +114,7 @@ def _apr_form(found: Candidate) -> str | None:
     """The id of the reader for a file that begins with `APR`. Raises AprError where no form fits."""
     if found.source is None or not found.head.startswith(b"APR"):
         return None
-    from aprfmt.formats.apr_magic import detect_apr
+    from aprfmt.formats.apr_legacy import detect_apr
 
     return detect_apr(found.source, found.path)
 

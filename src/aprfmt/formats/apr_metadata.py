@@ -6,7 +6,7 @@ parsed section that nobody changed is written back as the bytes it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
@@ -105,19 +105,6 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "intermediate_size": ("ffn_dim", "intermediate_dim", "n_inner"),
     "max_position_embeddings": ("max_seq_len", "context_length", "n_ctx"),
     "rms_norm_eps": ("layer_norm_eps", "norm_eps"),
-}
-
-# Field of a stamp -> metadata key.
-_STAMPS = {
-    "license": "license",
-    "data_source": "data_source",
-    "data_license": "data_license",
-    "hf_architecture": "hf_architecture",
-    "hf_model_type": "hf_model_type",
-    "architecture": "architecture",
-    "tokenizer_vocab": "tokenizer.vocabulary",
-    "tokenizer_merges": "tokenizer.merges",
-    "tokenizer_model_type": "tokenizer.model_type",
 }
 
 
@@ -269,27 +256,4 @@ def canonicalize_aliases(values: Mapping[str, object]) -> dict[str, object]:
             for value in filter(is_number, found):
                 result[name] = value
                 break
-    return result
-
-
-def stamp(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
-    """`values` with a provenance patch: license, data_source, data_license, hf_architecture, hf_model_type,
-    architecture, tokenizer_vocab, tokenizer_merges (lists; empty ones change nothing), tokenizer_model_type.
-
-    The caller sets the HAS_VOCAB flag when the patch has a vocabulary. Raises UsageError for an empty patch
-    or an unknown field.
-    """
-    fields = {name: value for name, value in patch.items() if value is not None}
-    unknown = sorted(set(fields) - set(_STAMPS))
-    if unknown or not fields:
-        reason = f"unknown stamp fields: {', '.join(unknown)}" if unknown else "the stamp is empty"
-        raise UsageError(reason, hint="known: " + ", ".join(_STAMPS))
-    result = dict(values)
-    for name, value in fields.items():
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            if not value:
-                continue
-            if name == "tokenizer_vocab":
-                result["tokenizer.vocab_size"] = len(value)
-        result[_STAMPS[name]] = value
     return result

@@ -27,7 +27,6 @@ from aprfmt.formats.hf_files import (
 )
 from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.files import is_file, is_folder
-from aprfmt.io.source import Source
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
 from aprfmt.types import JsonObject
@@ -50,7 +49,7 @@ class HfNative:
         config: bytes of config.json, None where there is none.
         index: bytes of the index, None where there is none.
         index_name: file name of the index.
-        shards: per weights file its name, source, length of the JSON header and `__metadata__`.
+        shards: the weights, by file name.
         other_files: the other files worth keeping, relative to the folder, sorted, with config.json.
     """
 
@@ -58,7 +57,7 @@ class HfNative:
     config: bytes | None
     index: bytes | None
     index_name: str | None
-    shards: list[tuple[str, Source, int, dict[str, str]]]
+    shards: dict[str, Shard]
     other_files: list[Path]
 
     def text_file(self, name: str) -> bytes | None:
@@ -67,7 +66,7 @@ class HfNative:
 
     def unread_files(self) -> list[str]:
         """Files of the folder that belong to no model and are not carried, relative; hidden folders do not count."""
-        known = {name for name, *_ in self.shards} | {path.as_posix() for path in self.other_files}
+        known = {*self.shards} | {path.as_posix() for path in self.other_files}
         found = []
         for root, folders, files in os.walk(self.folder):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -94,7 +93,7 @@ def open_model(path: Path) -> Model:
             config=read_text_file(config_path) if is_file(config_path) else None,
             index=index,
             index_name=index_name,
-            shards=[(name, s.source, s.header_bytes, s.metadata) for name, s in shards.items()],
+            shards=shards,
             other_files=select_files(name for name in names if name != index_name),
         )
         model = Model(

@@ -40,12 +40,10 @@ class SafetensorsNative:
     """What writers of safetensors need.
 
     Attributes:
-        header_bytes: length of the JSON header with its padding; tensor data starts 8 bytes behind that.
         metadata: `__metadata__`.
         config_path: config.json beside the file, None where there is none.
     """
 
-    header_bytes: int
     metadata: dict[str, str]
     config_path: Path | None = None
 
@@ -55,7 +53,6 @@ class Shard:
     """One opened safetensors file, tensors in the order of their data."""
 
     source: Source
-    header_bytes: int
     metadata: dict[str, str]
     tensors: list[Tensor]
 
@@ -68,9 +65,7 @@ def open_model(path: Path) -> Model:
     with ExitStack() as stack:
         shard = read_shard(path, stack)
         config_path = path.with_name("config.json")
-        native = SafetensorsNative(
-            shard.header_bytes, shard.metadata, config_path if is_file(config_path) else None
-        )
+        native = SafetensorsNative(shard.metadata, config_path if is_file(config_path) else None)
         model = Model(
             path=path,
             format="safetensors",
@@ -112,7 +107,7 @@ def read_shard(path: Path, stack: ExitStack) -> Shard:
     # The order of the header's keys means nothing; empty tensors come before the one at the same place.
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.n_bytes))
     _check_contiguous(tensors, 8 + header_bytes, source)
-    return Shard(source, header_bytes, metadata, tensors)
+    return Shard(source, metadata, tensors)
 
 
 def _header_bytes(source: Source) -> int:

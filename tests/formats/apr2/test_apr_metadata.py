@@ -7,7 +7,7 @@ import pytest
 
 from aprfmt.errors import CorruptError, UsageError
 from aprfmt.formats import apr_metadata
-from aprfmt.formats.apr_metadata import GENERATIONS, TYPED_FIELDS, canonicalize_aliases, dump, parse, stamp
+from aprfmt.formats.apr_metadata import GENERATIONS, TYPED_FIELDS, canonicalize_aliases, dump, parse
 
 MINIMAL = (
     b'{"model_type":"","license":null,"data_source":null,"data_license":null,"total_size":0,"param_count":0}'
@@ -130,16 +130,3 @@ def test_aliases_fill_unset_fields_in_order_and_go_away() -> None:
         "rms_norm_eps": 1,
         "x": 1,
     }
-
-
-def test_stamp() -> None:
-    values = stamp(
-        {"name": "n", "license": "GPL"},
-        {"license": "MIT", "tokenizer_vocab": ["a", "b"], "tokenizer_merges": []},
-    )
-    assert values == {
-        "name": "n", "license": "MIT", "tokenizer.vocabulary": ["a", "b"], "tokenizer.vocab_size": 2,
-    }  # fmt: skip
-    for patch in ({}, {"license": None}, {"nonsense": 1}):
-        with pytest.raises(UsageError):
-            stamp({}, patch)

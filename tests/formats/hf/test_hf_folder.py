@@ -55,12 +55,12 @@ def test_a_sharded_folder(folder: Path) -> None:
         assert native.config == (folder / "config.json").read_bytes()
         assert native.index == (folder / INDEX).read_bytes()
         assert native.index_name == INDEX
-        assert [(s[0], s[3]) for s in native.shards] == [(shard(n, 2), {"format": "pt"}) for n in (1, 2)]
-        for name, source, header_bytes, _ in native.shards:
-            assert header_bytes == int.from_bytes((folder / name).read_bytes()[:8], "little")
-            assert Path(source.path) == folder / name
+        assert list(native.shards) == [shard(1, 2), shard(2, 2)]
+        for name, one in native.shards.items():
+            assert one.metadata == {"format": "pt"}
+            assert Path(one.source.path) == folder / name
         assert native.other_files == [Path("config.json")]
-        assert model.tensors["c"].source is native.shards[1][1]
+        assert model.tensors["c"].source is native.shards[shard(2, 2)].source
         assert bytes(model.tensors["c"].raw()) == np.ones(4, dtype="<f4").tobytes()
         assert model.warnings == []
 
@@ -182,7 +182,7 @@ def test_numbered_shards_without_an_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     with aprfmt.open(folder) as model:
         assert list(model.tensors) == ["a", "b", "c"]
-        assert [s[0] for s in hf_native(model).shards] == [shard(1, 2), shard(2, 2)]
+        assert list(hf_native(model).shards) == [shard(1, 2), shard(2, 2)]
 
 
 def test_one_file_of_any_name(tmp_path: Path) -> None:

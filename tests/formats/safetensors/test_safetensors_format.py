@@ -125,7 +125,7 @@ def test_the_library_reads_our_file_equal(tmp_path: Path) -> None:
     with safetensors.safe_open(path, "pt") as file:
         assert file.metadata() == {"a": "é"}
     with aprfmt.open(path) as model:
-        assert native(model, ours.SafetensorsNative).header_bytes == int.from_bytes(data[:8], "little")
+        assert native(model, ours.SafetensorsNative).config_path is None
         assert [t.n_bytes for t in model.tensors.values() if t.n_bytes] == [
             t.n_bytes for t in mine if t.n_bytes
         ]

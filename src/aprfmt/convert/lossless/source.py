@@ -252,7 +252,7 @@ def _hf_recipe(c: Canonical, folder: HfNative) -> dict[str, object]:
     if folder.index is not None and folder.index_name is not None:
         writer.start(folder.index_name)
         writer.literal(folder.index)
-    for name, source, _, _ in folder.shards:
+    for name, shard in folder.shards.items():
         writer.start(name)
-        writer.tensors(source)
+        writer.tensors(shard.source)
     return writer.value()
