@@ -32,7 +32,7 @@ def format_count(n: int) -> str:
 
 
 def format_number(number: float) -> str:
-    """Any number in at most four digits and an SI unit, as axes and tiles show it: `85.2k`, `0.0379`, `3.1e-05`."""
+    """A number in at most four digits and an SI unit, as axes and tiles show it: `85.2k`, `0.0379`, `3.1e-05`."""
     if not math.isfinite(number):
         return str(number)
     size = abs(number)

@@ -17,7 +17,6 @@ from aprfmt.inspection.stats import (
     BLOCK_VALUES,
     Stats,
     blocks,
-    tensor_sha256,
     tensor_stats,
     values,
 )
@@ -102,12 +101,6 @@ def test_values_come_in_exact_steps(dtype: str, rows: int, step: int) -> None:
     pieces = list(values(dtype, (rows, 160), lambda: [data[:3], data[3:50], data[50:]], step))
     assert all(piece.size == step for piece in pieces[:-1])
     assert np.array_equal(np.concatenate(pieces), decode(dtype, data, (rows, 160)).reshape(-1))
-
-
-def test_sha256_is_of_the_stored_bytes() -> None:
-    import hashlib
-
-    assert tensor_sha256(tensor_of("U8", (3,), b"abc")) == hashlib.sha256(b"abc").hexdigest()
 
 
 def test_memory_stays_flat(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import struct
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import CorruptError, RefusedError, StorageError, TruncatedError
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.pipe import CHUNK_BYTES, Flow, source_jobs, write_layout
+from aprfmt.io.pipe import CHUNK_BYTES, Flow, is_same_content, sha256_of_range, source_jobs, write_layout
 from aprfmt.io.segments import FileLayout, Item, Job, Literal, Stream, Zeros, run_jobs
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
@@ -194,3 +195,14 @@ def test_checksums_of_parts_combine(a: bytes, b: bytes) -> None:
 def test_checksums_of_long_parts_combine(n_bytes: int) -> None:
     a, b = os.urandom(1000), random.Random(n_bytes).randbytes(n_bytes)
     assert combine(zlib.crc32(a), zlib.crc32(b), n_bytes) == zlib.crc32(b, zlib.crc32(a))
+
+
+def test_content_of_files_is_hashed_and_compared() -> None:
+    data = bytes(range(256)) * 9000  # three pieces
+    source = Source.from_bytes(data, "a")
+    assert sha256_of_range(source, 7, 2_000_000) == hashlib.sha256(data[7:2_000_007]).hexdigest()
+    changed = data[:-1] + b"x"
+    others = {data: True, changed: False, data[:-1]: False, data + b"x": False, b"": False}
+    for other, same in others.items():
+        assert is_same_content(source, Source.from_bytes(other, "b")) is same
+    assert is_same_content(Source.from_bytes(b"", "a"), Source.from_bytes(b"", "b"))

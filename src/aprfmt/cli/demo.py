@@ -20,7 +20,7 @@ from aprfmt.cli.output import out, printable
 from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, RunError
 from aprfmt.inspection.describe import inspect
 from aprfmt.inspection.validate import validate
-from aprfmt.io.pipe import source_chunks
+from aprfmt.io.pipe import is_same_content
 from aprfmt.io.source import Source
 from aprfmt.llama.client import Llama, LlamaDiedError
 from aprfmt.llama.verify import PROMPT
@@ -154,8 +154,7 @@ def _export(files: Files) -> str:
 
 def _compare(files: Files) -> str:
     with Source.open(files.source) as a, Source.open(files.back) as b:
-        pairs = zip(source_chunks(a, 0, a.size), source_chunks(b, 0, b.size), strict=False)
-        if a.size != b.size or any(x != y for x, y in pairs):
+        if not is_same_content(a, b):
             raise RunError("the exported GGUF differs from the source", path=files.back)
         return f"{a.size:,} bytes, every one the same as in the source"
 

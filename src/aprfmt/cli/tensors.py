@@ -105,9 +105,9 @@ def _row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _Row:
         except (CorruptError, UnsupportedError) as caught:  # one odd tensor does not hide the others
             figures, error = dict.fromkeys(Stats().to_json()), caught.message
     if hash:
-        from aprfmt.inspection.stats import tensor_sha256
+        from aprfmt.io.pipe import sha256_of_range
 
-        digest = tensor_sha256(tensor)
+        digest = sha256_of_range(tensor.source, tensor.offset, tensor.n_bytes)
     return _Row(tensor, Path(tensor.source.path).name if sharded else None, figures, error, digest)
 
 

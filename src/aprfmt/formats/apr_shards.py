@@ -198,14 +198,9 @@ def _verify(info: ShardInfo, shard: Apr2Native) -> str | None:
     if info.sha256 is None:
         state = shard.checksum()["footer"]
         return None if state == "ok" else f"shard {info.filename}: the checksum at its end is {state}"
-    import hashlib
+    from aprfmt.io.pipe import sha256_of_range
 
-    from aprfmt.io.pipe import source_chunks
-
-    digest = hashlib.sha256()
-    for chunk in source_chunks(shard.source, 0, shard.source.size):
-        digest.update(chunk)
-    if digest.hexdigest() == info.sha256:
+    if sha256_of_range(shard.source, 0, shard.source.size) == info.sha256:
         return None
     return f"shard {info.filename} is altered: its sha256 is not the one of the manifest"
 

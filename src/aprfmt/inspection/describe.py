@@ -54,6 +54,9 @@ QUALITY_THRESHOLD = 90
 # Words that fill a field without saying anything.
 _PLACEHOLDERS = (None, "", "unknown", "tbd", "todo", "n/a", "none")
 
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+"""GGUF names of the tensors that every kind of language model has."""
+
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
 
 
@@ -229,16 +232,15 @@ def typed_metadata(model: Model) -> dict[str, object]:
     The five provenance and identity fields of ALWAYS_PRESENT are there as None when nothing is known.
     """
     is_apr = model.convention == "apr" and model.format != "apr-v1"
-    known = _from_apr(model.metadata) if is_apr else _from_other(model)
+    if is_apr:
+        known = {name: value for name in TYPED_FIELDS if (value := model.metadata.get(name)) is not None}
+    else:
+        known = _from_other(model)
     for name in _HPARAM_FIELDS:
         value = getattr(model.hparams, name)
         if value is not None:
             known.setdefault(name, value)
     return known | {name: known.get(name) for name in ALWAYS_PRESENT}
-
-
-def _from_apr(metadata: Mapping[str, object]) -> dict[str, object]:
-    return {name: metadata[name] for name in TYPED_FIELDS if metadata.get(name) is not None}
 
 
 def _from_other(model: Model) -> dict[str, object]:
@@ -395,7 +397,7 @@ def _structure_part(model: Model, metadata: Mapping[str, object]) -> QualityPart
 def _disagreements(model: Model, found: Mapping[str, object]) -> dict[str, str]:
     """Stated dims that the tensors contradict."""
     problems = {}
-    embedding = _embedding(model)
+    embedding = first_tensor(model, EMBEDDING)
     width = found.get("hidden_size")
     if embedding is not None and width is not None and width not in embedding.shape:
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
@@ -433,7 +435,7 @@ def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPar
     if tokenizer is None or not tokenizer.vocab_size:
         return QualityPart(0, 15, what, {}, ["no tokens are embedded"])
     found = {"tokens": tokenizer.vocab_size, "merges": tokenizer.merges}
-    embedding = _embedding(model)
+    embedding = first_tensor(model, EMBEDDING)
     if embedding is not None and embedding.shape:
         found["embedding_rows"] = embedding.shape[0]
         if tokenizer.vocab_size > embedding.shape[0]:
@@ -442,6 +444,6 @@ def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPar
     return QualityPart(15, 15, what, found, [])
 
 
-def _embedding(model: Model) -> Tensor | None:
-    names = spellings("token_embd.weight")
-    return next((model.tensors[name] for name in names if name in model.tensors), None)
+def first_tensor(model: Model, gguf_name: str) -> Tensor | None:
+    """The tensor of that GGUF name, under whatever name it has in the model; None without one."""
+    return next((model.tensors[name] for name in spellings(gguf_name) if name in model.tensors), None)

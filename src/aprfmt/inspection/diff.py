@@ -19,7 +19,7 @@ from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedErro
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.stats import values as decoded_values
-from aprfmt.io.pipe import source_chunks
+from aprfmt.io.pipe import is_same_content
 from aprfmt.io.source import read_whole
 from aprfmt.io.write import StartProgress
 from aprfmt.model import Model
@@ -159,11 +159,7 @@ def same_files(a: Model, b: Model) -> bool:
         return False
     if a.convention == "hf":
         return False  # config and tokenizer lie in files of their own
-    return all(
-        x == y
-        for s, t in zip(a.sources, b.sources, strict=True)
-        for x, y in zip(source_chunks(s, 0, s.size), source_chunks(t, 0, t.size), strict=True)
-    )
+    return all(map(is_same_content, a.sources, b.sources))
 
 
 def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:

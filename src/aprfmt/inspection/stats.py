@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -100,14 +99,6 @@ def tensor_stats(tensor: Tensor) -> Stats:
     for block in blocks(tensor):
         stats.add(block)
     return stats
-
-
-def tensor_sha256(tensor: Tensor) -> str:
-    """SHA-256 of the stored bytes, in hex."""
-    digest = hashlib.sha256()
-    for chunk in source_chunks(tensor.source, tensor.offset, tensor.n_bytes):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def blocks(tensor: Tensor, step: int = BLOCK_VALUES) -> Iterator[Array]:

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from aprfmt import formats
-from aprfmt.arch.names import check_shapes, check_tensors, spellings
+from aprfmt.arch.names import check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_shards import JoinedNative
-from aprfmt.inspection.describe import REQUIRED_DIMS
+from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.io.write import StartProgress
 from aprfmt.model import Model, Tensor
@@ -64,7 +64,7 @@ class Subject:
     @cached_property
     def embedding(self) -> Tensor | None:
         """The token embedding, under whatever name."""
-        return self._first(spellings("token_embd.weight"))
+        return first_tensor(self.model, EMBEDDING)
 
     @property
     def no_tensors(self) -> str:
@@ -75,11 +75,8 @@ class Subject:
     @property
     def vocabulary_tensors(self) -> list[Tensor]:
         """Embedding and output head, as far as they are there and two-dimensional."""
-        found = (self.embedding, self._first(spellings("output.weight")))
+        found = (self.embedding, first_tensor(self.model, HEAD))
         return [t for t in found if t is not None and len(t.shape) == 2]
-
-    def _first(self, names: tuple[str, ...]) -> Tensor | None:
-        return next((t for name in names if (t := self.model.tensors.get(name)) is not None), None)
 
     @cached_property
     def canonical(self) -> Canonical | AprError:

@@ -15,7 +15,7 @@ from functools import partial
 
 from aprfmt.errors import AprError, CorruptError
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.segments import FileLayout, Item, Job, Literal, Segment, Stream, Zeros, item_bytes
+from aprfmt.io.segments import FileLayout, Item, Job, Literal, Segment, Stream, Zeros, item_bytes, run_jobs
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
 from aprfmt.io.system import keep_freed_memory, n_processors
@@ -233,14 +233,29 @@ def _raiser(error: BaseException) -> Callable[[], Buffer]:
     return run
 
 
-def source_chunks(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[Buffer]:
-    """Reads [offset, offset + n_bytes) in fresh buffers of about 1 MiB, each a multiple of `multiple` bytes long."""
-    for job in source_jobs(source, offset, n_bytes, multiple):
-        yield job.run()
+def source_chunks(source: Source, offset: int, n_bytes: int) -> Iterator[Buffer]:
+    """Reads [offset, offset + n_bytes) in fresh buffers of about 1 MiB."""
+    return run_jobs(source_jobs(source, offset, n_bytes))
+
+
+def is_same_content(a: Source, b: Source) -> bool:
+    """Whether two files hold the same bytes."""
+    pairs = zip(*(source_chunks(source, 0, source.size) for source in (a, b)), strict=False)
+    return a.size == b.size and all(x == y for x, y in pairs)
+
+
+def sha256_of_range(source: Source, offset: int, n_bytes: int) -> str:
+    """SHA-256 of [offset, offset + n_bytes) of a file, in hex."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for chunk in source_chunks(source, offset, n_bytes):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) -> Iterator[Job]:
-    """The same as jobs."""
+    """The same as jobs, each a multiple of `multiple` bytes long."""
     step = max(multiple, CHUNK_BYTES // multiple * multiple)
     for start in range(0, n_bytes, step):
         length = min(step, n_bytes - start)
