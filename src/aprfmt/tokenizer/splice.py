@@ -26,7 +26,7 @@ from aprfmt.tokenizer.hf_write import from_phantom
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import Json
 
-__all__ = ["explain", "join", "sized", "split"]
+__all__ = ["join", "split"]
 
 _T = TypeVar("_T")
 Piece: TypeAlias = str | Mapping[str, object]
@@ -47,43 +47,31 @@ _SCORED_ENTRY = re.compile(
 _PUNCTUATION = re.compile(r"[\s,:\[\]]{0,256}")
 
 
-def split(text: bytes, tok: Tokenizer) -> list[Piece] | None:
-    """The pieces of a tokenizer.json, vocab.json or merges.txt; None where `tok` cannot give it again."""
-    return explain(text, tok)[0]
-
-
-def explain(text: bytes, tok: Tokenizer) -> tuple[list[Piece] | None, str]:
-    """As `split`, with the reason why there are no pieces ("" where there are)."""
-    pieces, reason = _sized(text, tok)
-    return None if pieces is None else [piece for piece, _ in pieces], reason
-
-
-def sized(text: bytes, tok: Tokenizer) -> list[tuple[Piece, int]] | None:
-    """As `split`, each piece with the number of bytes that it stands for."""
-    return _sized(text, tok)[0]
-
-
-def _sized(text: bytes, tok: Tokenizer) -> tuple[list[tuple[Piece, int]] | None, str]:
+def split(text: bytes, tok: Tokenizer) -> list[tuple[Piece, int]] | None:
+    """The pieces of a tokenizer.json, vocab.json, merges.txt or vocab.txt, each with the number of bytes that it
+    stands for; None where `tok` cannot give the file again: other lists, or an unusual layout.
+    """
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError:
-        return None, "it is not UTF-8 text"
+        return None
     try:
         parsed = json.loads(decoded)
     except (ValueError, RecursionError):
-        found = _lines(decoded, tok)
+        parts = [_lines(decoded, tok)]
     else:
-        found = _json_parts(decoded, parsed, tok)
-    if isinstance(found, str):
-        return None, found
+        parts = _json_parts(decoded, parsed, tok)
+    found = sorted((part for part in parts if part is not None), key=lambda part: part[0])
+    if len(found) < len(parts):
+        return None
     pieces: list[tuple[Piece, int]] = []
     at = 0
-    for start, stop, piece in [*sorted(found, key=lambda part: part[0]), (len(decoded), len(decoded), "")]:
+    for start, stop, piece in [*found, (len(decoded), len(decoded), "")]:
         pieces += [(decoded[at:start], len(decoded[at:start].encode()))]
         if piece:  # compared with its place in the text
             pieces += [(piece, len(decoded[start:stop].encode()))]
         at = stop
-    return pieces, ""
+    return pieces
 
 
 def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
@@ -97,51 +85,31 @@ def join(pieces: Sequence[Piece], tok: Tokenizer) -> bytes:
 _Part = tuple[int, int, Piece]
 
 
-def _json_parts(text: str, parsed: Json, tok: Tokenizer) -> list[_Part] | str:
-    """Where the vocabulary and the merges stand in a JSON file, and how to write them; or why not."""
+def _json_parts(text: str, parsed: Json, tok: Tokenizer) -> list[_Part | None]:
+    """Where the vocabulary and the merges stand in a JSON file, and how to write them; None for a list of others."""
     model = parsed.get("model") if isinstance(parsed, dict) else None
     holder = model if isinstance(model, dict) else {"vocab": parsed}
     vocab, merges = holder.get("vocab"), holder.get("merges")
     if isinstance(vocab, list) and len(vocab) <= len(tok.tokens) == len(tok.scores):
-        part = _scored_part(text, vocab, tok)
-        return part if isinstance(part, str) else [part]
+        return [_scored_part(text, vocab, tok)]
     opening = r'"vocab"\s*:\s*\{\s*' if holder is model else r"\s*\{\s*"
     ids = {key: i for key, i in vocab.items() if type(i) is int} if isinstance(vocab, dict) else {}
     if not isinstance(vocab, dict) or len(ids) < len(vocab):
-        return "its vocabulary is not an object of ids"
-    parts = []
-    if vocab:
-        part = _vocabulary_part(text, opening, ids, tok)
-        if isinstance(part, str):
-            return part
-        parts.append(part)
-    if isinstance(merges, list) and merges:
-        part = _merges_part(text, merges, tok)
-        if isinstance(part, str):
-            return part
-        parts.append(part)
-    return parts
+        return [None]
+    parts = [_vocabulary_part(text, opening, ids, tok)] if vocab else []
+    return parts + ([_merges_part(text, merges, tok)] if isinstance(merges, list) and merges else [])
 
 
-def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | str:
-    ids = list(vocab.values())
-    tokens = _texts(tok)
-    if ids == list(range(len(ids))) and list(vocab) == list(tokens[: len(ids)]):  # nearly always
-        piece: dict[str, object] = {"list": "vocabulary", "runs": [[0, len(ids)]], "patch": {}}
-        return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
-    if len(set(ids)) < len(ids):
-        return "it gives one id to two texts"
-    if not all(0 <= i < len(tok.tokens) for i in ids):
-        return "it has ids that the tokenizer does not have"
-    starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
-    if len(starts) > _MAX_RUNS:
-        return "its ids are in no order"
-    piece = {
-        "list": "vocabulary",
-        "runs": [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)],
-        "patch": {str(i): key for key, i in vocab.items() if tokens[i] != key},
-    }
-    return _placed(text, opening, _VOCAB_ENTRY, piece, tok) or "its vocabulary has an unusual layout"
+def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokenizer) -> _Part | None:
+    ids, tokens = list(vocab.values()), _texts(tok)
+    runs, patch = [[0, len(ids)]], {}
+    if ids != list(range(len(ids))) or list(vocab) != list(tokens[: len(ids)]):  # hardly ever
+        starts = [0, *(n for n in range(1, len(ids)) if ids[n] != ids[n - 1] + 1)]
+        if len(set(ids)) < len(ids) or min(ids) < 0 or max(ids) >= len(tokens) or len(starts) > _MAX_RUNS:
+            return None
+        runs = [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        patch = {str(i): key for key, i in vocab.items() if tokens[i] != key}
+    return _placed(text, opening, _VOCAB_ENTRY, {"list": "vocabulary", "runs": runs, "patch": patch}, tok)
 
 
 def _texts(tok: Tokenizer) -> Sequence[str]:
@@ -151,22 +119,21 @@ def _texts(tok: Tokenizer) -> Sequence[str]:
     return [from_phantom(text, kind) for text, kind in zip(tok.tokens, tok.types, strict=True)]
 
 
-def _scored_part(text: str, vocab: list[Json], tok: Tokenizer) -> _Part | str:
+def _scored_part(text: str, vocab: list[Json], tok: Tokenizer) -> _Part | None:
     """A Unigram vocabulary: pieces with scores, by id."""
     patch = {}
     for i, entry in enumerate(vocab):
         if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
-            return "its vocabulary is not an array of pieces and scores"
+            return None
         if entry != [tok.tokens[i], tok.scores[i]] or type(entry[1]) is not float:
             patch[str(i)] = entry
     piece: dict[str, object] = {"list": "vocabulary", "form": "scored", "n": len(vocab), "patch": patch}
-    found = _placed(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
-    return found or "its vocabulary has an unusual layout"
+    return _placed(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
 
 
-def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | str:
+def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | None:
     if len(merges) != len(tok.merges):
-        return "it has other merges than the tokenizer"
+        return None
     paired = isinstance(merges[0], list)
     patch = {}
     if merges != tok.merges:
@@ -175,7 +142,7 @@ def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | str:
                 patch[str(n)] = merge
     piece: dict[str, object] = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
     entry = _PAIR_ENTRY if paired else _TEXT_ENTRY
-    return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok) or "its merges have an unusual layout"
+    return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok)
 
 
 def _placed(
@@ -197,7 +164,7 @@ def _placed(
     return None
 
 
-def _lines(text: str, tok: Tokenizer) -> list[_Part] | str:
+def _lines(text: str, tok: Tokenizer) -> _Part | None:
     """merges.txt (perhaps a version line, then one merge a line) or vocab.txt (one token a line)."""
     words = tok.model == "bert"
     start = text.index("\n") + 1 if text.startswith("#version") and "\n" in text and not words else 0
@@ -208,8 +175,8 @@ def _lines(text: str, tok: Tokenizer) -> list[_Part] | str:
         piece: Piece = {"list": name, "form": "line", "between": between, "patch": patch}
         body = between.join(_with(own, patch, str))
         if body and len(patch) <= len(own) // 2 and text.startswith(body, start):
-            return [(start, start + len(body), piece)]
-    return f"it holds other {'tokens' if words else 'merges'} than the tokenizer"
+            return start, start + len(body), piece
+    return None
 
 
 def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:

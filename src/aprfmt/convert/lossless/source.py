@@ -147,7 +147,7 @@ class RecipeWriter:
     def tokenizer_file(self, text: bytes) -> None:
         """Adds a tokenizer.json, vocab.json or merges.txt; its lists by reference where that is exact."""
         tokenizer = self._c.tokenizer
-        pieces = splice.sized(text, tokenizer) if tokenizer is not None else None
+        pieces = splice.split(text, tokenizer) if tokenizer is not None else None
         for piece, n_bytes in pieces or ():
             if isinstance(piece, str):
                 self.literal(piece.encode())
