@@ -427,16 +427,17 @@ def _convert(row: Field, value: object) -> Value:
 
 def _check_together(config: Config, command: str) -> None:
     """What single fields cannot say. Raises UsageError."""
-    if command == "distill":
-        _exactly_one(config, "student", "student_init", "the student")
-        _need(config, "teacher", "the model to learn from")
-    else:
-        _exactly_one(config, "init", "like", "where to start")
-    _need(config, "data", "what to train on; there is no default")
-    if config.smoke is None:
-        _need(config, "output", "the folder to write")
     c, keep_one = config, "keep one of them"
+    ways, names, what = (c.student, c.student_init), "--student or --student-init", "the student"
+    if command == "pretrain":
+        ways, names, what = (c.init, c.like), "--init or --like", "where to start"
+    needed = [("data", "what to train on; there is no default")]
+    needed += [("teacher", "the model to learn from")] if command == "distill" else []
+    needed += [("output", "the folder to write")] if c.smoke is None else []
     faults = (
+        (not any(ways), f"{names} is missing: {what}", "add one of them"),
+        (all(ways), f"{names}, not both", keep_one),
+        *((getattr(c, name) is None, f"--{name} is missing: {what}", f"add --{name} PATH") for name, what in needed),
         (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
         ((c.like is None) != (c.shape is None), "--like and --shape go together",
             "a model for its tokenizer, and the config.json to train"),
@@ -456,18 +457,3 @@ def _check_together(config: Config, command: str) -> None:
     for is_wrong, message, hint in faults:
         if is_wrong:
             raise UsageError(message, hint=hint)
-
-
-def _need(config: Config, name: str, what: str) -> None:
-    if getattr(config, name) is None:
-        flag = schema()[name].flag
-        raise UsageError(f"{flag} is missing: {what}", hint=f"add {flag} PATH")
-
-
-def _exactly_one(config: Config, a: str, b: str, what: str) -> None:
-    given = [getattr(config, name) is not None for name in (a, b)]
-    names = f"{schema()[a].flag} or {schema()[b].flag}"
-    if not any(given):
-        raise UsageError(f"{names} is missing: {what}", hint="add one of them")
-    if all(given):
-        raise UsageError(f"{names}, not both", hint="keep one of them")

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from aprfmt.errors import AprError, RunError
 from aprtrain import budget
-from aprtrain.checkpoints.checkpoint import Host, copy_state
-from aprtrain.checkpoints.saving import Saver, Snapshot
+from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
 from aprtrain.guards import Utilisation, Watchdog, nvml_reader

@@ -23,7 +23,7 @@ from aprfmt.types import JsonObject
 from aprtrain import budget, guards
 from aprtrain.budget import check_sharding, flops_of, memory_plan
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.saving import Saver, clear, lock_folder, prepare_folder
+from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.config import Config, changed_fields, command_fields, resolve
 from aprtrain.data.batches import Batches
 from aprtrain.data.corpus import prepare

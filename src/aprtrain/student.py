@@ -13,7 +13,6 @@ norm of their part of the output projection times that of their values.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,31 +24,24 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats.hf_files import read_config
 from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import PathLike
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of, to_hparams
 from aprtrain.network.weights import Network, fill, whole
 
-_WIDTHS = ("hidden", "ffn", "heads", "kv_heads")
 _UNIT = 32
 """Widths of matrices are multiples of it, so that quantized blocks divide their rows."""
 
 
-def make_student(
-    teacher: Network,
-    how: str,
-    *,
-    seed: int = 42,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> tuple[Decoder, Network]:
-    """A student with its weights, and what is known of it; it gets the teacher's tokenizer.
+def make_student(teacher: Network, how: str, *, seed: int = 42) -> tuple[Decoder, Network]:
+    """A student with its weights, float32 on the CPU, and what is known of it; it gets the teacher's tokenizer.
 
     `seed` is for random weights only. Raises UsageError for what `how` does not say, RefusedError for a network that
     cannot be made from this teacher.
     """
     words = how.split("+")
     if not _is_taken(how):
-        return fresh_student(how, teacher.tokenizer, seed=seed, dtype=dtype, device=device)
+        return fresh_student(how, teacher.tokenizer, seed=seed)
     kinds = [word.partition(":")[0] for word in words]
     if len(set(kinds)) < len(kinds):
         raise UsageError(f"{how!r} says the same thing twice")
@@ -60,9 +52,9 @@ def make_student(
             layers = _layers(text, teacher.shape.n_layers)
         else:
             widths = _widths(text, teacher.shape)
-    hparams = to_hparams(teacher.hparams, layers=layers, **widths)
+    hparams = to_hparams(teacher.hparams, layers, widths)
     student = replace(teacher, model=None, tensors={}, hparams=hparams, shape=shape_of(hparams, teacher.arch))
-    decoder = Decoder(student.shape, dtype, device)
+    decoder = Decoder(student.shape)
     _take(teacher, decoder, layers)
     return decoder, student
 
@@ -100,10 +92,10 @@ def _widths(text: str, s: Shape) -> dict[str, int]:
     found: dict[str, int] = {}
     for word in text.split(","):
         name, _, number = word.partition("=")
-        if name not in _WIDTHS or not number.isdecimal() or name in found:
+        if name not in usual or not number.isdecimal() or name in found:
             raise UsageError(
                 f"width:{text} has a mistake at {word!r}",
-                hint=f"name some of {', '.join(_WIDTHS)}: width:hidden=512,heads=8",
+                hint=f"name some of {', '.join(usual)}: width:hidden=512,heads=8",
             )
         found[name] = int(number)
         if not 1 <= found[name] <= usual[name]:
@@ -211,12 +203,7 @@ def _head_rows(heads_KG: Tensor, groups: Tensor, s: Shape) -> tuple[Tensor, Tens
 
 
 def fresh_student(
-    source: str | os.PathLike[str],
-    tokenizer: Tokenizer | None,
-    *,
-    seed: int = 42,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
+    source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42
 ) -> tuple[Decoder, Network]:
     """A network with random weights of the dimensions of a config.json (or of the folder that holds it).
 
@@ -243,7 +230,7 @@ def fresh_student(
             path=path,
             hint=f"set vocab_size to at least {len(tokenizer.tokens)}",
         )
-    decoder = Decoder(shape, dtype, device)
+    decoder = Decoder(shape)
     spread = config.get("initializer_range")
     initialise(decoder, seed, spread if isinstance(spread, float) and spread > 0 else 0.02)
     return decoder, Network(path, None, row, shape, hparams, tokenizer)

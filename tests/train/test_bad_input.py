@@ -52,7 +52,7 @@ ROWS = {
     # A file was rejected, and "handled" by giving back no weights at all.
     "no such teacher": Row({"": "absent.apr"}, 3, "no such file", "path"),
     "no such student": Row(other("absent.apr"), 3, "no such file", "path"),
-    "an empty file": Row({"": "empty.apr"}, 3, "empty", "whole"),
+    "an empty file": Row({"": "empty.apr"}, 3, "empty", "copied completely"),
     "no model": Row({"": "text.apr"}, 3, "not a", "apr"),
     "half a file": Row({"": "cut.apr"}, 4, "", "again"),
     "half a student": Row(other("cut.apr"), 4, "", "again"),

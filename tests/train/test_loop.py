@@ -20,7 +20,7 @@ import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.write import write_file
 from aprtrain import loop
-from aprtrain.checkpoints import checkpoint, saving
+from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
 from aprtrain.data.corpus import Encoder
 from aprtrain.data.packing import Windows
@@ -28,6 +28,7 @@ from aprtrain.data.shards import open_corpus
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network
+from aprtrain.report.metrics import METADATA
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -166,7 +167,7 @@ def test_a_nan_stops_the_run_and_the_weights_before_it_are_saved(
     assert not (tmp_path / "bad/model.apr").exists()
     assert weights(tmp_path / "bad/ckpt-step-000003.apr") == weights(tmp_path / "good/model.apr")
     assert lines(tmp_path / "bad")[-1]["loss"] is None
-    assert json.loads((tmp_path / "bad" / saving.METADATA).read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "bad" / METADATA).read_text())["status"] == "failed"
 
 
 def test_a_full_gpu_is_told_with_what_takes_less(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_a_failed_periodic_save_is_told_and_counted_and_the_training_goes_on(
     assert (summary["failed_saves"], summary["checkpoints"], summary["steps"]) == (1, [4, 6], 6)
     assert said.getvalue().count("saving failed") == 3
     assert "THE CHECKPOINT of step 2 WAS NOT SAVED" in said.getvalue()
-    assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["failed_saves"] == 1
+    assert json.loads((tmp_path / "run" / METADATA).read_text())["failed_saves"] == 1
 
 
 def test_latest_moves_when_model_and_state_are_there(
@@ -347,7 +348,7 @@ def test_progress_is_told_by_default_and_metrics_have_every_key(distil: Distil, 
     (start,) = lines(tmp_path / "run", "start")
     assert start["config"]["lr"] == 0.003
     assert [line["step"] for line in lines(tmp_path / "run", "evaluation")] == [0, 12]
-    described = json.loads((tmp_path / "run" / saving.METADATA).read_text())
+    described = json.loads((tmp_path / "run" / METADATA).read_text())
     assert (described["status"], described["steps"], described["resolved"]["seed"]) == ("done", 12, 42)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hparams import active_window
@@ -240,36 +241,28 @@ def _mapping(value: object) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
 
 
-def to_hparams(
-    base: Hyperparams,
-    *,
-    layers: tuple[int, ...] | None = None,
-    hidden: int | None = None,
-    ffn: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-) -> Hyperparams:
-    """`base` for a network of another size; `layers` are those of `base` that are kept, in their new order.
+_WIDTHS = {
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+}
+
+
+def to_hparams(base: Hyperparams, layers: tuple[int, ...], widths: Mapping[str, int]) -> Hyperparams:
+    """`base` for a network of those of its layers, in their new order, and of other widths by name.
 
     Lists that say something of each layer are taken along. The size of a head stays what it was.
     """
     old_layers = as_int(base.num_layers, "num_layers") or 0
-    kept = tuple(range(old_layers)) if layers is None else layers
     extra = deepcopy(base.extra)
     for key in ("layer_types", "no_rope_layers"):
         kinds = extra.get(key)
         if isinstance(kinds, list) and len(kinds) >= old_layers:
-            extra[key] = [kinds[i] for i in kept]
+            extra[key] = [kinds[i] for i in layers]
     if "max_window_layers" in extra and "layer_types" in extra:
-        extra["max_window_layers"] = len(kept)
+        extra["max_window_layers"] = len(layers)
     if base.head_dim:
         extra["head_dim"] = base.head_dim
-    return replace(
-        base,
-        num_layers=len(kept),
-        hidden_size=hidden or base.hidden_size,
-        intermediate_size=ffn or base.intermediate_size,
-        num_heads=heads or base.num_heads,
-        num_kv_heads=kv_heads or base.num_kv_heads,
-        extra=extra,
-    )
+    sizes: dict[str, Any] = {_WIDTHS[name]: size for name, size in widths.items()}
+    return replace(base, num_layers=len(layers), extra=extra, **sizes)

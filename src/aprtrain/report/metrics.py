@@ -1,19 +1,25 @@
-"""What a run says of itself: a JSON line and a line of text for every logged step, never silent, never in the way."""
+"""What a run says of itself: a JSON line for every logged step; for people a line too, or a panel on a terminal.
+
+Never silent, never in the way: what cannot be written or shown stops no run.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NotRequired, TextIO, TypedDict
 
 from aprfmt.errors import storage_errors
-from aprtrain.report.live import Panel, fits, line
+from aprfmt.text import format_clock, format_number
 
 FILE = "metrics.jsonl"
 METADATA = "distillation_metadata.json"
@@ -139,3 +145,190 @@ def _until(path: Path, step: int) -> str:
 
 def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# --- what people see ---
+
+_INTERVAL_S = 0.125  # eight drawings a second, and the last one
+_HISTORY = 240  # values behind a sparkline
+_CELLS = 12  # of a sparkline
+_RECENT = 20  # steps that the time left goes by
+_LEVELS = "▁▂▃▄▅▆▇█"
+_GAP = "   "
+
+Segment = tuple[str, str]
+"""Words and the number of their colour ("" for none)."""
+
+
+def line(values: StepValues, total: int) -> str:
+    """`step 120/5000  loss 2.31  ...  eta 1:23:45`."""
+    parts = [f"step {values['step']}/{total}", f"loss {values['loss']:.4f}"]
+    if values["kl1"] is not None:
+        parts += [f"ce {values['ce']:.4f}", f"kl {values['kl1']:.4f}", f"agree {values['agreement']:.1%}"]
+    parts += [
+        f"grad {values['grad_norm']:.3g}",
+        f"lr {values['lr']:.2e}",
+        f"{format_number(values['tokens_per_s'])} tok/s",
+        *_device(values),
+    ]
+    return "  ".join([*parts, f"eta {format_clock(values['eta_s'])}"])
+
+
+def _losses_of(values: StepValues) -> dict[str, float | None]:
+    """What is shown under which name; the KL is that at temperature 1, as in evaluations."""
+    return {"loss": values["loss"], "kl": values["kl1"], "ce": values["ce"]}
+
+
+def _device(values: StepValues) -> Iterator[str]:
+    if values["mfu"] is not None:
+        yield f"mfu {values['mfu']:.1%}"
+    if values["utilisation"] is not None:
+        yield f"gpu {values['utilisation']}%"
+    if values["memory_bytes"]:
+        yield f"{values['memory_bytes'] / 2**30:.1f} GiB"
+
+
+def spark(values: Sequence[float], cells: int = _CELLS) -> str:
+    """The course of `values` in at most `cells` characters, each the mean of its share."""
+    n = min(cells, len(values))
+    means = [fmean(values[len(values) * i // n : len(values) * (i + 1) // n]) for i in range(n)]
+    if not means:
+        return ""
+    low, span = min(means), (max(means) - min(means)) or 1.0
+    return "".join(_LEVELS[min(7, int(8 * (mean - low) / span))] for mean in means)
+
+
+def fits(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal on which a panel can be drawn again."""
+    try:
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        return False
+
+
+class Panel:
+    """Gives the text that draws it, "" if it was just drawn; knows how many of its lines are on the screen."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._colours = not os.environ.get("NO_COLOR")
+        encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
+        self._unicode = encoding.startswith("utf")
+        self._values: StepValues | None = None
+        self._total = 0
+        self._history: dict[str, deque[float]] = {n: deque(maxlen=_HISTORY) for n in ("loss", "kl", "ce")}
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._scores: Mapping[str, object] = {}
+        self._saved: tuple[object, float] | None = None
+        self._failed = 0
+        self._shown = 0
+        self._drawn_at = -math.inf
+
+    def step(self, values: StepValues, total: int) -> str:
+        """Takes in what a step said."""
+        self._values, self._total = values, total
+        self._seconds.append(values["seconds"])
+        for name, value in _losses_of(values).items():
+            kept = self._history[name]
+            if value is not None and math.isfinite(value):
+                kept.append(value)
+        return self.draw()
+
+    def event(self, event: str, values: Mapping[str, object]) -> str:
+        """Takes in an evaluation, a checkpoint, a save that failed, or the end, which is always drawn."""
+        if event == "evaluation":
+            self._scores = values
+        elif event == "checkpoint":
+            self._saved = values["step"], time.monotonic()
+        elif event == "failed_save":
+            self._failed += 1
+        return self.draw(always=event == "end")
+
+    def above(self, text: str) -> str:
+        """A line of text that stays, above the panel."""
+        gone = self._back() + "\x1b[J"
+        self._shown = 0
+        return f"{gone}{text}\n{self.draw()}"
+
+    def draw(self, *, always: bool = False) -> str:
+        """The panel over the one before, at most every eighth of a second unless `always`."""
+        now = time.monotonic()
+        if self._values is None or (now - self._drawn_at < _INTERVAL_S and not always):
+            return ""
+        self._drawn_at = now
+        columns, rows = _size(self._stream)
+        lines = [self._fitted(segments, columns - 1) for segments in self._lines(self._values, columns)]
+        lines = [text for text in lines if text][: max(1, rows - 1)]
+        drawn = self._back() + "".join(f"{text}\x1b[K\n" for text in lines) + "\x1b[J"
+        self._shown = len(lines)
+        return drawn
+
+    def _back(self) -> str:
+        return f"\x1b[{self._shown}F" if self._shown else "\r"
+
+    def _fitted(self, segments: Iterator[Segment], columns: int) -> str:
+        """As many segments as `columns` hold, in their order; the first one always, cut."""
+        out, used = "", 0
+        for words, colour in segments:
+            if not words:
+                continue
+            gap = _GAP if used else ""
+            if used and used + len(gap) + len(words) > columns:
+                continue
+            words = words[:columns]
+            used += len(gap) + len(words)
+            out += gap + (f"\x1b[{colour}m{words}\x1b[0m" if colour and self._colours else words)
+        return out
+
+    def _lines(self, values: StepValues, columns: int) -> Iterator[Iterator[Segment]]:
+        yield self._progress(values, columns)
+        yield self._losses(values)
+        yield self._speed(values)
+        yield self._results()
+
+    def _progress(self, values: StepValues, columns: int) -> Iterator[Segment]:
+        step, total = values["step"], self._total
+        share = min(1.0, step / total) if total else 1.0
+        yield f"step {step:,}/{total:,}", "1"
+        yield f"eta {format_clock((total - step) * fmean(self._seconds))}", ""
+        width = min(40, columns - 50)
+        if width >= 8:
+            full = round(share * width)
+            bar = "█" * full + "░" * (width - full)
+            yield (bar if self._unicode else "#" * full + "." * (width - full)), "36"
+        yield f"{share:.1%}", ""
+
+    def _losses(self, values: StepValues) -> Iterator[Segment]:
+        for name, value in _losses_of(values).items():
+            if name == "loss" or values["kl1"] is not None:
+                curve = spark(list(self._history[name])) if self._unicode else ""
+                yield f"{name} {value:.4f} {curve}".rstrip(), "32" if name == "loss" else ""
+        if values["agreement"] is not None:
+            yield f"agree {values['agreement']:.1%}", ""
+
+    def _speed(self, values: StepValues) -> Iterator[Segment]:
+        yield f"{format_number(values['tokens_per_s'])} tok/s", ""
+        for words in _device(values):
+            yield words, ""
+        yield f"lr {values['lr']:.2e}", "2"
+        yield f"grad {values['grad_norm']:.3g}", "2"
+
+    def _results(self) -> Iterator[Segment]:
+        if self._failed:
+            yield f"failed saves: {self._failed}", "31"
+        scores = self._scores
+        if scores:
+            found = [f"{n} {scores[n]:.4f}" for n in ("kl", "ce") if scores.get(n) is not None]
+            yield f"held-out at {scores['step']:,}: {' '.join(found)}", ""
+        if self._saved is not None:
+            step, when = self._saved
+            yield f"checkpoint {step:,}, {format_clock(time.monotonic() - when)} ago", ""
+
+
+def _size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows of the terminal."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # ValueError: a stream without a file
+        columns, rows = shutil.get_terminal_size((80, 24))
+    return columns or 80, rows or 24

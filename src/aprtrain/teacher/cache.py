@@ -162,17 +162,8 @@ def _sum_of(window: int, data: memoryview) -> int:
     return _KEPT | crc32(data, window & 0xFFFFFFFF)
 
 
-@dataclass(slots=True)
-class _Reading:
-    """A micro-batch on its way from the files: where its states go, and whether each window is there."""
-
-    windows: tuple[int, ...]
-    states_NTD: Tensor
-    done: list[tuple[int, Future[bool]]]
-
-    def damaged(self) -> list[int]:
-        """Waits; which windows are not what was written."""
-        return [window for window, future in self.done if not future.result()]
+_Reading = tuple[Tensor, list[tuple[int, Future[bool]]]]
+"""A micro-batch on its way from the files: where its states go, and whether each window is what was written."""
 
 
 class CachedHidden:
@@ -224,11 +215,12 @@ class CachedHidden:
         self._look_ahead()
         if reading is None:
             return None
-        damaged = reading.damaged()
+        states_NTD, done = reading
+        damaged = [window for window, future in done if not future.result()]
         if damaged:
             names = ", ".join(map(str, damaged))
             self._log(f"the teacher's hidden states of window {names} are damaged; computing them again")
-        return None if damaged else reading.states_NTD
+        return None if damaged else states_NTD
 
     def _look_ahead(self) -> None:
         while len(self._ahead) < _DEPTH and (windows := next(self._upcoming, None)) is not None:
@@ -248,7 +240,7 @@ class CachedHidden:
                 row_TD.zero_()
             else:
                 done.append((window, self._readers.submit(self._store.read, window, row_TD)))
-        return _Reading(windows, states_NTD, done)
+        return states_NTD, done
 
     def _keep(self, windows: Sequence[int], hidden_NTD: Tensor) -> None:
         if not self._store.writes:

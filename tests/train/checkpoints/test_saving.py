@@ -25,12 +25,12 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.write import write_file
 from aprfmt.provenance import provenance
-from aprtrain.checkpoints import checkpoint, saving
-from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity
-from aprtrain.checkpoints.saving import Saver, Snapshot, lock_folder
+from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
 from aprtrain.network.weights import open_network
+from aprtrain.report.metrics import METADATA
 from aprtrain.run import run
 from aprtrain.student import make_student
 
@@ -66,7 +66,7 @@ def test_what_a_killed_run_was_writing_is_removed(distil: Distil, tmp_path: Path
     left = (
         ".ckpt-step-000007.state.x_1.tmp",
         ".model.apr.abc.tmp",
-        "rehearsal.apr",
+        "trial.apr",
         "notes.tmp",
         ".mine.tmp",
     )
@@ -169,7 +169,7 @@ def test_what_is_said_of_a_run_is_what_decides_it(distil: Distil, corpus_file: P
 
 
 def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
-    """What the rehearsal of a student of SmolLM3 tells, of which every fourth layer is not rotated."""
+    """What the trial save of a student of SmolLM3 tells, of which every fourth layer is not rotated."""
     told: list[str] = []
     with open_network(tiny("smollm3").folder) as teacher:
         decoder, student = make_student(teacher, how)
@@ -235,7 +235,7 @@ def test_a_run_that_a_defect_ends_is_no_running_one(
     monkeypatch.setattr("aprtrain.loop.distill_head", defect)
     with pytest.raises(ZeroDivisionError):
         distil()
-    assert json.loads((tmp_path / "run" / saving.METADATA).read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "run" / METADATA).read_text())["status"] == "failed"
     (error,) = train_runs.lines(tmp_path / "run", "error")
     assert error["message"] == "ZeroDivisionError: a defect"
 
@@ -311,4 +311,4 @@ def test_the_save_after_a_nan_may_take_its_time(
         run("distill", config, stream=None, on_stall=stalls.append)
     assert stalls == []
     assert checkpoint.read_pointer(tmp_path / "run", LATEST) == 1
-    assert saving.METADATA in {path.name for path in (tmp_path / "run").iterdir()}
+    assert METADATA in {path.name for path in (tmp_path / "run").iterdir()}
