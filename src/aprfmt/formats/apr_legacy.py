@@ -35,7 +35,6 @@ from aprfmt.formats import apr2
 from aprfmt.io import jsonx
 from aprfmt.io.compress import unlz4, unzstd
 from aprfmt.io.crc import crc32, crc32_of
-from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Source
 from aprfmt.limits import (
     MAX_HEADER_BYTES,
@@ -214,6 +213,8 @@ def _dtype(spelling: object, name: str, path: Path) -> Dtype:
 
 def _check_footer(image: Source, base: int) -> dict[str, str]:
     """The reference never compared this checksum, so a wrong one is told and not refused."""
+    from aprfmt.io.pipe import source_chunks
+
     crc = 0
     for chunk in source_chunks(image, base, image.size - _FOOTER - base):
         crc = crc32(chunk, crc)
