@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,20 +18,19 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 class Losses:
     """What the report says of an output: what it does not hold exactly, and warnings of the target's planning."""
 
-    changed: dict[tuple[str, str], int] = field(default_factory=dict)
+    changed: Counter[tuple[str, str]] = field(default_factory=Counter)
     overflows: int = 0
     others: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def dropped(self, sentence: str) -> None:
+    def add(self, sentence: str) -> None:
         """Notes what the output does not hold at all."""
         self.others.append(sentence)
 
     def note(self, source: str, target: str) -> None:
         """Counts one tensor converted from dtype `source` to `target`."""
         if not is_exact(source, target):
-            key = (source, target)
-            self.changed[key] = self.changed.get(key, 0) + 1
+            self.changed[source, target] += 1
 
     def overflow(self, n: int) -> None:
         """Counts values that became infinite."""
@@ -57,7 +57,7 @@ def is_exact(source: str, target: str) -> bool:
     return DTYPES[source].kind != "plain" and target == "F32"
 
 
-def requested(dtype: str, also: Sequence[str] = ()) -> str | None:
+def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
     """The dtype row that `--dtype` names where it names no mix, None for "keep".
 
     Floats, AprQ4, AprQ8 and `also`, what the container has beside them. Raises UsageError for any other.
@@ -91,13 +91,14 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
 
     Vectors stay F32 (or become it), integers stay as they are.
     """
-    target = requested(dtype)
-    if target is None or not _is_float(tensor.dtype):
+    target = plain_dtype(dtype)
+    if target is None or not is_float(tensor.dtype):
         return tensor.dtype
     if target in _FLOATS:
         return target
     return target if is_matrix(gguf_name, tensor.shape) else "F32"
 
 
-def _is_float(dtype: str) -> bool:
+def is_float(dtype: str) -> bool:
+    """Whether tensors of the dtype are floats, or blocks that decode to floats; 8-bit floats do not count."""
     return dtype in _FLOATS or DTYPES[dtype].kind != "plain"

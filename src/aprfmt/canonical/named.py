@@ -131,6 +131,8 @@ def _walk(
     row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]
 ) -> Iterator[tuple[str, Link | None]]:
     """The tensors with a place in a GGUF, in the network's order: the first name of each link, or a name without."""
+    # A name may belong to several rows of the table (stacked or single experts, fused or split projections): which
+    # one holds follows from the names that are there, so links are found with all of them in sight.
     shapes = {name: t.shape for name, t in tensors.items()}
     done: set[str] = set()
     for name in sorted(tensors, key=lambda n: names.order(row, n)):
@@ -165,6 +167,7 @@ def gguf_side(
             f"llama.cpp's {row.gguf} network has no separate output head, and this one differs from the embedding",
             tensor=head,
         )
+    # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
     if row.head_always and head not in tensors and embedding is not None:
         out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.row_map))
     found: dict[str, CanonicalTensor] = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.dtype_choice import Losses
+from aprfmt.canonical.dtype_choice import Losses, is_float
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import links
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -71,7 +71,9 @@ class Quantization:
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
         chosen = choose(shapes, self.mix, network_of(c), self.overrides)
-        quantizable = [t for t in tensors if t.name in chosen and _is_float(t)]
+        quantizable = [
+            t for t in tensors if t.name in chosen and (is_float(t.dtype) or t.dtype in EIGHT_BITS)
+        ]
         changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
         if not self.allow_requantize:
@@ -156,10 +158,6 @@ def _refuse_requantizing(
 def n_matrices(shape: Shape) -> int:
     """Matrices that are stacked in a tensor of the shape."""
     return shape[-3] if len(shape) > 2 else 1
-
-
-def _is_float(tensor: CanonicalTensor) -> bool:
-    return DTYPES[tensor.dtype].kind != "plain" or tensor.dtype in ("F64", "F32", "F16", "BF16", *EIGHT_BITS)
 
 
 def network_of(c: Canonical) -> Network:
@@ -302,6 +300,9 @@ def with_apr_names(
     row = c.arch
     if row is None:
         return c, dict(chosen)
+    # `chosen` speaks of GGUF names. A tensor that stands alone under its Hugging Face name keeps its target; what a
+    # link connects gets the target in Hugging Face order where whole rows of blocks can be moved back, else it is
+    # stored under the GGUF name, in the GGUF's order.
     made = {tensor.name: tensor for tensor in side}
     changed = {name for name, target in chosen.items() if target.dtype != made[name].dtype}
     targets = {name: target for name, target in chosen.items() if name in c.tensors}
@@ -315,6 +316,7 @@ def with_apr_names(
         if link.row.pack:
             extra = {key: value for key, value in c.hparams.extra.items() if key != "quantization_config"}
             c = replace(c, hparams=replace(c.hparams, extra=extra))
+    # The GGUF holds a copy of the embedding as its head; the `.apr` has the embedding alone, in the head's type.
     if row.head_always and names.head(row) not in c.tensors and OUTPUT in chosen:
         targets[names.embedding(row)] = chosen[OUTPUT]
     if not moved:

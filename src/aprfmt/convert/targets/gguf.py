@@ -10,7 +10,7 @@ from dataclasses import replace
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.canonical import envelope
-from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, requested
+from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows
 from aprfmt.canonical.named import gguf_side, links
@@ -128,7 +128,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
 
 def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     quantization, losses = work.quantization, work.losses
-    wanted = requested(work.options.dtype) if quantization is None else None
+    wanted = plain_dtype(work.options.dtype) if quantization is None else None
     if wanted is not None and DTYPES[wanted].ggml_id is None:
         raise RefusedError(
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
@@ -146,7 +146,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
                 yield _factors(name, factors)
     placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
     if placeless:
-        losses.dropped(f"a GGUF has no place for {first_few(placeless)}")
+        losses.add(f"a GGUF has no place for {first_few(placeless)}")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
     for tensor in side:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.canonical.dtype_choice import Losses, requested
+from aprfmt.canonical.dtype_choice import Losses, plain_dtype
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import hf_side
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -37,7 +37,7 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
     8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
     dtypes that safetensors has not.
     """
-    wanted = requested(dtype, EIGHT_BITS)
+    wanted = plain_dtype(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:
         raise RefusedError(
             f"safetensors has no dtype {wanted}",
