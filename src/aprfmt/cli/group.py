@@ -46,8 +46,8 @@ COMMANDS = {
         Row(
             "stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"
         ),
-        Row("distill", "distill", "Train a student on the answers of a larger model.", "Train"),
-        Row("pretrain", "pretrain", "Train a model on text alone.", "Train"),
+        Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
+        Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
         Row("report", "report", "A page about a training run or a model.", "Train"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),

@@ -1,10 +1,10 @@
-"""What distill and pretrain have in common: options from the trainer's schema, a run or its plan, the summary."""
+"""`apr distill` and `apr pretrain`: options from the trainer's schema, a run or its plan, the summary."""
 
 # No `from __future__ import annotations` here, see options.py.
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ import typer
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Common
 from aprfmt.cli.output import out, pairs, printable, table
-from aprfmt.errors import AprError, MissingDependencyError
+from aprfmt.errors import AprError, MissingDependencyError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Training(Common):
-    """What distill and pretrain take beside the options of the trainer's schema."""
+    """What distill and pretrain take beside the options of the trainer's schema; the class has the command's name."""
 
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = (
         None
@@ -33,6 +33,15 @@ class Training(Common):
     plan: Annotated[
         bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")
     ] = False
+
+    def __call__(self) -> int:
+        """Runs the command; the value is its exit code."""
+        given = dict(vars(self))
+        if (model := given.get("model")) is not None:
+            if given["teacher"] is not None:
+                raise UsageError("the teacher is named twice", hint="leave --teacher out")
+            given["teacher"] = model
+        return train(type(self).__name__, given, self.config, plan=self.plan)
 
 
 def options(command: str) -> list[tuple[str, object, None]]:
@@ -54,6 +63,40 @@ def options(command: str) -> list[tuple[str, object, None]]:
         option = typer.Option(*names, metavar=metavar, help=words)
         found.append((row.name, Annotated[kind, option], None))
     return found
+
+
+def _command(name: str, help: str, *arguments: tuple[str, object, None]) -> type:
+    fields = [*arguments, *options(name)]
+    return make_dataclass(name, fields, bases=(Training,), namespace={"__doc__": help}, kw_only=True)
+
+
+_Teacher = Annotated[
+    str | None, typer.Argument(metavar="[TEACHER]", help="The model to learn from, instead of --teacher.")
+]
+Distill = _command(
+    "distill",
+    """Train a student on text and on its teacher's answers; checkpoints are complete models.
+
+The loss is (1 - w) CE + w T^2 KL at every position, with w = --kd-weight and T = --temperature.
+
+\b
+apr distill big.gguf --student s.apr --data c.jsonl -o run --steps 5000
+apr distill big.apr --student-init layers:12 --data src/ -o run --epochs 1
+apr distill big.gguf --config run.toml -o run --resume
+apr distill big.gguf --config run.toml -o run --plan
+torchrun --nproc-per-node 2 -m aprfmt distill big.gguf --config run.toml
+""",
+    ("model", _Teacher, None),
+)
+Pretrain = _command(
+    "pretrain",
+    """Train a model on text: from its weights (--init), or from scratch (--like, --shape).
+
+\b
+apr pretrain --init m.apr --data c.jsonl -o run --steps 2000
+apr pretrain --like m.apr --shape config.json --data c.jsonl -o run --epochs 1
+""",
+)
 
 
 def train(command: str, given: Mapping[str, object], config: Path | None, *, plan: bool) -> int:
