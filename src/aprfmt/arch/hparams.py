@@ -231,20 +231,8 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, o
     if missing:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
     hf_class, model_type = hf_identity(h, row)
-    config = _config_of(h, row, defaults_of(row, model_type))
-    config |= {
-        "architectures": [hf_class],
-        "model_type": model_type,
-        "tie_word_embeddings": bool(h.tied),
-        "bos_token_id": h.bos_token_id,
-        "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
-    }
-    config.pop("pooling", None)  # stands in files of its own, see formats.hf_pooling
-    return dict(sorted({**config, **row.config}.items()))
-
-
-def _config_of(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:
-    """The row's config.json keys and everything else in `extra`; null where a key's absence would mean something."""
+    # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
+    defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim"}
     for scope in _scopes(h, row, defaults):
@@ -265,7 +253,15 @@ def _config_of(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]
             _set_path(config, name, value)
     if any(key.via == "rope" for key in row.keys):
         config |= rope.to_hf(h, row, defaults)
-    return config
+    config |= {
+        "architectures": [hf_class],
+        "model_type": model_type,
+        "tie_word_embeddings": bool(h.tied),
+        "bos_token_id": h.bos_token_id,
+        "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
+    }
+    config.pop("pooling", None)  # stands in files of its own, see formats.hf_pooling
+    return dict(sorted({**config, **row.config}.items()))
 
 
 def _set_path(config: dict[str, object], name: str, value: object) -> None:

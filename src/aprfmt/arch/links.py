@@ -301,11 +301,8 @@ def find_link(
     found = matches(arch, name, side)
     # A name may stand in two rows for two kinds of layers.
     found.sort(key=lambda m: m.layer is not None and not has_layer(m.row.layers, h, m.layer))
-    whole = (m for m in found if _is_whole(m, h, shapes, side))
-    match = next(whole, found[0] if found else None)
-    return None if match is None else link_of(h, match, shapes)
-
-
-def _is_whole(match: Match, h: Hyperparams, shapes: Mapping[str, Shape], side: str) -> bool:
-    templates = match.row.hf if side == "hf" else match.row.gguf
-    return all(name in shapes for t in templates for name in expand(match.row, t, h, match.layer))
+    for m in found:
+        templates = m.row.hf if side == "hf" else m.row.gguf
+        if all(name in shapes for t in templates for name in expand(m.row, t, h, m.layer)):
+            return link_of(h, m, shapes)
+    return link_of(h, found[0], shapes) if found else None

@@ -20,6 +20,7 @@ from aprfmt.arch.rows.parts import (
     WINDOW,
     attention,
     block,
+    decoder,
     embedding,
     final_norm,
     flag,
@@ -282,16 +283,10 @@ ROWS: tuple[Architecture, ...] = (
         gguf="starcoder2",
         **hf_names("Starcoder2", "starcoder2"),
         gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
-                *attention("use_bias", "use_bias"),
-                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
-                *plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
-            ),
-            *final_norm(bias=REQUIRED),
-            *head(),
+        tensors=decoder(
+            *attention("use_bias", "use_bias"),
+            mlp=plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
+            norm_bias=REQUIRED,
         ),
         keys=(
             *DIMS,

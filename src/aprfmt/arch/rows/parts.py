@@ -267,17 +267,19 @@ def must_be(name: str, value: object) -> Key:
     return Key("", (name,), _KINDS[type(value)], constant=value)
 
 
-def decoder(*attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+def decoder(
+    *attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = (), norm_bias: str | None = None
+) -> tuple[TensorRow, ...]:
     """A decoder that normalises the inputs of attention and MLP; the MLP is a gated one where `mlp` is empty."""
     return (
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm"),
+            *norm("input_layernorm", "attn_norm", bias=norm_bias),
             *attention_rows,
-            *norm("post_attention_layernorm", "ffn_norm"),
+            *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
             *(mlp or gated_mlp()),
         ),
-        *final_norm(),
+        *final_norm(bias=norm_bias),
         *head(),
     )
 

@@ -68,16 +68,7 @@ def _sliding_from(value: object, scope: Scope) -> object:
     return layer_types_from(value, scope)
 
 
-def _pad_token_from(value: object, scope: Scope) -> int | None:
-    key = "tokenizer.ggml.padding_token_id"
-    return as_id(scope.kv.get(key), key)
-
-
-_BETA = "llama_4_scaling_beta"
-
-
-def _temperature_to(value: object, scope: Scope) -> float | None:
-    return as_float(scaling_of(scope.h).get(_BETA), _BETA) or None
+_BETA, _PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
 
 
 def _temperature_from(value: object, scope: Scope) -> object:
@@ -159,11 +150,6 @@ def _query_scale_to(value: object, scope: Scope) -> None:
         )
 
 
-def _softcap_to(value: object, scope: Scope) -> float:
-    number = as_float(value, scope.name)
-    return number if number else _NO_CAP
-
-
 def _softcap_from(value: object, scope: Scope) -> object:
     number = from_f32(value, scope.key.gguf)
     return DEFAULT if number is None else number if 0 < number < _NO_CAP else None
@@ -177,8 +163,10 @@ CONVERTERS: dict[str, Converter] = {
     "every_fourth": Converter(_rotated_to, lambda value, scope: _rotated_fill(scope), _rotated_fill),
     "whole_heads": Converter(_whole_heads_to, default),
     "sliding_layers": Converter(_sliding_to, _sliding_from, layer_types_fill),
-    "pad_token": Converter(nothing, _pad_token_from),
-    "llama_4_scaling": Converter(_temperature_to, _temperature_from),
+    "pad_token": Converter(nothing, lambda value, scope: as_id(scope.kv.get(_PADDING), _PADDING)),
+    "llama_4_scaling": Converter(
+        lambda value, scope: as_float(scaling_of(scope.h).get(_BETA), _BETA) or None, _temperature_from
+    ),
     "unit_mscale": Converter(YARN_LOG.to_gguf, _unit_mscale_from),
     "some_layer_types": replace(LAYER_TYPES, to_gguf=_some_layers_to),
     "own_layer_types": replace(LAYER_TYPES, to_gguf=_own_layers_to),
@@ -187,7 +175,7 @@ CONVERTERS: dict[str, Converter] = {
     "query_scale": Converter(
         _query_scale_to, lambda value, scope: DEFAULT if (scale := _query_scale(scope)) is None else scale
     ),
-    "softcap": Converter(_softcap_to, _softcap_from),
+    "softcap": Converter(lambda value, scope: as_float(value, scope.name) or _NO_CAP, _softcap_from),
     # Command-R has few positions, and under another key those that it was trained with.
     "trained_length": Converter(lambda value, scope: scope.size("model_max_length") or value),
     "unscaled": Converter(_unscaled_to, default),
