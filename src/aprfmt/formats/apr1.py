@@ -237,8 +237,9 @@ def read_v1(
         they do not fit.
     """
     with Source.open(path) as source:
-        keys: dict[str, Any] = {"password": password, "private_key": private_key, "public_key": public_key}
-        return V1File(source.view(), source.path, **keys)
+        return V1File(
+            source.view(), source.path, password=password, private_key=private_key, public_key=public_key
+        )
 
 
 def write_v1(
@@ -246,7 +247,7 @@ def write_v1(
     payload: bytes,
     *,
     model_type: int,
-    metadata: Mapping[str, Any] | bytes,
+    metadata: Mapping[str, object] | bytes,
     compression: int = 0,
     quality: int | None = None,
     flags: int | None = None,

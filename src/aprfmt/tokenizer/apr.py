@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.tokenizer.ggml import template_key, to_gguf
-from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode
+from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
 
 __all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
 
@@ -141,10 +141,10 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
             name: _patch_text(text, patches, "chat_templates", name)
             for name, text in _in_order(_typed(templates, str, "chat template"), own.get("gguf_keys")).items()
         },
-        n_added=_typed({"n_added": own.get("n_added")}, int, "count").get("n_added", 0),
+        n_added=read_value(own.get("n_added"), int, f"{OWN_KEY}.n_added") or 0,
         extra=_extra(_mapping(own.get("extra"), "extra")),
         gguf_keys=_keys(own.get("gguf_keys")),
-        pre_note=_typed({"note": own.get("pre_note")}, str, "pre").get("note", ""),
+        pre_note=read_value(own.get("pre_note"), str, f"{OWN_KEY}.pre_note") or "",
     )
 
 
@@ -275,29 +275,16 @@ def _mapping(value: object, name: str) -> Mapping[str, object]:
 
 
 def _list(metadata: Mapping[str, object], name: str, kind: type[_T]) -> list[_T]:
-    """An array of `kind`, integers too where floats are expected; [] where there is none."""
-    value = metadata.get(f"tokenizer.{name}")
-    if value is None:
-        return []
-    kinds = {int, float} if kind is float else {kind}
-    if not isinstance(value, list) or not set(map(type, value)) <= kinds:
-        raise CorruptError(f"metadata entry tokenizer.{name} is not an array of {kind.__name__} values")
-    return list(value)
+    return read_list(metadata.get(f"tokenizer.{name}"), kind, f"metadata entry tokenizer.{name}")
 
 
 def _string(metadata: Mapping[str, object], key: str) -> str | None:
-    value = metadata.get(key)
-    if value is not None and not isinstance(value, str):
-        raise CorruptError(f"metadata entry {key} is not a string")
-    return value
+    return read_value(metadata.get(key), str, f"metadata entry {key}")
 
 
 def _typed(values: Mapping[str, object], kind: type[_T], what: str) -> dict[str, _T]:
     """The entries that are not null. Raises CorruptError for one of another type."""
-    found = {}
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, kind) or type(value) is not kind):
-            raise CorruptError(f"the tokenizer's {what} {name} is not of type {kind.__name__}")
-        if value is not None:
-            found[name] = value
-    return found
+    found = {
+        name: read_value(value, kind, f"the tokenizer's {what} {name}") for name, value in values.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode
+from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
 
 __all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "template_key", "to_gguf"]
 
@@ -57,26 +57,24 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
     Raises:
         CorruptError: a key holds a value of the wrong type, or more types or scores than there are tokens.
     """
-    model = kv.get(_PREFIX + "model")
+    model = read_value(kv.get(_PREFIX + "model"), str, _PREFIX + "model")
     if model is None:
         return None
-    if not isinstance(model, str):
-        raise CorruptError(f"{_PREFIX}model is not a string")
-    tokens = _array(kv, "tokens", str)
+    tokens = read_list(kv.get(_PREFIX + "tokens"), str, _PREFIX + "tokens")
     n = len(tokens)
     ids = {role: i for role, key in _present(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None}
-    flags = {flag: _optional(kv, key, bool) for flag, key in _present(kv, _FLAG_KEYS)}
+    flags = {flag: read_value(kv.get(key), bool, key) for flag, key in _present(kv, _FLAG_KEYS)}
     # Some writers pad the tokens and forget the types: what is missing then are the pads.
     return Tokenizer(
         model=model,
         tokens=tokens,
-        merges=_array(kv, "merges", str),
-        types=_parallel(kv, "token_type", int, n, int(TokenType.UNUSED)),
-        scores=[float(score) for score in _parallel(kv, "scores", float, n, _HOLE_SCORE)],
-        pre=_optional(kv, _PREFIX + "pre", str),
+        merges=read_list(kv.get(_PREFIX + "merges"), str, _PREFIX + "merges"),
+        types=_read_parallel(kv, "token_type", int, n, int(TokenType.UNUSED)),
+        scores=[float(score) for score in _read_parallel(kv, "scores", float, n, _HOLE_SCORE)],
+        pre=read_value(kv.get(_PREFIX + "pre"), str, _PREFIX + "pre"),
         special=ids,
         flags={flag: value for flag, value in flags.items() if value is not None},
-        chat_template=_optional(kv, _TEMPLATE, str),
+        chat_template=read_value(kv.get(_TEMPLATE), str, _TEMPLATE),
         chat_templates=_named_templates(kv),
         extra=_extra(kv),
         gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
@@ -221,11 +219,11 @@ def template_key(name: str) -> str:
 
 def _named_templates(kv: Mapping[str, object]) -> dict[str, str]:
     prefix, listed = _TEMPLATE + ".", kv.get(_TEMPLATE + "s")
-    order = [prefix + name for name in _items(listed, _TEMPLATE + "s", str)] if listed is not None else []
+    order = [prefix + name for name in read_list(listed, str, _TEMPLATE + "s")]
     keys = dict.fromkeys(
         [*(key for key in order if key in kv), *(key for key in kv if key.startswith(prefix))]
     )
-    texts = {key.removeprefix(prefix): _optional(kv, key, str) for key in keys}
+    texts = {key.removeprefix(prefix): read_value(kv.get(key), str, key) for key in keys}
     return {name: text for name, text in texts.items() if text is not None}
 
 
@@ -242,31 +240,9 @@ def _token_id(value: object, key: str) -> int | None:
     return value if 0 <= value < 1 << 32 else None
 
 
-def _optional(kv: Mapping[str, object], key: str, kind: type[_T]) -> _T | None:
-    value = kv.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise CorruptError(f"{key} is not a {'string' if kind is str else 'boolean'}")
-    return value
-
-
-def _items(value: object, key: str, kind: type[_T]) -> list[_T]:
-    """An array as a list, its entries of type `kind`; integers too where floats are expected."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        raise CorruptError(f"{key} is not an array")
-    items: list[_T] = list(value)
-    kinds = (int, float) if kind is float else kind
-    if not all(issubclass(seen, kinds) and seen is not bool for seen in set(map(type, items))):
-        raise CorruptError(f"{key} holds entries of a wrong type")
-    return items
-
-
-def _array(kv: Mapping[str, object], name: str, kind: type[_T]) -> list[_T]:
-    return _items(kv.get(_PREFIX + name, ()), _PREFIX + name, kind)
-
-
-def _parallel(kv: Mapping[str, object], name: str, kind: type[_T], n: int, missing: _T) -> list[_T]:
+def _read_parallel(kv: Mapping[str, object], name: str, kind: type[_T], n: int, missing: _T) -> list[_T]:
     """An array with one entry a token, filled up with `missing`; empty where the file has none."""
-    items = _array(kv, name, kind)
+    items = read_list(kv.get(_PREFIX + name), kind, _PREFIX + name)
     if len(items) > n:
         raise CorruptError(f"{_PREFIX}{name} has {len(items)} entries for {n} tokens")
     return items + [missing] * (n - len(items)) if items else items

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+from aprfmt.errors import CorruptError
 from aprfmt.text import plural
 
+_T = TypeVar("_T")
 UNDERLINE = "\u2581"
 """SentencePiece's space."""
 
 KvType: TypeAlias = str | tuple[str, str]
 """A GGUF type by name: "UINT32", or ("ARRAY", "STRING")."""
+
+
+def read_value(value: object, kind: type[_T], where: str) -> _T | None:
+    """A value of untrusted metadata, None where there is none. Raises CorruptError for one of another type."""
+    if value is not None and (not isinstance(value, kind) or type(value) is not kind):
+        raise CorruptError(f"{where} is not of type {kind.__name__}")
+    return value
+
+
+def read_list(value: object, kind: type[_T], where: str) -> list[_T]:
+    """The same for arrays, [] where there is none; integers too where floats are expected."""
+    if value is None:
+        return []
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise CorruptError(f"{where} is not an array")
+    items: list[_T] = list(value)
+    if not set(map(type, items)) <= ({int, float} if kind is float else {kind}):
+        raise CorruptError(f"{where} is not an array of {kind.__name__} values")
+    return items
 
 
 def is_unicode(text: str) -> bool:
