@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation("no sum over processes", "optim/adamw.py",
         "test_sharding.py::test_two_processes_train_what_one_trains[states-distill]",
         "self._sending.append(self._world.sum_parts(self._unsent.pop().of(self.grad)))", "self._unsent.pop()"),
-    Mutation("divided weights get the mean gradient", "optim/sharded.py",
+    Mutation("divided weights get the mean gradient", "optim/adamw.py",
         "test_sharding.py::test_two_processes_train_what_one_trains[weights-distill]",
         "sharded.set_gradient_divide_factor(1.0)", "pass"),
     Mutation("weights are used before they have arrived", "optim/adamw.py",

@@ -203,36 +203,18 @@ def check_sharding(config: Config, processes: int) -> None:
         )
 
 
-class MemoryPart(TypedDict):
-    """A Row as JSON data."""
-
-    name: str
-    bytes: int
-
-
-class DataPlan(TypedDict):
-    """What is behind --data: the tokens of shards, else files and bytes; what would be left out, by reason."""
-
-    tokens: int | None
-    files: int | None
-    bytes: int | None
-    left_out: dict[str, int]
-
-
-class CachePlan(TypedDict):
-    """What --teacher-cache takes on its disk, at most; states that exist are only found once the text is read."""
-
-    folder: str
-    bytes_per_token: int
-    bytes: int | None
-    free: int
-
-
 class Plan(TypedDict):
-    """What a run would take and do; JSON data. What depends on --steps is None without it."""
+    """What a run would take and do; JSON data. What depends on --steps is None without it.
+
+    Attributes:
+        memory: name and bytes of each part.
+        student, teacher: the numbers of their shapes, and `parameters`.
+        data: the tokens of shards, else files and bytes; what would be left out, by reason.
+        teacher_cache: folder, bytes_per_token, bytes at most (what is cached is only known later), free.
+    """
 
     command: str
-    memory: list[MemoryPart]
+    memory: list[dict[str, Any]]
     memory_bytes: int
     flops_per_token: dict[str, float]
     tokens: int | None
@@ -242,8 +224,8 @@ class Plan(TypedDict):
     teacher: dict[str, Any] | None
     vocabulary: dict[str, Any] | None
     compiled: bool
-    data: DataPlan
-    teacher_cache: CachePlan | None
+    data: dict[str, Any]
+    teacher_cache: dict[str, Any] | None
     config: JsonObject
     digest: str
     origin: Origin
@@ -279,7 +261,7 @@ def plan(command: str, config: Config) -> Plan:
         }
 
 
-def _plan_data(config: Config) -> DataPlan:
+def _plan_data(config: Config) -> dict[str, Any]:
     path, skipped = Path(config.data or ""), Counter[str]()
     header = read_header(path) if path.is_dir() else None
     if header is not None:
@@ -289,7 +271,9 @@ def _plan_data(config: Config) -> DataPlan:
     return {"tokens": None, "files": len(files), "bytes": n_bytes, "left_out": dict(+skipped)}
 
 
-def _plan_cache(config: Config, pair: Pair, device: torch.device, tokens: int | None) -> CachePlan | None:
+def _plan_cache(
+    config: Config, pair: Pair, device: torch.device, tokens: int | None
+) -> dict[str, Any] | None:
     if config.teacher_cache is None or pair.teacher is None:
         return None
     folder = Path(config.teacher_cache).absolute()

@@ -122,43 +122,28 @@ def evaluate(
     with scoring(), torch.no_grad():
         ids = windows.select(max_windows)
         n = len(ids)
-        models = _Models(student, teacher, vocabulary, cached)
+
+        def sums_of(batch: Batch) -> Tensor:
+            """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
+            counts_NT, size = batch.labels_NT != IGNORED, batch.tokens_NT.shape
+            hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
+            sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap, None)]
+            if teacher is not None and vocabulary is not None:
+                found = cached(batch) if cached else teacher.hidden(batch.tokens_NT, batch.documents)
+                hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
+                sides.append(_Side(hidden[counts_NT], teacher.head_weight, cap, vocabulary.n_real))
+                if (dropped := teacher.dropped_weight) is not None:
+                    sides.append(_Side(hidden[counts_NT], dropped, cap, None))
+            return _sums(sides, batch.labels_NT[counts_NT])
+
         sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
         count = 0
         for start in range(0, n, rows):
             batch = batch_of(windows, ids[start : start + rows])
             count += batch.n_valid
-            sums += models.sums(batch.to(device))
+            sums += sums_of(batch.to(device))
         has_dropped = teacher is not None and teacher.dropped_weight is not None
-        return _scores(n, count, sums.tolist(), models.teacher is not None, has_dropped)
-
-
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """What is measured, and what it is compared with."""
-
-    student: Decoder
-    teacher: Teacher | None
-    vocabulary: Vocabulary | None
-    cached: Callable[[Batch], Tensor] | None = None
-
-    def sums(self, batch: Batch) -> Tensor:
-        """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
-        counts_NT = batch.labels_NT != IGNORED
-        size = batch.tokens_NT.shape
-        hidden = _hidden(self.student(batch.tokens_NT, batch.documents), size, "model")
-        sides = [_Side(hidden[counts_NT], self.student.head_weight, self.student.shape.logit_softcap, None)]
-        if self.teacher is not None and self.vocabulary is not None:
-            if self.cached is not None:
-                found = self.cached(batch)
-            else:
-                found = self.teacher.hidden(batch.tokens_NT, batch.documents)
-            hidden = _hidden(found, size, "teacher")
-            cap, n_real = self.teacher.shape.logit_softcap, self.vocabulary.n_real
-            sides.append(_Side(hidden[counts_NT], self.teacher.head_weight, cap, n_real))
-            if (dropped := self.teacher.dropped_weight) is not None:
-                sides.append(_Side(hidden[counts_NT], dropped, cap, None))
-        return _sums(sides, batch.labels_NT[counts_NT])
+        return _scores(n, count, sums.tolist(), teacher is not None, has_dropped)
 
 
 def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:

@@ -94,13 +94,6 @@ class _Pending:
     values: Tensor
     ready: torch.cuda.Event | None
 
-    def read(self) -> list[float]:
-        """The vector's numbers; waits until the step is done."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        numbers: list[float] = self.values.tolist()
-        return numbers
-
 
 class _NotFiniteError(Exception):
     """The loss or the gradient of a step is not finite; its argument is the step's number."""
@@ -217,11 +210,12 @@ class Trainer:
         config, parts = self.config, self.parts
         hidden, head = None, None
         if parts.teacher is not None:
-            if parts.cached is not None:
-                hidden = parts.cached(batch).flatten(0, 1)
-            else:
-                hidden = parts.teacher.hidden(batch.tokens_NT, batch.documents).flatten(0, 1)
-            head = self._head_of(parts.teacher)
+            found = (
+                parts.cached(batch)
+                if parts.cached
+                else parts.teacher.hidden(batch.tokens_NT, batch.documents)
+            )
+            hidden, head = found.flatten(0, 1), self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(
             x_ND, parts.student.head_weight, hidden, head, batch.labels_NT.flatten(), parts.objective,
@@ -247,7 +241,9 @@ class Trainer:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        numbers = pending.read()
+        if pending.ready is not None:
+            pending.ready.synchronize()
+        numbers: list[float] = pending.values.tolist()
         seconds = self._seconds(pending.ready)
         self.step_seconds.append(seconds)
         self._asked_to_save, self._asked_to_stop = (number > 0 for number in numbers[len(_SUMS) - 2 : -1])

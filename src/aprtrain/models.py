@@ -23,8 +23,7 @@ from aprtrain.guards import check_distinct, check_length
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros
-from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings
-from aprtrain.optim.sharded import ShardedAdamW, shard_weights
+from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.student import fresh_student, make_student, without_folders
 from aprtrain.teacher.teacher import Teacher, teacher_dtype
 from aprtrain.world import World

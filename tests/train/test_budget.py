@@ -13,7 +13,7 @@ from train_corpora import student_alone
 
 from aprfmt.errors import NotFoundError
 from aprtrain import budget
-from aprtrain.budget import DataPlan, plan
+from aprtrain.budget import plan
 from aprtrain.config import Config
 from aprtrain.data.corpus import prepare
 from aprtrain.network.weights import open_network
@@ -95,7 +95,7 @@ def test_flops_of_a_known_network() -> None:
 def test_the_plan_says_what_the_data_are(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:1", "steps": 2}
 
-    def data(path: Path) -> DataPlan:
+    def data(path: Path) -> dict[str, Any]:
         return plan("distill", train_runs.options("distill", path, None, smoke=1, **given))["data"]
 
     size = corpus_file.stat().st_size

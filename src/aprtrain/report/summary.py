@@ -12,7 +12,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from aprfmt.errors import NotFoundError, UnknownFormatError, storage_errors
 from aprfmt.io.files import is_file
@@ -36,42 +36,6 @@ Measured = dict[str, float | None]
 """Numbers by name: `step`, `at_tokens` and, for an evaluation, SCORES."""
 
 
-class ModelReport(TypedDict):
-    """A model of the run; `made` says how a student was made, if it was."""
-
-    name: str | None
-    architecture: Json
-    parameters: float | None
-    made: NotRequired[Json]
-
-
-class FailedSave(TypedDict):
-    """A checkpoint that could not be saved, and why."""
-
-    step: float
-    at_tokens: int
-    error: str
-
-
-class SavedCheckpoint(TypedDict):
-    """A checkpoint that was saved; None is unknown."""
-
-    step: float
-    at_tokens: int
-    bytes: float | None
-    seconds: float | None
-    time: float | None
-    best: bool
-
-
-class ChangedField(TypedDict):
-    """A field of the configuration that is not at its default."""
-
-    name: str
-    value: Json
-    default: Json
-
-
 class RunReport(TypedDict):
     """Everything that a report says; JSON data.
 
@@ -80,7 +44,10 @@ class RunReport(TypedDict):
         heard_at: seconds since 1970 of the last line.
         tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
         before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
+        teacher, student: name, architecture, parameters; `made` says how a student was made.
         curves: columns of the logged steps, by name.
+        failed_saves, checkpoints: step and at_tokens; the error, or bytes, seconds, time, best.
+        changed: name, value and default of the fields that are not at their defaults.
         lineage: hashes of what the run is made of.
     """
 
@@ -89,8 +56,8 @@ class RunReport(TypedDict):
     status: str
     error: str | None
     heard_at: float | None
-    teacher: ModelReport | None
-    student: ModelReport
+    teacher: dict[str, Any] | None
+    student: dict[str, Any]
     data: str | None
     device: str | None
     steps: int
@@ -107,10 +74,10 @@ class RunReport(TypedDict):
     evaluations: list[Measured]
     curves: dict[str, list[float | None]]
     resumed: list[Measured]
-    failed_saves: list[FailedSave]
+    failed_saves: list[dict[str, Any]]
     failed_save_count: int
-    checkpoints: list[SavedCheckpoint]
-    changed: list[ChangedField]
+    checkpoints: list[dict[str, Any]]
+    changed: list[dict[str, Any]]
     config: JsonObject
     environment: JsonObject
     versions: JsonObject
@@ -202,10 +169,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "evaluations": evaluations,
         "curves": {name: column for name, column in columns.items() if any(v is not None for v in column)},
         "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
-        "failed_saves": [
-            {"step": number(e.get("step")) or 0, "at_tokens": _tokens(e, at), "error": str(e.get("error"))}
-            for e in failed
-        ],
+        "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
         "changed": _changed(config),
@@ -265,12 +229,9 @@ def _clock(steps: Sequence[tuple[float, JsonObject]]) -> Callable[[float], float
     return tokens
 
 
-def _tokens(event: JsonObject, at: Callable[[float], float]) -> int:
-    return round(at(number(event.get("step")) or 0))
-
-
 def _place(event: JsonObject, at: Callable[[float], float]) -> Measured:
-    return {"step": number(event.get("step")) or 0, "at_tokens": _tokens(event, at)}
+    step = number(event.get("step")) or 0
+    return {"step": step, "at_tokens": round(at(step))}
 
 
 def _change(evaluations: Sequence[Measured]) -> Measured:
@@ -305,38 +266,37 @@ def _seconds(events: Iterable[JsonObject]) -> float:
 
 def _checkpoints(
     events: Sequence[JsonObject], metadata: JsonObject, at: Callable[[float], float]
-) -> list[SavedCheckpoint]:
+) -> list[dict[str, Any]]:
     listed = metadata.get("checkpoints")
     known: list[JsonObject] = [{"step": n} for n in listed] if isinstance(listed, list) else []
     return [
         {
-            "step": step,
-            "at_tokens": _tokens(event, at),
-            "bytes": number(event.get("bytes")),
-            "seconds": number(event.get("seconds")),
-            "time": number(event.get("time")),
+            **_place(event, at),
+            **{name: number(event.get(name)) for name in ("bytes", "seconds", "time")},
             "best": bool(event.get("best")),
         }
-        for step, event in _by_step([*known, *events])
+        for _, event in _by_step([*known, *events])
     ]
 
 
 # --- what the run is ---
 
 
-def _models(metadata: JsonObject, config: JsonObject) -> tuple[ModelReport | None, ModelReport, str | None]:
+def _models(
+    metadata: JsonObject, config: JsonObject
+) -> tuple[dict[str, Any] | None, dict[str, Any], str | None]:
     """Teacher, student, and the name of the data."""
     teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
     source = next((config[k] for k in ("student", "init", "like", "teacher") if config.get(k)), None)
     path = config.get("teacher") or teacher.get("name")
-    made: ModelReport = {
+    made = {
         **_model(source or student.get("name") or "model", student),
         "made": config.get("student_init") or config.get("shape"),
     }
     return _model(path, teacher) if path else None, made, short_path(config.get("data"))
 
 
-def _model(path: Json, origin: JsonObject) -> ModelReport:
+def _model(path: Json, origin: JsonObject) -> dict[str, Any]:
     parameters = number(origin.get("parameters"))
     return {"name": short_path(path), "architecture": origin.get("architecture"), "parameters": parameters}
 
@@ -350,7 +310,7 @@ def short_path(path: Json) -> str | None:
     return "/".join(parts[-2:] if generic else parts[-1:])
 
 
-def _changed(config: JsonObject) -> list[ChangedField]:
+def _changed(config: JsonObject) -> list[dict[str, Any]]:
     """The fields that are not at their defaults, nor at those that follow from others."""
     usual = {name: to_json(row.default) for name, row in schema().items()}
     steps, total = config.get("steps"), config.get("total_steps")

@@ -27,8 +27,16 @@ from aprtrain.loss.objective import Objective
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw as optim
-from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, load_states, states
-from aprtrain.optim.sharded import ShardedAdamW, shard_weights
+from aprtrain.optim.adamw import (
+    KINDS,
+    FlatAdamW,
+    Optimizer,
+    Settings,
+    ShardedAdamW,
+    load_states,
+    shard_weights,
+    states,
+)
 from aprtrain.run import run
 from aprtrain.world import World, join_world
 
