@@ -12,7 +12,7 @@ import pytest
 import aprfmt
 from aprfmt import formats
 from aprfmt.convert.targets.base import TARGETS, Target, find_target, targets
-from aprfmt.errors import MissingDependencyError, UnknownFormatError, UsageError
+from aprfmt.errors import MissingDependencyError, RefusedError, UnknownFormatError, UsageError
 from aprfmt.formats import READERS, Reader
 
 PLUGIN = """
@@ -108,6 +108,8 @@ def test_a_package_adds_a_reader_and_a_target(site: Path, tiny_gguf: Path, tmp_p
     assert not back.lossless
     with pytest.raises(UsageError, match="--pre does not apply to the format npz"):
         aprfmt.convert_model(tiny_gguf, tmp_path / "n.npz", pre="llama-bpe")
+    with pytest.raises(RefusedError, match="npz has no dtype Q4_K"):
+        aprfmt.convert_model(tiny_gguf, tmp_path / "n.npz", dtype="q4_k_m")
     assert find_target("x", "npz").label == "NumPy archive"
     assert "npz" in [target.name for target in targets()]
 

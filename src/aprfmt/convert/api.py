@@ -196,7 +196,7 @@ def _convert(given: dict[str, object]) -> Report:
     check_options(options, target)
     if options.verify and not options.plan:
         require_llama()
-    quantization = quantization_of(options, target.name)
+    quantization = quantization_of(options, target)
     with formats.open(src) as model:
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
@@ -18,7 +19,7 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.options import Options
+from aprfmt.convert.options import MIX, Options
 from aprfmt.convert.quantize.mixes import (
     EMBEDDINGS,
     MIXES,
@@ -37,6 +38,9 @@ from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor
 from aprfmt.text import first_few, plural
 from aprfmt.types import Array, Shape
+
+if TYPE_CHECKING:
+    from aprfmt.convert.targets.base import Target
 
 # Words of --dtype that are not mixes.
 PLAIN = ("keep", "f32", "f16", "bf16", "f8_e4m3", "f8_e5m2", "aprq4", "aprq8")
@@ -206,8 +210,8 @@ def mix_of(c: Canonical, tensors: Sequence[OutTensor]) -> Mix | None:
 # --- options ---
 
 
-def quantization_of(options: Options, target: str) -> Quantization | None:
-    """The quantization that `options` ask for in an output of the format `target`; None where they name no mix.
+def quantization_of(options: Options, target: Target) -> Quantization | None:
+    """The quantization that `options` ask for for `target`; None where they name no mix.
 
     Raises UsageError (unknown names, a broken pattern, options that only go with a mix) and what read_imatrix does.
     """
@@ -221,9 +225,10 @@ def quantization_of(options: Options, target: str) -> Quantization | None:
                 hint="apr quantize --list shows the mixes",
             )
         return None
-    if target in ("safetensors", "hf", "mlx"):
+    if not target.takes & MIX:
+        container = "safetensors" if target.name in ("hf", "mlx") else target.name
         raise RefusedError(
-            f"safetensors has no dtype {mix.dtype}: a mix can only be written to a .gguf or .apr file",
+            f"{container} has no dtype {mix.dtype}: a mix can only be written to a .gguf or .apr file",
             hint="name the output .gguf or .apr, or take --dtype f32, f16 or bf16",
         )
     if options.leave_output and options.output_type:
@@ -237,7 +242,7 @@ def quantization_of(options: Options, target: str) -> Quantization | None:
         leave_output=options.leave_output,
         imatrix=imatrix is not None,
         # The native ids of an .apr for these two allow padded rows.
-        padded=("Q4_K", "Q6_K") if options.pure and target == "apr" else (),
+        padded=("Q4_K", "Q6_K") if options.pure and target.name == "apr" else (),
     )
     return Quantization(mix, overrides, options.allow_requantize, imatrix)
 
