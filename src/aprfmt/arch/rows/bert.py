@@ -55,12 +55,9 @@ _POSITIONS = tensor("embeddings.position_embeddings.weight", "position_embd.weig
 
 
 _BERT_DEFAULTS = {
-    "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
     "tie_word_embeddings": True,
-}
+}  # fmt: skip
 
 _BERT = Architecture(
     id="bert",
@@ -126,6 +123,11 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
     )
 
 
+_DISTILBERT_DEFAULTS = {
+    "max_position_embeddings": 512, "activation": "gelu", "tie_word_embeddings": True, "pad_token_id": 0,
+}  # fmt: skip
+
+
 _DISTILBERT = Architecture(
     id="distilbert",
     gguf="bert",
@@ -171,14 +173,7 @@ _DISTILBERT = Architecture(
     gguf_only=(),
     ignored=("embeddings.position_ids",),
     prefixes=(("distilbert.", ""),),
-    defaults={
-        "": {
-            "max_position_embeddings": 512,
-            "activation": "gelu",
-            "tie_word_embeddings": True,
-            "pad_token_id": 0,
-        }
-    },
+    defaults={"": _DISTILBERT_DEFAULTS},
 )
 
 ROWS: tuple[Architecture, ...] = (

@@ -149,20 +149,11 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
 
 
 _DEFAULTS = {
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
+    "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "attention_bias": False, "head_dim": 256, "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+}  # fmt: skip
 _MTP = ("mtp.", "model.mtp.")
 _SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
 
@@ -194,6 +185,12 @@ def _qwen3_5(
     )
 
 
+_QWEN3_NEXT_DEFAULTS = {
+    **_DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+}  # fmt: skip
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3_next",
@@ -206,16 +203,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_decoder(*_FUSED, *_EXPERTS),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
         left_out=_MTP,
-        defaults={
-            "": _DEFAULTS
-            | {
-                "num_key_value_heads": 2,
-                "num_experts": 512,
-                "num_experts_per_tok": 10,
-                "moe_intermediate_size": 512,
-                "shared_expert_intermediate_size": 512,
-            },
-        },
+        defaults={"": _QWEN3_NEXT_DEFAULTS},
     ),
     _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4}),
     _qwen3_5(

@@ -61,16 +61,10 @@ def _fused_mlp() -> tuple[TensorRow, ...]:
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
 _GLM_DEFAULTS = {
-    "max_position_embeddings": 131072,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "rms_norm_eps": 1.5625e-7,
-    "partial_rotary_factor": 0.5,
-    "attention_bias": True,
-    "tie_word_embeddings": False,
-    "eos_token_id": [151329, 151336, 151338],
-    "pad_token_id": 151329,
-}
+    "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7,
+    "partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False,
+    "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329,
+}  # fmt: skip
 
 
 def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
@@ -86,6 +80,29 @@ _STABLELM_FFN_NORM = norm(
 
 def _layer_eps(*names: str) -> Key:
     return replace(LAYER_EPS, hf=(*names, *LAYER_EPS.hf))
+
+
+_STABLELM_DEFAULTS = {
+    "max_position_embeddings": 4096, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
+    "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+_NEMOTRON_DEFAULTS = {
+    "max_position_embeddings": 4096, "norm_eps": 1e-5, "partial_rotary_factor": 0.5,
+    "tie_word_embeddings": False, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+_PHI_DEFAULTS = {
+    "max_position_embeddings": 2048, "intermediate_size": 8192, "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_PHI3_DEFAULTS = {
+    "max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 32000, "pad_token_id": 32000,
+}  # fmt: skip
+_STARCODER2_DEFAULTS = {
+    "max_position_embeddings": 4096, "num_key_value_heads": 2, "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -143,19 +160,7 @@ ROWS: tuple[Architecture, ...] = (
             flag("qk_layernorm"),
             SILU,
         ),
-        defaults={
-            "": {
-                "max_position_embeddings": 4096,
-                "layer_norm_eps": 1e-5,
-                "partial_rotary_factor": 0.25,
-                "use_qkv_bias": False,
-                "qk_layernorm": False,
-                "use_parallel_residual": False,
-                "tie_word_embeddings": False,
-                "bos_token_id": 0,
-                "eos_token_id": 0,
-            }
-        },
+        defaults={"": _STABLELM_DEFAULTS},
     ),
     Architecture(
         id="nemotron",
@@ -188,16 +193,7 @@ ROWS: tuple[Architecture, ...] = (
             flag("mlp_bias"),
             must_be("hidden_act", "relu2"),
         ),
-        defaults={
-            "": {
-                "max_position_embeddings": 4096,
-                "norm_eps": 1e-5,
-                "partial_rotary_factor": 0.5,
-                "tie_word_embeddings": False,
-                "bos_token_id": 2,
-                "eos_token_id": 3,
-            }
-        },
+        defaults={"": _NEMOTRON_DEFAULTS},
     ),
     Architecture(
         id="phi",
@@ -226,17 +222,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("qk_layernorm", False),
             must_be("hidden_act", "gelu_new"),
         ),
-        defaults={
-            "": {
-                "max_position_embeddings": 2048,
-                "intermediate_size": 8192,
-                "layer_norm_eps": 1e-5,
-                "partial_rotary_factor": 0.5,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _PHI_DEFAULTS},
     ),
     Architecture(
         id="phi3",
@@ -265,17 +251,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.sliding_window", ("sliding_window",), via="or_zero"),
             SILU,
         ),
-        defaults={
-            "": {
-                "max_position_embeddings": 4096,
-                "original_max_position_embeddings": 4096,
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 32000,
-                "pad_token_id": 32000,
-            }
-        },
+        defaults={"": _PHI3_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -298,15 +274,6 @@ ROWS: tuple[Architecture, ...] = (
             must_be("use_bias", True),
             must_be("hidden_act", "gelu_pytorch_tanh"),
         ),
-        defaults={
-            "": {
-                "max_position_embeddings": 4096,
-                "num_key_value_heads": 2,
-                "norm_epsilon": 1e-5,
-                "tie_word_embeddings": True,
-                "bos_token_id": 50256,
-                "eos_token_id": 50256,
-            }
-        },
+        defaults={"": _STARCODER2_DEFAULTS},
     ),
 )

@@ -54,6 +54,12 @@ def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tu
     )
 
 
+_NOMIC_BERT_DEFAULTS = {
+    "layer_norm_eps": 1e-12, "max_position_embeddings": 2048, "type_vocab_size": 2, "rope_theta": 1000.0,
+    "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
+}  # fmt: skip
+
+
 _NOMIC = Architecture(
     id="nomic_bert",
     gguf="nomic-bert",
@@ -96,18 +102,15 @@ _NOMIC = Architecture(
     ),
     gguf_only=(),
     prefixes=(("nomic_bert.", ""),),
-    defaults={
-        "": {
-            "layer_norm_eps": 1e-12,
-            "max_position_embeddings": 2048,
-            "type_vocab_size": 2,
-            "rope_theta": 1000.0,
-            "hidden_act": "silu",
-            "tie_word_embeddings": True,
-            "pad_token_id": 0,
-        }
-    },
+    defaults={"": _NOMIC_BERT_DEFAULTS},
 )
+
+_JINA_EMBEDDINGS_V3_DEFAULTS = {
+    "layer_norm_eps": 1e-5, "max_position_embeddings": 8194, "type_vocab_size": 1, "rope_theta": 20000.0,
+    "hidden_act": "gelu", "tie_word_embeddings": True, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2,
+}  # fmt: skip
+
 
 _JINA3 = Architecture(
     id="jina_embeddings_v3",
@@ -135,25 +138,20 @@ _JINA3 = Architecture(
     keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()),
     gguf_only=(),
     prefixes=(("roberta.", ""),),
-    defaults={
-        "": {
-            "layer_norm_eps": 1e-5,
-            "max_position_embeddings": 8194,
-            "type_vocab_size": 1,
-            "rope_theta": 20000.0,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "pad_token_id": 1,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        }
-    },
+    defaults={"": _JINA_EMBEDDINGS_V3_DEFAULTS},
 )
 
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias", "head.norm.bias") + block(
     *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
+
+_MODERNBERT_DEFAULTS = {
+    "norm_eps": 1e-5, "max_position_embeddings": 8192, "local_attention": 128, "rope_theta": 160000.0,
+    "rope_local_base_freq": 10000.0, "hidden_activation": "gelu", "classifier_pooling": "cls",
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
 
 _MODERN = Architecture(
     id="modernbert",
@@ -202,20 +200,14 @@ _MODERN = Architecture(
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),
-    defaults={
-        "": {
-            "norm_eps": 1e-5,
-            "max_position_embeddings": 8192,
-            "local_attention": 128,
-            "rope_theta": 160000.0,
-            "rope_local_base_freq": 10000.0,
-            "hidden_activation": "gelu",
-            "classifier_pooling": "cls",
-            "tie_word_embeddings": True,
-        }
-    },
+    defaults={"": _MODERNBERT_DEFAULTS},
     nested_rope=True,
 )
+
+_EUROBERT_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 _EUROBERT = Architecture(
     id="eurobert",
@@ -253,13 +245,7 @@ _EUROBERT = Architecture(
     ),
     gguf_only=(),
     prefixes=(("model.", ""),),
-    defaults={
-        "": {
-            "rms_norm_eps": 1e-5,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": False,
-        }
-    },
+    defaults={"": _EUROBERT_DEFAULTS},
 )
 
 ROWS: tuple[Architecture, ...] = (_NOMIC, _JINA3, _MODERN, _EUROBERT)

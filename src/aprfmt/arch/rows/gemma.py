@@ -72,26 +72,14 @@ _GEMMA3 = _sandwiched(
 )
 _GEMMA_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 _GEMMA2_DEFAULTS = {
-    **_GEMMA_TOKENS,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "tie_word_embeddings": True,
-}
+    **_GEMMA_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
 _GEMMA3_DEFAULTS = {
-    **_GEMMA2_DEFAULTS,
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "sliding_window_pattern": 6,
-    "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4,
-}
+    **_GEMMA2_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
+    "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+}  # fmt: skip
 _GEMMA3_KEYS = (
     *DECODER,
     Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
@@ -114,14 +102,15 @@ def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
 
 _COHERE = (*DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, _LOGIT_SCALE, _UNSCALED, _NO_BIAS, SILU)
 _COHERE_DEFAULTS = {
-    "max_position_embeddings": 8192,
-    "layer_norm_eps": 1e-5,
-    "logit_scale": 0.0625,
-    "tie_word_embeddings": True,
-    "bos_token_id": 5,
-    "eos_token_id": 255001,
-    "pad_token_id": 0,
-}
+    "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
+    "tie_word_embeddings": True, "bos_token_id": 5, "eos_token_id": 255001, "pad_token_id": 0,
+}  # fmt: skip
+
+
+_GEMMA_DEFAULTS = {
+    **_GEMMA_TOKENS, "max_position_embeddings": 8192, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -133,16 +122,7 @@ ROWS: tuple[Architecture, ...] = (
         head_never=True,
         tensors=_gemma(),
         keys=(*DECODER, _NO_BIAS, _CAUSAL),
-        defaults={
-            "": {
-                **_GEMMA_TOKENS,
-                "max_position_embeddings": 8192,
-                "head_dim": 256,
-                "rms_norm_eps": 1e-6,
-                "hidden_act": "gelu_pytorch_tanh",
-                "tie_word_embeddings": True,
-            }
-        },
+        defaults={"": _GEMMA_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(

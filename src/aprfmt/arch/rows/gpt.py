@@ -74,6 +74,12 @@ def _bare(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, f"transformer.{name}") for name in names)
 
 
+_GPT2_DEFAULTS = {
+    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
+    "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
+}  # fmt: skip
+
+
 _GPT2 = Architecture(
     id="gpt2",
     gguf="gpt2",
@@ -96,17 +102,14 @@ _GPT2 = Architecture(
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
     prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={
-        "": {
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": 1e-5,
-            "n_positions": 1024,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        }
-    },
+    defaults={"": _GPT2_DEFAULTS},
 )
+
+_GPT_BIGCODE_DEFAULTS = {
+    "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
+    "multi_query": True, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
+}  # fmt: skip
+
 
 _BIGCODE = Architecture(
     id="gpt_bigcode",
@@ -131,18 +134,15 @@ _BIGCODE = Architecture(
     gguf_only=(),
     ignored=(".attn.bias", ".attn.masked_bias"),
     prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={
-        "": {
-            "activation_function": "gelu_pytorch_tanh",
-            "layer_norm_epsilon": 1e-5,
-            "n_positions": 1024,
-            "multi_query": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        }
-    },
+    defaults={"": _GPT_BIGCODE_DEFAULTS},
 )
+
+_GPT_NEOX_DEFAULTS = {
+    "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "partial_rotary_factor": 0.25,
+    "use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False,
+    "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+
 
 _NEOX = Architecture(
     id="gpt_neox",
@@ -175,19 +175,7 @@ _NEOX = Architecture(
     head_always=True,
     ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
-    defaults={
-        "": {
-            "layer_norm_eps": 1e-5,
-            "max_position_embeddings": 2048,
-            "partial_rotary_factor": 0.25,
-            "use_parallel_residual": True,
-            "attention_bias": True,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": False,
-            "bos_token_id": 0,
-            "eos_token_id": 2,
-        }
-    },
+    defaults={"": _GPT_NEOX_DEFAULTS},
 )
 
 
@@ -202,6 +190,13 @@ def _two_norms(*kinds: str) -> tuple[TensorRow, ...]:
         )
         for kind in kinds
     )
+
+
+_FALCON_DEFAULTS = {
+    "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048, "multi_query": True,
+    "new_decoder_architecture": False, "activation": "gelu", "tie_word_embeddings": True, "bos_token_id": 11,
+    "eos_token_id": 11,
+}  # fmt: skip
 
 
 _FALCON = Architecture(
@@ -254,19 +249,14 @@ _FALCON = Architecture(
     gguf_only=(),
     ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
     prefixes=_bare("word_embeddings.", "h.", "ln_f."),
-    defaults={
-        "": {
-            "layer_norm_epsilon": 1e-5,
-            "max_position_embeddings": 2048,
-            "multi_query": True,
-            "new_decoder_architecture": False,
-            "activation": "gelu",
-            "tie_word_embeddings": True,
-            "bos_token_id": 11,
-            "eos_token_id": 11,
-        }
-    },
+    defaults={"": _FALCON_DEFAULTS},
 )
+
+_BLOOM_DEFAULTS = {
+    "layer_norm_epsilon": 1e-5, "seq_length": 2048, "tie_word_embeddings": True, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+
 
 _BLOOM = Architecture(
     id="bloom",
@@ -305,16 +295,14 @@ _BLOOM = Architecture(
     ),
     gguf_only=(),
     prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
-    defaults={
-        "": {
-            "layer_norm_epsilon": 1e-5,
-            "seq_length": 2048,
-            "tie_word_embeddings": True,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        }
-    },
+    defaults={"": _BLOOM_DEFAULTS},
 )
+
+_MPT_DEFAULTS = {
+    "layer_norm_epsilon": 1e-5, "max_seq_len": 2048, "expansion_ratio": 4, "no_bias": True,
+    "attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "tie_word_embeddings": True,
+}  # fmt: skip
+
 
 _MPT = Architecture(
     id="mpt",
@@ -366,17 +354,7 @@ _MPT = Architecture(
     ),
     gguf_only=(),
     prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
-    defaults={
-        "": {
-            "layer_norm_epsilon": 1e-5,
-            "max_seq_len": 2048,
-            "expansion_ratio": 4,
-            "no_bias": True,
-            "attn_config.alibi": True,
-            "attn_config.alibi_bias_max": 8,
-            "tie_word_embeddings": True,
-        }
-    },
+    defaults={"": _MPT_DEFAULTS},
 )
 
 ROWS: tuple[Architecture, ...] = (_GPT2, _BIGCODE, _NEOX, _FALCON, _BLOOM, _MPT)

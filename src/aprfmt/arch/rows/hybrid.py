@@ -79,14 +79,9 @@ _KINDS = Key("", ("layer_types",), via="mixed_layers")
 _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
 _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False))
 _LFM2 = {
-    "max_position_embeddings": 128000,
-    "norm_eps": 1e-5,
-    "num_key_value_heads": 8,
-    "conv_L_cache": 3,
-    "conv_bias": False,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
+    "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3,
+    "conv_bias": False, "rope_theta": 1e6, "tie_word_embeddings": True,
+}  # fmt: skip
 
 _GRANITE_SHARED = (
     split(
@@ -115,6 +110,15 @@ _MAMBA_D = ("mamba_expand*hidden", "mamba_d_state")
 _GRANITE_MIXER = dual(
     *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
 )
+
+_GRANITEMOEHYBRID_DEFAULTS = {
+    "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
+
 
 _GRANITE = Architecture(
     id="granitemoehybrid",
@@ -163,30 +167,14 @@ _GRANITE = Architecture(
         must_be("mamba_proj_bias", False),
         must_be("mamba_conv_bias", True),
     ),
-    defaults={
-        "": {
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "embedding_multiplier": 1.0,
-            "logits_scaling": 1.0,
-            "residual_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "shared_intermediate_size": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-        },
-    },
+    defaults={"": _GRANITEMOEHYBRID_DEFAULTS},
 )
+
+_LFM2_MOE_DEFAULTS = {
+    **_LFM2, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1792,
+}  # fmt: skip
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -248,15 +236,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("norm_topk_prob", True),
             must_be("routed_scaling_factor", 1.0),
         ),
-        defaults={
-            "": _LFM2
-            | {
-                "num_dense_layers": 2,
-                "num_experts": 32,
-                "num_experts_per_tok": 4,
-                "moe_intermediate_size": 1792,
-            }
-        },
+        defaults={"": _LFM2_MOE_DEFAULTS},
     ),
     _GRANITE,
     replace(

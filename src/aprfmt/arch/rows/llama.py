@@ -37,6 +37,42 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 _PLAIN = decoder(*attention(permuted=True))
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
 
+_LLAMA_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+_MINISTRAL_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+    "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "L", "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+_MISTRAL_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+    "num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_MINISTRAL3_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 262144,
+    "num_key_value_heads": 8, "head_dim": 128, "bos_token_id": 1, "pad_token_id": 11, "eos_token_id": 2,
+}  # fmt: skip
+_ARCEE_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+_SMOLLM3_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+    "num_key_value_heads": 4, "rope_theta": 2000000.0, "bos_token_id": 128000, "pad_token_id": 128004,
+    "eos_token_id": 128001,
+}  # fmt: skip
+_GRANITE_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+    "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+    "logits_scaling": 1.0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_OLMO_DEFAULTS = {
+    "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
+}  # fmt: skip
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="llama",
@@ -50,15 +86,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=_FACTORS,
         tensors=_BIASED,
         keys=(*_LLAMA, SILU, *_BIASES),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _LLAMA_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -69,18 +97,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=_PLAIN,
         keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 131072,
-                "num_key_value_heads": 8,
-                "sliding_window": 4096,
-                "sliding_window_pattern": "L",
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _MINISTRAL_DEFAULTS},
     ),
     Architecture(
         id="mistral",
@@ -91,17 +108,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=_FACTORS,
         tensors=_PLAIN,
         keys=(*_LLAMA, SILU, WINDOW),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 131072,
-                "num_key_value_heads": 8,
-                "sliding_window": 4096,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _MISTRAL_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -118,18 +125,7 @@ ROWS: tuple[Architecture, ...] = (
             PAD,
             WINDOW,
         ),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 262144,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "bos_token_id": 1,
-                "pad_token_id": 11,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _MINISTRAL3_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -142,15 +138,7 @@ ROWS: tuple[Architecture, ...] = (
             mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_BIASES),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 4096,
-                "bos_token_id": 128000,
-                "eos_token_id": 128001,
-            }
-        },
+        defaults={"": _ARCEE_DEFAULTS},
     ),
     Architecture(
         id="smollm3",
@@ -170,18 +158,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": True,
-                "max_position_embeddings": 32768,
-                "num_key_value_heads": 4,
-                "rope_theta": 2000000.0,
-                "bos_token_id": 128000,
-                "pad_token_id": 128004,
-                "eos_token_id": 128001,
-            }
-        },
+        defaults={"": _SMOLLM3_DEFAULTS},
     ),
     Architecture(
         id="granite",
@@ -195,19 +172,7 @@ ROWS: tuple[Architecture, ...] = (
             SILU,
             *_BIASES,
         ),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "attention_multiplier": 1.0,
-                "embedding_multiplier": 1.0,
-                "residual_multiplier": 1.0,
-                "logits_scaling": 1.0,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _GRANITE_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -232,13 +197,6 @@ ROWS: tuple[Architecture, ...] = (
             PAD,
             flag("attention_bias"),
         ),
-        defaults={
-            "": {
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "pad_token_id": 1,
-                "eos_token_id": 50279,
-            }
-        },
+        defaults={"": _OLMO_DEFAULTS},
     ),
 )

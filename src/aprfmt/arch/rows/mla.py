@@ -99,15 +99,16 @@ def _keys(*family: Key) -> tuple[Key, ...]:
 
 
 _DEFAULTS = {
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
+_DEEPSEEK_V2_DEFAULTS = {
+    **_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+    "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "norm_topk_prob": False,
+    "topk_method": "greedy", "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -118,21 +119,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_decoder(),
         keys=_keys(Key("", ("topk_method",), "str", via="group_choice"), Key("", ("moe_layer_freq",))),
         gguf_only=(),
-        defaults={
-            "": {
-                **_DEFAULTS,
-                "n_routed_experts": 64,
-                "n_shared_experts": 2,
-                "moe_intermediate_size": 1407,
-                "first_k_dense_replace": 0,
-                "routed_scaling_factor": 1.0,
-                "norm_topk_prob": False,
-                "topk_method": "greedy",
-                "max_position_embeddings": 2048,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _DEEPSEEK_V2_DEFAULTS},
     ),
     Architecture(
         id="deepseek_v3",

@@ -61,17 +61,44 @@ def _granite_shared() -> tuple[TensorRow, ...]:
 
 
 _GRANITE_DEFAULTS = {
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "embedding_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
+    "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+_MIXTRAL_DEFAULTS = {
+    "num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": False,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_QWEN2_MOE_DEFAULTS = {
+    "num_experts": 60, "num_experts_per_tok": 4, "num_key_value_heads": 16, "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632, "norm_topk_prob": False, "qkv_bias": True,
+    "decoder_sparse_step": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "use_sliding_window": False,
+}  # fmt: skip
+_QWEN3_MOE_DEFAULTS = {
+    "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+    "norm_topk_prob": False, "decoder_sparse_step": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "attention_bias": False, "tie_word_embeddings": False, "use_sliding_window": False,
+}  # fmt: skip
+_PHIMOE_DEFAULTS = {
+    "num_local_experts": 16, "num_experts_per_tok": 2, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "attention_bias": False,
+    "lm_head_bias": False, "router_jitter_noise": 0.01, "tie_word_embeddings": False, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+_OLMOE_DEFAULTS = {
+    "num_experts": 64, "num_experts_per_tok": 8, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "norm_topk_prob": False, "attention_bias": False, "tie_word_embeddings": False, "eos_token_id": 50279,
+}  # fmt: skip
+_ERNIE4_5_MOE_DEFAULTS = {
+    "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": 1536, "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, "num_key_value_heads": 4,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False,
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -84,19 +111,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
-        defaults={
-            "": {
-                "num_local_experts": 8,
-                "num_experts_per_tok": 2,
-                "num_key_value_heads": 8,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 1e6,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _MIXTRAL_DEFAULTS},
     ),
     Architecture(
         id="qwen2_moe",
@@ -119,22 +134,7 @@ ROWS: tuple[Architecture, ...] = (
             WINDOW,
             *_WINDOWED,
         ),
-        defaults={
-            "": {
-                "num_experts": 60,
-                "num_experts_per_tok": 4,
-                "num_key_value_heads": 16,
-                "moe_intermediate_size": 1408,
-                "shared_expert_intermediate_size": 5632,
-                "norm_topk_prob": False,
-                "qkv_bias": True,
-                "decoder_sparse_step": 1,
-                "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "use_sliding_window": False,
-            }
-        },
+        defaults={"": _QWEN2_MOE_DEFAULTS},
     ),
     Architecture(
         id="qwen3_moe",
@@ -154,21 +154,7 @@ ROWS: tuple[Architecture, ...] = (
             WINDOW,
             *_WINDOWED,
         ),
-        defaults={
-            "": {
-                "num_experts": 128,
-                "num_experts_per_tok": 8,
-                "num_key_value_heads": 4,
-                "moe_intermediate_size": 768,
-                "norm_topk_prob": False,
-                "decoder_sparse_step": 1,
-                "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-6,
-                "attention_bias": False,
-                "tie_word_embeddings": False,
-                "use_sliding_window": False,
-            }
-        },
+        defaults={"": _QWEN3_MOE_DEFAULTS},
     ),
     Architecture(
         id="phimoe",
@@ -191,22 +177,7 @@ ROWS: tuple[Architecture, ...] = (
             count="num_local_experts",
         ),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
-        defaults={
-            "": {
-                "num_local_experts": 16,
-                "num_experts_per_tok": 2,
-                "num_key_value_heads": 8,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 1e6,
-                "attention_bias": False,
-                "lm_head_bias": False,
-                "router_jitter_noise": 0.01,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _PHIMOE_DEFAULTS},
     ),
     Architecture(
         id="olmoe",
@@ -217,18 +188,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()
         ),
         keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)),
-        defaults={
-            "": {
-                "num_experts": 64,
-                "num_experts_per_tok": 8,
-                "max_position_embeddings": 4096,
-                "rms_norm_eps": 1e-5,
-                "norm_topk_prob": False,
-                "attention_bias": False,
-                "tie_word_embeddings": False,
-                "eos_token_id": 50279,
-            }
-        },
+        defaults={"": _OLMOE_DEFAULTS},
     ),
     Architecture(
         id="granitemoe",
@@ -303,24 +263,6 @@ ROWS: tuple[Architecture, ...] = (
             used="moe_k",
         ),
         left_out=("model.mtp_",),
-        defaults={
-            "": {
-                "moe_num_experts": 64,
-                "moe_k": 6,
-                "moe_intermediate_size": 1536,
-                "moe_num_shared_experts": 2,
-                "moe_layer_start_index": 1,
-                "moe_layer_end_index": -1,
-                "moe_layer_interval": 1,
-                "num_key_value_heads": 4,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 500000.0,
-                "use_bias": False,
-                "tie_word_embeddings": True,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _ERNIE4_5_MOE_DEFAULTS},
     ),
 )

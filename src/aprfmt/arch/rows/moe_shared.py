@@ -87,6 +87,35 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
     )
 
 
+_GPT_OSS_DEFAULTS = {
+    "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 8, "head_dim": 64,
+    "sliding_window": 128, "sliding_window_pattern": 2, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "attention_bias": True, "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM4_MOE_DEFAULTS = {
+    "n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8,
+    "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 1, "use_qk_norm": False, "attention_bias": False,
+    "partial_rotary_factor": 0.5, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_DOTS1_DEFAULTS = {
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0, "attention_bias": False, "sliding_window": 4096, "max_window_layers": 62,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_HUNYUAN_V1_MOE_DEFAULTS = {
+    "num_experts": 1, "moe_topk": 1, "attention_bias": False, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_MINIMAX_M2_DEFAULTS = {
+    "num_local_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 196608, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
+    "tie_word_embeddings": False, "bos_token_id": 200034, "eos_token_id": 200020,
+}  # fmt: skip
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gpt_oss",
@@ -125,21 +154,7 @@ ROWS: tuple[Architecture, ...] = (
             BIAS_FLAG,
             count="num_local_experts",
         ),
-        defaults={
-            "": {
-                "num_local_experts": 128,
-                "num_experts_per_tok": 4,
-                "num_key_value_heads": 8,
-                "head_dim": 64,
-                "sliding_window": 128,
-                "sliding_window_pattern": 2,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 150000.0,
-                "attention_bias": True,
-                "tie_word_embeddings": False,
-            }
-        },
+        defaults={"": _GPT_OSS_DEFAULTS},
     ),
     Architecture(
         id="glm4_moe",
@@ -176,27 +191,7 @@ ROWS: tuple[Architecture, ...] = (
             dims=DRAFTED_DIMS,
         ),
         gguf_only=(),
-        defaults={
-            "": {
-                "n_routed_experts": 128,
-                "num_experts_per_tok": 8,
-                "num_key_value_heads": 8,
-                "moe_intermediate_size": 1408,
-                "n_shared_experts": 1,
-                "n_group": 1,
-                "topk_group": 1,
-                "first_k_dense_replace": 1,
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 1.0,
-                "num_nextn_predict_layers": 1,
-                "use_qk_norm": False,
-                "attention_bias": False,
-                "partial_rotary_factor": 0.5,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-            }
-        },
+        defaults={"": _GLM4_MOE_DEFAULTS},
     ),
     Architecture(
         id="dots1",
@@ -225,21 +220,7 @@ ROWS: tuple[Architecture, ...] = (
             count="n_routed_experts",
         ),
         gguf_only=(),
-        defaults={
-            "": {
-                "n_group": 1,
-                "topk_group": 1,
-                "first_k_dense_replace": 0,
-                "norm_topk_prob": False,
-                "routed_scaling_factor": 1.0,
-                "attention_bias": False,
-                "sliding_window": 4096,
-                "max_window_layers": 62,
-                "max_position_embeddings": 2048,
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-            }
-        },
+        defaults={"": _DOTS1_DEFAULTS},
     ),
     Architecture(
         id="hunyuan_v1_moe",
@@ -261,18 +242,7 @@ ROWS: tuple[Architecture, ...] = (
             used="moe_topk",
         ),
         gguf_only=(),
-        defaults={
-            "": {
-                "num_experts": 1,
-                "moe_topk": 1,
-                "attention_bias": False,
-                "max_position_embeddings": 2048,
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _HUNYUAN_V1_MOE_DEFAULTS},
     ),
     Architecture(
         id="minimax_m2",
@@ -292,19 +262,6 @@ ROWS: tuple[Architecture, ...] = (
             count="num_local_experts",
         ),
         gguf_only=(),
-        defaults={
-            "": {
-                "num_local_experts": 256,
-                "num_experts_per_tok": 8,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "max_position_embeddings": 196608,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 5000000.0,
-                "tie_word_embeddings": False,
-                "bos_token_id": 200034,
-                "eos_token_id": 200020,
-            }
-        },
+        defaults={"": _MINIMAX_M2_DEFAULTS},
     ),
 )

@@ -46,6 +46,44 @@ def _post_norm(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
 
 _OLMO2 = _post_norm(*attention("attention_bias", "attention_bias", qk_norm="q"))
 
+_QWEN2_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
+    "num_key_value_heads": 32, "use_sliding_window": False,
+}  # fmt: skip
+_QWEN3_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
+    "num_key_value_heads": 32, "head_dim": 128, "use_sliding_window": False,
+}  # fmt: skip
+_SEED_OSS_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 524288,
+    "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "bos_token_id": 0, "eos_token_id": 2,
+    "pad_token_id": 1,
+}  # fmt: skip
+_EXAONE4_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+    "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4, "bos_token_id": 0,
+    "eos_token_id": 2,
+}  # fmt: skip
+_HUNYUAN_V1_DENSE_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+_ERNIE4_5_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 131072,
+    "num_key_value_heads": 2, "head_dim": 128, "rope_theta": 500000.0, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+_OLMO3_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+    "sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000.0, "pad_token_id": 1,
+    "eos_token_id": 50279,
+}  # fmt: skip
+_OLMO2_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1,
+    "eos_token_id": 50279,
+}  # fmt: skip
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen2",
@@ -54,15 +92,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, _WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 32768,
-                "num_key_value_heads": 32,
-                "use_sliding_window": False,
-            }
-        },
+        defaults={"": _QWEN2_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -72,16 +102,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, flag("attention_bias")),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 32768,
-                "num_key_value_heads": 32,
-                "head_dim": 128,
-                "use_sliding_window": False,
-            }
-        },
+        defaults={"": _QWEN3_DEFAULTS},
         **MULTIMODAL,
     ),
     Architecture(
@@ -101,19 +122,7 @@ ROWS: tuple[Architecture, ...] = (
             *head(),
         ),
         keys=(*DECODER, PAD, SILU, flag("attention_bias"), flag("attention_out_bias"), flag("mlp_bias")),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 524288,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "attention_bias": True,
-                "bos_token_id": 0,
-                "eos_token_id": 2,
-                "pad_token_id": 1,
-            }
-        },
+        defaults={"": _SEED_OSS_DEFAULTS},
     ),
     Architecture(
         id="exaone4",
@@ -121,18 +130,7 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Exaone4", "exaone4"),
         tensors=_post_norm(*attention(qk_norm="head_dim")),
         keys=(*DECODER, VOCAB, WINDOW, SLIDING_LAYERS, SILU),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "num_key_value_heads": 32,
-                "sliding_window": 4096,
-                "sliding_window_pattern": 4,
-                "bos_token_id": 0,
-                "eos_token_id": 2,
-            }
-        },
+        defaults={"": _EXAONE4_DEFAULTS},
     ),
     Architecture(
         id="hunyuan_v1_dense",
@@ -145,16 +143,7 @@ ROWS: tuple[Architecture, ...] = (
             *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
         ),
         keys=(*DECODER, PAD, SILU, flag("attention_bias")),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-                "pad_token_id": 0,
-            }
-        },
+        defaults={"": _HUNYUAN_V1_DENSE_DEFAULTS},
     ),
     Architecture(
         id="ernie4_5",
@@ -165,19 +154,7 @@ ROWS: tuple[Architecture, ...] = (
         prefixes=(("ernie.", "model."),),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
         keys=(*DECODER, PAD, SILU, flag("use_bias")),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": True,
-                "max_position_embeddings": 131072,
-                "num_key_value_heads": 2,
-                "head_dim": 128,
-                "rope_theta": 500000.0,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
-                "pad_token_id": 0,
-            }
-        },
+        defaults={"": _ERNIE4_5_DEFAULTS},
     ),
     Architecture(
         id="olmo3",
@@ -189,18 +166,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_OLMO2,
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, PAD, SILU, flag("attention_bias")),
         nested_rope=True,
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "sliding_window": 4096,
-                "sliding_window_pattern": 4,
-                "rope_theta": 500000.0,
-                "pad_token_id": 1,
-                "eos_token_id": 50279,
-            }
-        },
+        defaults={"": _OLMO3_DEFAULTS},
     ),
     Architecture(
         id="olmo2",
@@ -210,14 +176,6 @@ ROWS: tuple[Architecture, ...] = (
         head_always=True,
         tensors=_OLMO2,
         keys=(*DECODER, PAD, SILU, flag("attention_bias")),
-        defaults={
-            "": {
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 2048,
-                "pad_token_id": 1,
-                "eos_token_id": 50279,
-            }
-        },
+        defaults={"": _OLMO2_DEFAULTS},
     ),
 )

@@ -42,22 +42,21 @@ def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
 
 
 _MAMBA = {
-    "layer_norm_epsilon": 1e-5,
-    "expand": 2,
-    "conv_kernel": 4,
-    "state_size": 16,
-    "time_step_rank": "auto",
-    "use_bias": False,
-    "use_conv_bias": True,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
+    "layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 16, "time_step_rank": "auto",
+    "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
 _SELECTIVE = _mamba(
     selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias")
 )
 _INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded")
 _RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
 _NORMED = "ssm.dt_b_c_rms"
+
+_MAMBA2_DEFAULTS = {
+    **_MAMBA, "state_size": 128, "n_groups": 8, "num_heads": 128, "head_dim": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -112,15 +111,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("head_dim",), via="inner_size"),
         ),
         prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
-        defaults={
-            "": _MAMBA
-            | {
-                "state_size": 128,
-                "n_groups": 8,
-                "num_heads": 128,
-                "head_dim": 64,
-                "tie_word_embeddings": False,
-            }
-        },
+        defaults={"": _MAMBA2_DEFAULTS},
     ),
 )

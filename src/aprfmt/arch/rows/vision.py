@@ -21,6 +21,12 @@ def _language(name: str) -> dict[str, object]:
     return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
 
+_QWEN2_VL_DEFAULTS = {
+    **_DEFAULTS, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768, "rope_theta": 1e6,
+    "num_key_value_heads": 8,
+}  # fmt: skip
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen2_vl",
@@ -32,15 +38,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
-        defaults={
-            "": _DEFAULTS
-            | {
-                "rms_norm_eps": 1e-5,
-                "max_position_embeddings": 32768,
-                "rope_theta": 1e6,
-                "num_key_value_heads": 8,
-            }
-        },
+        defaults={"": _QWEN2_VL_DEFAULTS},
         config=_language("Qwen2"),
         **MULTIMODAL,
     ),
