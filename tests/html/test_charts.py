@@ -7,7 +7,7 @@ import re
 import pytest
 from pages import Page
 
-from aprfmt.html.charts import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, thinned
+from aprfmt.html.charts import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, thin
 from aprfmt.html.page import page, table, text
 
 
@@ -72,7 +72,7 @@ def test_any_finite_values_can_be_drawn(values: list[float]) -> None:
 def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
     xs, ys = list(range(10_000)), [float(i % 7) for i in range(10_000)]
     ys[5003] = 99.0
-    few_x, few_y, spans = thinned(xs, ys)
+    few_x, few_y, spans = thin(xs, ys)
     assert len(few_x) == len(few_y) == len(spans) == 400
     assert max(span[1] for span in spans if span) == 99.0
     assert 'class="band' in chart("t", [Series("s", xs, ys)])

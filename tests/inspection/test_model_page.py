@@ -110,7 +110,7 @@ def test_a_tensor_that_cannot_be_read_is_told(write: Write, arrays: Arrays) -> N
 def test_drawn_bins_keep_the_counts_and_their_place() -> None:
     histogram = Histogram()
     histogram.add(np.array([1.0, 1.0, -0.5], "f4"))
-    wide = np.array(histogram.rebinned(2 * histogram.reach))
+    wide = np.array(histogram.rebin(2 * histogram.reach))
     assert wide.sum() == pytest.approx(3)
     assert wide[:16].sum() == wide[48:].sum() == 0
     assert wide[32:].sum() == pytest.approx(2)

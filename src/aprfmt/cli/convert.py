@@ -273,7 +273,7 @@ def _done_text(report: Report) -> Iterator[str]:
     rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
     yield from pairs(
-        [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}"), *_verified(report)]
+        [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}"), *_verification(report)]
     )
 
 
@@ -293,7 +293,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "lossless", "all values are; the source files cannot be restored byte for byte"
 
 
-def _verified(report: Report) -> Iterator[tuple[str, str]]:
+def _verification(report: Report) -> Iterator[tuple[str, str]]:
     if found := report.verify:
         text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
         if "text" in found:

@@ -138,7 +138,7 @@ def _axis(values: Sequence[float], start: float, end: float, kind: str, *, zero:
     return Axis(low if zero and low == 0 else low - room, high + room, start, end)
 
 
-def thinned(
+def thin(
     xs: Sequence[float], ys: Sequence[float | None]
 ) -> tuple[list[float], list[float | None], list[tuple[float, float] | None]]:
     """At most _POINTS points: means of neighbours, and the least and largest of each (empty where none is lost)."""
@@ -197,7 +197,7 @@ def chart(
     body = [*_grid(x, y, say), *_marks(x, marks)]
     kept = []
     for s in drawn:
-        xs, ys, spans = thinned(s.xs, s.ys)
+        xs, ys, spans = thin(s.xs, s.ys)
         kept.append({"n": s.name, "x": [_digits(v) for v in xs], "y": [_digits(v) for v in ys]})
         body += _curve(s, xs, ys, spans, x, y)
     data = {

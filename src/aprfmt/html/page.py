@@ -119,7 +119,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> str:
     return f"<div class=card><table>{body}</table></div>" if body else ""
 
 
-def folded(words: str, inner: str) -> str:
+def fold(words: str, inner: str) -> str:
     """`inner` behind a line that opens it."""
     return f"<details><summary>{text(words)}</summary>{inner}</details>" if inner else ""
 

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from aprfmt.errors import CorruptError, UnsupportedError
 from aprfmt.html.charts import STYLE, Cell, heat_map, histograms
-from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
+from aprfmt.html.page import facts, fold, grid, heading, page, table, text, tiles
 from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
@@ -75,7 +75,7 @@ class Histogram:
         outer = int((from_outside <= 0.001 * self.counts.sum()).sum())  # bins that hold no more than 0.1 %
         return self.reach * max(1, half - outer) / half
 
-    def rebinned(self, reach: float) -> list[float]:
+    def rebin(self, reach: float) -> list[float]:
         """The counts over 64 bins from -reach to reach, each bin taken as evenly filled."""
         import numpy as np
 
@@ -310,7 +310,7 @@ def _histograms(kind: str, found: Layers) -> str:
     reach = max((histogram.bulk() for seen in known.values() for histogram in seen), default=0.0)
     if not reach:
         return ""
-    lines = [list(map(sum, zip(*(h.rebinned(reach) for h in seen), strict=True))) for seen in known.values()]
+    lines = [list(map(sum, zip(*(h.rebin(reach) for h in seen), strict=True))) for seen in known.values()]
     ends = list(known)
     return histograms(kind, lines, reach, ("", "") if len(ends) == 1 else (f"layer {ends[0]}", str(ends[-1])))
 
@@ -340,9 +340,9 @@ def _tokenizer(found: Survey) -> Iterator[str]:
     yield facts(
         (name.replace("_", " "), _number(value)) for name, value in asdict(info).items() if value is not None
     )
-    yield folded("Special tokens", facts(found.special_tokens.items()))
+    yield fold("Special tokens", facts(found.special_tokens.items()))
     if found.chat_template:
-        yield folded("Chat template", facts([("jinja", found.chat_template)]))
+        yield fold("Chat template", facts([("jinja", found.chat_template)]))
 
 
 def _provenance(found: Survey) -> Iterator[str]:
@@ -354,7 +354,7 @@ def _provenance(found: Survey) -> Iterator[str]:
     ]
     yield heading("Provenance and metadata") + facts(rows)
     if isinstance(found.lineage, Mapping):
-        yield folded("Training lineage", facts((str(k), _value(v)) for k, v in found.lineage.items()))
+        yield fold("Training lineage", facts((str(k), _value(v)) for k, v in found.lineage.items()))
     yield heading("Checksums") + facts(
         (name, str(state)) for name, state in found.inspection.checksum.items()
     )

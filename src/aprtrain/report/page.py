@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import MissingDependencyError, UsageError
 from aprfmt.html.charts import SCRIPT, STYLE, Mark, Series, chart, is_wide
-from aprfmt.html.page import facts, folded, grid, heading, page, table, text, tiles
+from aprfmt.html.page import facts, fold, grid, heading, page, table, text, tiles
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
@@ -250,7 +250,7 @@ def _numbers_table(
         yield table(header, cells, right=right)
         return
     yield table(header, [*cells[:2], *cells[-8:]], right=right)
-    yield folded(f"All {len(cells)}", table(header, cells, right=right))
+    yield fold(f"All {len(cells)}", table(header, cells, right=right))
 
 
 def _origin(body: RunReport) -> Iterator[str]:
@@ -260,7 +260,7 @@ def _origin(body: RunReport) -> Iterator[str]:
         rows = [[row["name"], _word(row["value"]), _word(row["default"])] for row in body["changed"]]
         yield table(["differs from the default", "value", "default"], rows, code="value|default")
         rest = [(name, _word(value)) for name, value in body["config"].items() if name not in changed]
-        yield folded(f"{len(rest)} fields at their defaults", facts(rest))
+        yield fold(f"{len(rest)} fields at their defaults", facts(rest))
     for title, part in (
         ("Environment", body["environment"]),
         ("Versions", body["versions"]),
