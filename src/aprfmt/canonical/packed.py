@@ -218,12 +218,23 @@ def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) 
     found, used = [], set[str]()
     for name, tensor in tensors.items():
         match = _match(name, tensor, tensors, schemes, settings)
-        if match is not None:
-            packed = _packed(*match, tensors, settings, natural_dtype(config))
-            if packed.name in tensors and packed.name not in packed.parts:
-                raise _refused(match[0], name, f"{packed.name} is stored beside its packed form")
-            found.append(packed)
-            used.update(packed.parts)
+        if match is None:
+            continue
+        scheme, base = match
+        endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
+        stored = {ending: tensors[base + ending] for ending in endings}
+        for part in stored.values():
+            _check_size(part)
+        decoded = scheme.decode(stored, settings)
+        # Where neither parts nor config name the dtype it is that of the scales: packing tools keep the model's.
+        scales = next((t.dtype for t in stored.values() if t.dtype in ("F16", "BF16")), "F32")
+        dtype = decoded.dtype or natural_dtype(config) or scales
+        parts = tuple(part.name for part in stored.values())
+        weight = PackedTensor(base + scheme.result, decoded.shape, dtype, scheme.label, parts, decoded)
+        if weight.name in tensors and weight.name not in parts:
+            raise _refused(scheme, name, f"{weight.name} is stored beside its packed form")
+        found.append(weight)
+        used.update(parts)
     _refuse_strays(tensors, used, settings)
     return found
 
@@ -259,38 +270,12 @@ def _match(
     raise _refused(scheme, name, f"{missing} is missing")
 
 
-def _packed(
-    scheme: Scheme,
-    base: str,
-    tensors: Mapping[str, Tensor],
-    settings: Mapping[str, object],
-    natural: str | None,
-) -> PackedTensor:
-    endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
-    stored = {ending: tensors[base + ending] for ending in endings}
-    decoded = scheme.decode({ending: _check_size(t) for ending, t in stored.items()}, settings)
-    return PackedTensor(
-        name=base + scheme.result,
-        shape=decoded.shape,
-        dtype=decoded.dtype or natural or _scale_dtype(stored),
-        scheme=scheme.label,
-        parts=tuple(t.name for t in stored.values()),
-        decoded=decoded,
-    )
-
-
-def _scale_dtype(stored: Mapping[str, Tensor]) -> str:
-    """The dtype of the scales where the config names none: packing tools keep the model's."""
-    return next((t.dtype for t in stored.values() if t.dtype in ("F16", "BF16")), "F32")
-
-
-def _check_size(tensor: Tensor) -> Tensor:
-    """The tensor. Raises CorruptError unless it holds as many bytes as its dtype and shape say."""
+def _check_size(tensor: Tensor) -> None:
+    """Raises CorruptError unless the tensor holds as many bytes as its dtype and shape say."""
     row = DTYPES[tensor.dtype]
     if row.kind == "plain" and row.n_bytes(tensor.shape) != tensor.n_bytes:
         what = f"{tensor.n_bytes} bytes are stored, {row.name} of shape {list(tensor.shape)} takes others"
         raise CorruptError(what, path=tensor.source.path, tensor=tensor.name)
-    return tensor
 
 
 def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapping[str, object]) -> None:

@@ -9,10 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from aprfmt import formats
-from aprfmt.canonical.checks import check_before_writing, read_tokenizer, require_config, with_dims_of_tensors
-from aprfmt.canonical.dtype_choice import Losses
-from aprfmt.canonical.model import Canonical, canonical, embedding_rows
+from aprfmt.canonical.model import (
+    Canonical,
+    canonical,
+    check_before_writing,
+    embedding_rows,
+    read_tokenizer,
+    require_config,
+    with_dims_of_tensors,
+)
 from aprfmt.canonical.packed import Decoding
+from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.pieces import dtype_totals
 from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.options import Options, parse_options

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY
-from aprfmt.canonical.checks import check_vocabulary, read_tokenizer
-from aprfmt.canonical.model import canonical
+from aprfmt.canonical.model import canonical, check_vocabulary, read_tokenizer
 from aprfmt.convert.options import parse_flag
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
@@ -359,23 +359,23 @@ def quality_of(
 
     No tensor value is decoded, and the breakdown says so; `apr validate` does that.
     """
+    structure = dict.fromkeys(("architecture", "hidden_size", "num_layers", "num_heads"), 5)
+    licences = {"license": 9, "data_source": 8, "data_license": 8}
+    classes = {"hf_architecture": 12, "hf_model_type": 8}
+    what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
+    stated = (
+        "whether license, data_source and data_license are stated, licences as SPDX ids; "
+        "not whether they are true"
+    )
     return Quality(
         {
             "physics": _checksum_part(checksum),
-            "structural": _structure_part(model, metadata),
-            "provenance": _provenance_part(metadata),
-            "hf_identity": _identity_part(metadata),
+            "structural": _fields_part(metadata, structure, what, _contradictions(model, metadata)),
+            "provenance": _fields_part(metadata, licences, stated, _odd_licences(metadata)),
+            "hf_identity": _fields_part(metadata, classes, ", ".join(classes), {}),
             "tokenizer": _tokenizer_part(model, tokenizer),
         }
     )
-
-
-def _known(value: object) -> bool:
-    return (value.strip().lower() if isinstance(value, str) else value) not in _PLACEHOLDERS
-
-
-def _stated(metadata: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
-    return {name: metadata[name] for name in names if _known(metadata.get(name))}
 
 
 def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
@@ -385,49 +385,44 @@ def _checksum_part(checksum: Mapping[str, str]) -> QualityPart:
     return QualityPart(0 if missing else 20, 20, what, dict(checksum), missing)
 
 
-def _structure_part(model: Model, metadata: Mapping[str, object]) -> QualityPart:
-    names = ("architecture", "hidden_size", "num_layers", "num_heads")
-    found = _stated(metadata, names)
-    problems = _disagreements(model, found)
-    missing = [problems.get(name) or name for name in names if name not in found or name in problems]
-    what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
-    return QualityPart(5 * (len(names) - len(missing)), 20, what, found, missing)
+def _fields_part(
+    metadata: Mapping[str, object], points: Mapping[str, int], what: str, problems: Mapping[str, str]
+) -> QualityPart:
+    """The points of the fields that are stated, without those that have a problem."""
+    values = {name: metadata.get(name) for name in points}
+    found = {
+        name: value
+        for name, value in values.items()
+        if (value.strip().lower() if isinstance(value, str) else value) not in _PLACEHOLDERS
+    }
+    good = [name for name in found if name not in problems]
+    missing = [problems[name] if name in found else name for name in points if name not in good]
+    return QualityPart(sum(points[name] for name in good), sum(points.values()), what, found, missing)
 
 
-def _disagreements(model: Model, found: Mapping[str, object]) -> dict[str, str]:
+def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, str]:
     """Stated dims that the tensors contradict."""
     problems = {}
-    embedding = first_tensor(model, EMBEDDING)
-    width = found.get("hidden_size")
+    embedding, width, layers = (
+        first_tensor(model, EMBEDDING),
+        metadata.get("hidden_size"),
+        metadata.get("num_layers"),
+    )
     if embedding is not None and width is not None and width not in embedding.shape:
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
     seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
-    layers = found.get("num_layers")
     if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
         problems["num_layers"] = f"num_layers {layers}, but the tensors make {len(seen)}"
     return problems
 
 
-def _provenance_part(metadata: Mapping[str, object]) -> QualityPart:
-    weights = {"license": 9, "data_source": 8, "data_license": 8}
-    found = _stated(metadata, weights)
-    problems = {
+def _odd_licences(metadata: Mapping[str, object]) -> dict[str, str]:
+    values = {name: metadata.get(name) for name in ("license", "data_license")}
+    return {
         name: f"{name} {value!r} is not an SPDX id"
-        for name, value in found.items()
-        if name != "data_source" and not is_spdx(str(value))
+        for name, value in values.items()
+        if not is_spdx(str(value))
     }
-    good = [name for name in found if name not in problems]
-    missing = [problems.get(name, name) for name in weights if name not in good]
-    what = "whether license, data_source and data_license are stated, licences as SPDX ids; not whether they are true"
-    return QualityPart(sum(weights[name] for name in good), 25, what, found, missing)
-
-
-def _identity_part(metadata: Mapping[str, object]) -> QualityPart:
-    weights = {"hf_architecture": 12, "hf_model_type": 8}
-    found = _stated(metadata, weights)
-    missing = [name for name in weights if name not in found]
-    what = "hf_architecture, hf_model_type"
-    return QualityPart(sum(weights[name] for name in found), 20, what, found, missing)
 
 
 def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:

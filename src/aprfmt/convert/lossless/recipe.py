@@ -30,8 +30,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from aprfmt.arch.links import MAX_TENSORS, RowMap
-from aprfmt.canonical.dtype_choice import is_exact
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf_kv import GgufType

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.dtype_choice import Losses, is_float
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import links
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS

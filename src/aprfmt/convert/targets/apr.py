@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
-from aprfmt.canonical.dtype_choice import Losses, is_exact, matrix_dtype
 from aprfmt.canonical.envelope import LEFT_ASIDE
 from aprfmt.canonical.model import Canonical, apr_metadata_of
 from aprfmt.canonical.named import gguf_side
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype
 from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode

@@ -21,8 +21,8 @@ from aprfmt.io.segments import FileLayout
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
-    from aprfmt.canonical.dtype_choice import Losses
     from aprfmt.canonical.model import Canonical
+    from aprfmt.canonical.tensor import Losses
     from aprfmt.convert.quantize.quantization import Quantization
     from aprfmt.io.write import WriteOptions
 

@@ -10,11 +10,10 @@ from dataclasses import replace
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.canonical import envelope
-from aprfmt.canonical.dtype_choice import Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows
 from aprfmt.canonical.named import gguf_side, links
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.convert.lossless.recipe import Recipe, overlay

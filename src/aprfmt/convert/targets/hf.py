@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
-from aprfmt.canonical.dtype_choice import Losses
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
+from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.lossless.recipe import Recipe, overlay
 from aprfmt.convert.lossless.source import CONFIG, restorable

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from aprfmt.canonical.dtype_choice import Losses, plain_dtype
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.named import hf_side
-from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.lossless.source import restorable
