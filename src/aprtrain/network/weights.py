@@ -19,8 +19,7 @@ import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.rope import FREQS, scaling_of
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical import checks
-from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.model import Canonical, canonical, check_before_writing
 from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
@@ -81,7 +80,7 @@ def open_network(path: str | os.PathLike[str]) -> Network:
         c = canonical(model, decoding=AS_VALUES)
         shape = shape_of(c.hparams, c.arch)
         assert c.arch is not None
-        checks.check_before_writing(c, allow_unmapped=False)
+        check_before_writing(c, allow_unmapped=False)
         missing = [name for name in hf_names(shape) if name not in c.tensors]
         if missing:
             raise RefusedError(
