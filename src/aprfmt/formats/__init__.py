@@ -165,13 +165,13 @@ def open(path: PathLike) -> Model:
 def detect(path: PathLike) -> str:
     """The format id of what `path` holds, by its bytes and never by its suffix: the name of a reader.
 
-    Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an APR and is none.
+    Raises NotFoundError, UnknownFormatError, or CorruptError for a file that begins like an `.apr` but is not one.
     """
     return _reader_of(resolve(path)).name
 
 
 def path_text(value: object, name: str = "path") -> str:
-    """A path as text. Raises UsageError for a value that is none, calling it `name`."""
+    """A path as text. Raises UsageError, which calls it `name`, for any other value."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str):
         raise UsageError(f"{name} must be a path, not {value!r:.80}")

@@ -212,7 +212,7 @@ def _dtype(spelling: object, name: str, path: Path) -> Dtype:
 
 
 def _check_footer(image: Source, base: int) -> dict[str, str]:
-    """The reference never compared this checksum, so a wrong one is told and not refused."""
+    """The reference never compared this checksum, so a wrong one is reported, not refused."""
     from aprfmt.io.pipe import source_chunks
 
     crc = 0

@@ -9,7 +9,7 @@ MODULES = "modules.json"
 FOLDERS = "[0-9]_*"
 """What the folders of modules are called; of each the config.json belongs to the model."""
 CONFIG_KEY = "pooling"
-"""Under which the word stands among the config's keys; config.json itself never has it."""
+"""Key of the pooling mode among the config's keys; config.json itself never has it."""
 
 _MODES = {
     "pooling_mode_cls_token": "cls",

@@ -113,10 +113,10 @@ def _gguf_name(c: Canonical, name: str) -> str:
 
 
 def _with_envelope(
-    c: Canonical, metadata: dict[str, object], said: Mapping[str, object], losses: Losses
+    c: Canonical, metadata: dict[str, object], facts: Mapping[str, object], losses: Losses
 ) -> dict[str, object]:
     """`metadata` with what the envelope says; left aside where that contradicts the tensors or the tokenizer."""
-    merged = {key: value for key, value in {**metadata, **said, **c.stated}.items() if value is not None}
+    merged = {key: value for key, value in {**metadata, **facts, **c.stated}.items() if value is not None}
     try:
         tokenizer = tokenizer_apr.from_metadata(merged)
         if c.arch is not None:

@@ -78,10 +78,10 @@ def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor
             and item[1] == (GgufType.ARRAY, GgufType.STRING)
         ):
             pairs.remember(item[0], [*item[2]])
-    said = _metadata_after_import(c, pairs)
+    imported = _metadata_after_import(c, pairs)
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(
-        entries, Envelope(envelope.differences(c.model, said), _stored_dtypes(c, tensors), kept)
+        entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept)
     )
 
 
@@ -91,11 +91,11 @@ def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
         return True
     found, warning = envelope.read_envelope(base)
     if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
-        return True  # it said nothing at the import either
+        return True  # it had no part in the import either
     pairs = _pairs(c, envelope.strip(_unsplit_entries(base).values()))
-    unsaid = envelope.differences(c.model, _metadata_after_import(c, pairs))
+    missing = envelope.differences(c.model, _metadata_after_import(c, pairs))
     # A GGUF by another program needs one only for what it cannot have brought itself.
-    return found.metadata == unsaid if found is not None else not envelope.folder_fields(unsaid)
+    return found.metadata == missing if found is not None else not envelope.folder_fields(missing)
 
 
 def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
@@ -305,7 +305,7 @@ def _with_type(kv: ggml.KV) -> KV:
 
 
 def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: bool) -> Tokenizer:
-    if overlaid:  # the JSON of an .apr sorts by name, which is no edit
+    if overlaid:  # the JSON of an .apr sorts by name, which is not an edit
         tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
     if pre is not None:
         check_name(pre)

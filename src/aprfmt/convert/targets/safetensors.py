@@ -34,7 +34,7 @@ def hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
     """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantized blocks become F16.
 
     8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
-    dtypes that safetensors has not.
+    dtypes that safetensors does not have.
     """
     wanted = plain_dtype(dtype, EIGHT_BITS)
     if wanted is not None and DTYPES[wanted].safetensors is None:
