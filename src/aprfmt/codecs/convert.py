@@ -36,12 +36,6 @@ def is_padded(row: Dtype, shape: tuple[int, ...]) -> bool:
     return row.kind == "ggml" and bool(shape) and n_elements(shape) > 0 and shape[-1] % row.block != 0
 
 
-def can_decode(dtype: str) -> bool:
-    """Whether `decode` knows the dtype."""
-    row = find_dtype(dtype)
-    return row.kind != "ggml" or ggml.decodable(row.name)
-
-
 def can_encode(dtype: str) -> bool:
     """Whether the dtype can be written here: floats, AprQ4, AprQ8, GGML's types (most of them by its library)."""
     row = find_dtype(dtype)

@@ -32,7 +32,8 @@ def read_list(value: object, kind: type[_T], where: str) -> list[_T]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise CorruptError(f"{where} is not an array")
     items: list[_T] = list(value)
-    if not set(map(type, items)) <= ({int, float} if kind is float else {kind}):
+    kinds = (int, float) if kind is float else kind
+    if not all(issubclass(seen, kinds) and seen is not bool for seen in set(map(type, items))):
         raise CorruptError(f"{where} is not an array of {kind.__name__} values")
     return items
 
