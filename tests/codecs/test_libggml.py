@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from ggml_cases import BLOCKS, BY_NUMPY, COLS, SLOW, random_blocks, values_of, weights_of
 
-from aprfmt.codecs import DTYPES, backend, ggml, ggml_answers, libggml
+from aprfmt.codecs import DTYPES, backend, ggml, libggml
 from aprfmt.errors import MissingDependencyError, UsageError
 
 _REAL = next(libggml.libraries(), None)
@@ -39,13 +39,13 @@ def test_each_package_has_all_functions_and_stays_unimported(package: str) -> No
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     code = (
-        "import sys; from aprfmt.codecs import DTYPES, ggml, ggml_answers, libggml\n"
+        "import sys; from aprfmt.codecs import DTYPES, ggml, libggml\n"
         f"libggml.PACKAGES = {{{package!r}: 'it'}}\n"
         "lib, = libggml.libraries()\n"
         "print(lib.path.parents[1].name, lib.version != 'unknown (unknown)', repr(libggml.absence()),"
         " ggml.encodable('Q4_K'), 'llama_cpp' in sys.modules, 'numpy' in sys.modules)\n"
         f"for name in {[name for name in BLOCKS if name not in SLOW]}:\n"
-        "    for check in (ggml_answers.decode_agrees, ggml_answers.encode_agrees):\n"
+        "    for check in (ggml.decode_agrees, ggml.encode_agrees):\n"
         "        if not check(lib, DTYPES[name]): print(name, check)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -100,12 +100,12 @@ def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.answers is not None
     decoded, encoded = row.answers
     monkeypatch.setenv(backend.VARIABLE, "numpy")
-    assert ggml_answers.checksum_values(ggml.decode(name, ggml_answers.stored_pattern(row))) == decoded
+    assert ggml.checksum_values(ggml.decode(name, ggml.stored_pattern(row))) == decoded
     if any(libggml.libraries()):
-        assert ggml_answers.decode_agrees(real(), row)
-        assert ggml_answers.checksum_encoding(real(), row) == encoded
+        assert ggml.decode_agrees(real(), row)
+        assert ggml.checksum_encoding(real(), row) == encoded
     if name in BY_NUMPY and any(libggml.libraries()):
-        values = ggml_answers.value_pattern()
+        values = ggml.value_pattern()
         out = np.empty(values.size // row.block * row.block_bytes, dtype="u1")
         assert row.ggml_id is not None
         real().quantize(row.ggml_id, values.ctypes.data, out.ctypes.data, 1, values.size, None)

@@ -22,7 +22,7 @@ class Dtype:
         kind: "plain" (codecs.plain), "aprq" (codecs.aprq) or "ggml" (codecs.ggml).
         torch: name of a plain dtype in torch, which not every version of it has.
         answers: of a GGML block type the CRC-32 of what known blocks decode to and of what known values are encoded
-            to (codecs.ggml_answers); None for types that are not decoded.
+            to (codecs.ggml); None for types that are not decoded.
         scales: where the f16 scales of such a block stand; llama.cpp loads no block with one that is not finite.
     """
 
