@@ -124,13 +124,11 @@ DTYPES: dict[str, Dtype] = {
     )
 }
 
-# Ids that readers must still accept: the two native quants before their ids moved out of GGML's range.
-_APR_LEGACY_IDS = {8: "AprQ4", 9: "AprQ8"}
-
-_BY_APR_ID = {row.apr_id: row for row in DTYPES.values() if row.apr_id is not None}
-_BY_APR_ID |= {key: DTYPES[name] for key, name in _APR_LEGACY_IDS.items()}
-_BY_GGML_ID = {row.ggml_id: row for row in DTYPES.values() if row.ggml_id is not None}
-_BY_SAFETENSORS = {row.safetensors: row for row in DTYPES.values() if row.safetensors is not None}
+DTYPES_BY_APR_ID = {row.apr_id: row for row in DTYPES.values() if row.apr_id is not None}
+# Readers must still accept the ids that the two native quants had before they moved out of GGML's range.
+DTYPES_BY_APR_ID |= {8: DTYPES["AprQ4"], 9: DTYPES["AprQ8"]}
+DTYPES_BY_GGML_ID = {row.ggml_id: row for row in DTYPES.values() if row.ggml_id is not None}
+DTYPES_BY_SAFETENSORS = {row.safetensors: row for row in DTYPES.values() if row.safetensors is not None}
 
 
 def _key(name: str) -> str:
@@ -146,18 +144,3 @@ def find_dtype(name: str) -> Dtype:
     if row is None:
         raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))
     return row
-
-
-def dtype_by_apr_id(apr_id: int) -> Dtype | None:
-    """The row of an APR v2 index id, legacy ids 8 and 9 included; None if the id is invalid."""
-    return _BY_APR_ID.get(apr_id)
-
-
-def dtype_by_ggml_id(ggml_id: int) -> Dtype | None:
-    """The row of a GGML type number; None if it is unknown here."""
-    return _BY_GGML_ID.get(ggml_id)
-
-
-def dtype_by_safetensors(spelling: str) -> Dtype | None:
-    """The row of a safetensors dtype; None if it is unknown here."""
-    return _BY_SAFETENSORS.get(spelling)

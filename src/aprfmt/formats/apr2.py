@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
-from aprfmt.codecs.dtypes import DTYPES, Dtype, dtype_by_apr_id
+from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_APR_ID, Dtype
 from aprfmt.errors import (
     AprError,
     ChecksumError,
@@ -82,7 +82,7 @@ _TAILS = tuple(struct.Struct(f"<{ndim + 2}Q") for ndim in range(MAX_NDIM + 1))
 _KINDS: dict[int, tuple[str, int]] = {
     key: (row.name, row.block_bytes if row.kind == "plain" else -1)
     for key in range(256)
-    if (row := dtype_by_apr_id(key)) is not None
+    if (row := DTYPES_BY_APR_ID.get(key)) is not None
 }
 # The first edition of the container gave BF16 another id.
 _FIRST_EDITION_KINDS = {**_KINDS, 2: ("BF16", 2)}

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
+from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.errors import (
     CorruptError,
     LimitError,
@@ -306,7 +306,7 @@ def _tensor(info: _Info, data_start: int, alignment: int, source: Source) -> Ten
 def _stored_as(info: _Info, path: str) -> tuple[str, int]:
     """Dtype and stored length, without padding."""
     name, ggml_type, ne, _, start = info
-    dtype = dtype_by_ggml_id(ggml_type)
+    dtype = DTYPES_BY_GGML_ID.get(ggml_type)
     if dtype is None:
         known = ", ".join(row.name for row in DTYPES.values() if row.ggml_id is not None)
         raise UnsupportedError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.codecs.dtypes import DTYPES, dtype_by_safetensors, find_dtype
+from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_SAFETENSORS, find_dtype
 from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
 from aprfmt.formats.out import OutTensor
@@ -130,7 +130,7 @@ def _metadata(value: object, path: str) -> dict[str, str]:
 
 def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
     spelling, shape, begin, end = _fields(name, info, source.path)
-    dtype = dtype_by_safetensors(spelling)
+    dtype = DTYPES_BY_SAFETENSORS.get(spelling)
     if dtype is None:
         known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from gguf_images import QUANTS, Field, image, peer_tensors, string, write_peer
 from natives import gguf_parts
 
 import aprfmt
-from aprfmt.codecs.dtypes import DTYPES, dtype_by_ggml_id
+from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf_kv import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
@@ -257,4 +257,4 @@ def _encodes(kind: gguf.GGMLQuantizationType) -> bool:
 def test_ggml_ids_find_their_rows() -> None:
     for row in DTYPES.values():
         if row.ggml_id is not None:
-            assert dtype_by_ggml_id(row.ggml_id) is row
+            assert DTYPES_BY_GGML_ID.get(row.ggml_id) is row
