@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from train_blocks import BYTES, edge_blocks, random_blocks
+from train_blocks import BYTES, edge_blocks, random_blocks, resident_bytes
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
@@ -252,7 +252,7 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
         row: dict[str, Any] = {"load_s": time.perf_counter() - start, "notes": teacher.notes}
         row["resident_gb"] = (torch.cuda.memory_allocated() - began) / 1e9
         row["planned_gb"] = estimate_bytes(network, residency) / 1e9
-        exact = estimate_bytes(network, residency) == teacher.resident_bytes
+        exact = estimate_bytes(network, residency) == resident_bytes(teacher.decoder)
         row["load_peak_gb"] = (torch.cuda.max_memory_allocated() - began) / 1e9
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()

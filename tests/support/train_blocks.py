@@ -6,6 +6,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+
+from aprtrain.network.decoder import Decoder
+from aprtrain.teacher.blocks import BlocksDecoder
 
 Array = np.ndarray[Any, Any]
 
@@ -43,3 +47,20 @@ def edge_blocks(dtype: str) -> Array:
             block[at : at + 2] = np.array([half], dtype="<u2").view("u1")
         found.append(block)
     return np.stack(found)
+
+
+def resident_bytes(decoder: Decoder) -> int:
+    """Bytes of all that a teacher's network holds between batches, what is shared counted once."""
+    tensors = [parameter.detach() for parameter in decoder.parameters() if parameter.device.type != "meta"]
+    tensors += [
+        part for block in decoder.blocks for value in vars(block).values() for part in _tensors(value)
+    ]
+    if isinstance(decoder, BlocksDecoder):
+        tensors += [blocks.stored_B for parts in decoder.stored.values() for blocks in parts]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """The tensors of an Fp8Weight, which is an attribute where a bf16 weight is a parameter."""
+    return [part for part in value if isinstance(part, Tensor)] if isinstance(value, tuple) else []

@@ -133,20 +133,3 @@ class BlocksDecoder(Decoder):
         for blocks, target in self._targets[block]:
             decode(blocks, target)
         return super()._run(block, x, cos, sin, plan)
-
-
-def resident_bytes(decoder: Decoder) -> int:
-    """Bytes of all that a frozen network holds, what is shared counted once."""
-    tensors = [parameter.detach() for parameter in decoder.parameters() if parameter.device.type != "meta"]
-    tensors += [
-        part for block in decoder.blocks for value in vars(block).values() for part in _tensors(value)
-    ]
-    if isinstance(decoder, BlocksDecoder):
-        tensors += [blocks.stored_B for parts in decoder.stored.values() for blocks in parts]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def _tensors(value: object) -> list[Tensor]:
-    """The tensors of an Fp8Weight, which is an attribute where a bf16 weight is a parameter."""
-    return [part for part in value if isinstance(part, Tensor)] if isinstance(value, tuple) else []

@@ -21,7 +21,7 @@ from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, parts_of
 from aprtrain.network.shape import Shape
 from aprtrain.network.weights import Network, load_decoder, stays_blocks
-from aprtrain.teacher.blocks import BlocksDecoder, load_head, resident_bytes
+from aprtrain.teacher.blocks import BlocksDecoder, load_head
 from aprtrain.teacher.fp8 import Gate, becomes_fp8, convert_to_fp8
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
@@ -122,11 +122,6 @@ class Teacher:
             return self.decoder.head_rows(rows.stop)[rows]
         return self.decoder.head_weight[rows].detach()
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that it holds between batches, scratch included."""
-        return resident_bytes(self.decoder)
-
 
 def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
     """What the teacher computes in: bfloat16, but float32 for bf16 weights on the CPU."""
@@ -134,7 +129,7 @@ def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:
 
 
 def estimate_bytes(network: Network, residency: str, *, backbone: bool = True) -> int:
-    """What `Teacher.resident_bytes` will be, from the file's index alone; fp8 as if it passes at once.
+    """Bytes that a Teacher holds between batches, from the file's index alone; fp8 as if it passes at once.
 
     An fp8 teacher takes what a bf16 one takes beside it while it is compared.
     """

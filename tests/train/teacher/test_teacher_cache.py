@@ -16,6 +16,7 @@ import pytest
 import torch
 import train_runs
 from torch import Tensor
+from train_blocks import resident_bytes
 from train_runs import lines, weights
 from train_worlds import together
 
@@ -218,7 +219,9 @@ def test_a_head_alone_is_the_head_of_the_whole_teacher(
         whole = Teacher(network, vocabulary, residency, "cpu")
         head = Teacher(network, vocabulary, residency, "cpu", backbone=False)
         assert (
-            head.resident_bytes == estimate_bytes(network, residency, backbone=False) < whole.resident_bytes
+            resident_bytes(head.decoder)
+            == estimate_bytes(network, residency, backbone=False)
+            < resident_bytes(whole.decoder)
         )
     assert torch.equal(head.head_weight, whole.head_weight)
     assert not head.has_backbone
