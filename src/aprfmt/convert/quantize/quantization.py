@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.named import links
+from aprfmt.canonical.model import Canonical, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype

@@ -12,8 +12,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.lossless.recipe import Recipe, overlay
-from aprfmt.convert.lossless.source import CONFIG, restorable
+from aprfmt.convert.lossless.recipe import CONFIG, Recipe, overlay, restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.safetensors import TORCH_NAMES, hf_tensors, keeps_all
 from aprfmt.errors import RefusedError

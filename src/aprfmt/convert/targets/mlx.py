@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.canonical.model import Canonical
-from aprfmt.convert.lossless.source import restorable
+from aprfmt.convert.lossless.recipe import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.hf import folder_output
 

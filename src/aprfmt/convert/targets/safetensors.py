@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from aprfmt.canonical.model import Canonical
-from aprfmt.canonical.named import hf_side
+from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.lossless.source import restorable
+from aprfmt.convert.lossless.recipe import restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import safetensors
