@@ -39,7 +39,6 @@ from aprfmt.arch.values.base import (
     check_layers,
     head_dim_is_named,
     look_up,
-    plain_head_dim,
 )
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
@@ -116,14 +115,8 @@ def _unknown_row(gguf: str | None) -> Architecture:
     return Architecture("", gguf or "", "", "", (), (), (), UNKNOWN_KEYS)
 
 
-def _scopes(
-    h: Hyperparams,
-    row: Architecture,
-    defaults: Mapping[str, object],
-    kv: Mapping[str, object] | None = None,
-    names: Collection[str] = (),
-) -> list[Scope]:
-    return [Scope(h, row, key, kv or {}, names, defaults) for key in keys_of(row, defaults)]
+def _scopes(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> list[Scope]:
+    return [Scope(h, row, key, defaults) for key in keys_of(row, defaults)]
 
 
 def _take(scope: Scope, value: object) -> None:
@@ -132,7 +125,7 @@ def _take(scope: Scope, value: object) -> None:
     if isinstance(value, ConfigKeys):
         by_name = {name: known for known in scope.row.keys for name in known.hf}
         for name, item in value.items():
-            scope.of(by_name.get(name, Key("", (name,)))).put(item)
+            replace(scope, key=by_name.get(name, Key("", (name,)))).put(item)
     elif value is not DEFAULT:
         scope.put(value)
     # A number of the network that a GGUF does not tell is unknown, whatever transformers would take it for;
@@ -159,7 +152,7 @@ def _derive_heads(h: Hyperparams) -> None:
     if h.num_kv_heads is None:
         h.num_kv_heads = h.num_heads
     if h.head_dim is None:
-        h.head_dim = plain_head_dim(h)
+        h.head_dim = h.plain_head_dim
 
 
 # --- config.json ---
@@ -329,7 +322,8 @@ def from_gguf(
     h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
     known = row or _unknown_row(word)
     flags = _flags_of(known, tensor_names)
-    scopes = _scopes(h, known, defaults_of(row), kv, tensor_names)
+    defaults = defaults_of(row)
+    scopes = [Scope(h, known, key, defaults, kv, tensor_names) for key in keys_of(known, defaults)]
     for scope in scopes:
         if scope.key.field:
             _take(scope, _gguf_value(scope, flags))
@@ -420,7 +414,7 @@ def to_gguf(
     late: list[GgufKey] = [("general.file_type", "UINT32", file_type)] if file_type is not None else []
     for key in arch.keys:
         try:
-            pairs = _gguf_keys(Scope(h, arch, key, defaults=defaults))
+            pairs = _gguf_keys(Scope(h, arch, key, defaults))
         except RefusedError:
             if complete:
                 raise

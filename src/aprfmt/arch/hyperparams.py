@@ -46,6 +46,11 @@ class Hyperparams:
     eos_token_id: int | None = None
     extra: dict[str, object] = field(default_factory=dict)
 
+    @property
+    def plain_head_dim(self) -> int | None:
+        """hidden_size / num_heads, what a head has where nothing names its size."""
+        return self.hidden_size // self.num_heads if self.hidden_size and self.num_heads else None
+
 
 @dataclass(frozen=True, slots=True)
 class Field:

@@ -56,7 +56,10 @@ _YARN = {
 }
 _OLD_KINDS = {"su": "longrope", "mrope": "default"}
 _STRETCHED = ("llama3", "yarn", "longrope")
-_UNSCALED = ("default", "llama3", "dynamic", "proportional")
+_KINDS = {
+    "default": "", "dynamic": "", "linear": "", "yarn": "", "llama3": FREQS, "proportional": FREQS, "longrope": LONG
+}  # fmt: skip
+"""Kinds of scaling that a GGUF can have, and the tensor of factors that the family must then know."""
 
 
 def read(
@@ -145,7 +148,7 @@ def _set_partial(h: Hyperparams, value: object, defaults: Mapping[str, object]) 
 
 def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, object]) -> None:
     """The rotated part of a head from the count of a GGUF; the default's own digits where they give that count."""
-    size = h.head_dim or (h.hidden_size // h.num_heads if h.hidden_size and h.num_heads else None)
+    size = h.head_dim or h.plain_head_dim
     if count is None or not size:
         return
     usual = as_float(_partial(h, defaults), "partial_rotary_factor") or 1.0
@@ -161,7 +164,9 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     """
     scaling = scaling_of(h)
     kind = str(scaling.get("rope_type", "default")).lower()
-    _check_kind(kind, scaling, row)
+    tensor = _KINDS.get(kind)
+    if tensor is None or (tensor and tensor not in row.gguf_only):
+        raise RefusedError(f"a GGUF of this architecture cannot have rope scaling {kind!r}")
     out: dict[str, tuple[str, object]] = {}
     if kind in ("linear", "yarn", "longrope"):
         out |= _scaling_keys(h, kind, scaling, row)
@@ -208,16 +213,6 @@ def _stretch(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -> float:
         return float(alpha ** (h.head_dim / (h.head_dim - 2)))
     except OverflowError:
         raise RefusedError(f"rope alpha {alpha:g} gives no base frequency") from None
-
-
-def _check_kind(kind: str, scaling: Mapping[str, object], row: Architecture) -> None:
-    known = kind in (*_UNSCALED, "linear", "yarn")
-    if kind in ("llama3", "proportional"):
-        known = "rope_freqs.weight" in row.gguf_only
-    if kind == "longrope":
-        known = "rope_factors_long.weight" in row.gguf_only
-    if not known:
-        raise RefusedError(f"a GGUF of this architecture cannot have rope scaling {kind!r}")
 
 
 def _scaling_keys(
@@ -384,20 +379,16 @@ def attention_factor(h: Hyperparams, kind: str, scaling: Mapping[str, object]) -
             return number if number > 0 else None
     factor = as_float(scaling.get("factor"), "factor")
     if kind == "longrope":
-        return _longrope_attention(h, scaling, factor)
+        original = original_context(h, scaling)
+        if not original or original < 2:
+            return None
+        if factor is None and h.max_position_embeddings:
+            factor = h.max_position_embeddings / original
+        return 1.0 if not factor or factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     mscale, all_dim = (as_float(scaling.get(name), name) for name in ("mscale", "mscale_all_dim"))
     if factor and mscale and all_dim and mscale > 0 and all_dim > 0:
         return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
     return None
-
-
-def _longrope_attention(h: Hyperparams, scaling: Mapping[str, object], factor: float | None) -> float | None:
-    original = original_context(h, scaling)
-    if not original or original < 2:
-        return None
-    if factor is None and h.max_position_embeddings:
-        factor = h.max_position_embeddings / original
-    return 1.0 if not factor or factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]:

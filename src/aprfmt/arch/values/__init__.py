@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.values import base, dense, gpt, hybrid, moe
+from aprfmt.arch.values import attention, base, mixed
 
-FILES = (base, dense, gpt, hybrid, moe)
+FILES = (base, attention, mixed)
 CONVERTERS: dict[str, base.Converter] = {
     name: item for file in FILES for name, item in file.CONVERTERS.items()
 }

@@ -6,7 +6,7 @@ A row's Key names one by `via`. A converter is a pair of small functions and a l
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aprfmt.arch import rope
@@ -25,21 +25,17 @@ class Scope:
         h: the hyper-parameters, filled as far as the keys before this one go.
         row: the family.
         key: the key that names the converter.
+        defaults: what absent config keys mean for this model type.
         kv: key-value pairs of the GGUF that is read; empty otherwise.
         names: its tensor names; empty where they are unknown.
-        defaults: what absent config keys mean for this model type.
     """
 
     h: Hyperparams
     row: Architecture
     key: Key
+    defaults: Mapping[str, object] = field(default_factory=dict)
     kv: Mapping[str, object] = field(default_factory=dict)
     names: Collection[str] = ()
-    defaults: Mapping[str, object] = field(default_factory=dict)
-
-    def of(self, key: Key) -> Scope:
-        """The same for another key."""
-        return replace(self, key=key)
 
     @property
     def name(self) -> str:
@@ -177,16 +173,11 @@ def _rotary_dim_from(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
-def plain_head_dim(h: Hyperparams) -> int | None:
-    """hidden_size / num_heads, what a head has where nothing names its size."""
-    return h.hidden_size // h.num_heads if h.hidden_size and h.num_heads else None
-
-
 def head_dim_is_named(scope: Scope) -> bool:
     """Whether the size of a head has to be written: the source names it, or it follows from nothing else."""
     h = scope.h
     named = h.extra.get("head_dim") or scope.defaults.get("head_dim")
-    return h.head_dim is not None and bool(named or h.head_dim != plain_head_dim(h))
+    return h.head_dim is not None and bool(named or h.head_dim != h.plain_head_dim)
 
 
 def _head_dim_settle(value: object, scope: Scope) -> object:
