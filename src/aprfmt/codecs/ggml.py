@@ -78,10 +78,10 @@ def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
         lib = _find_trusted(dtype, direction)
         if lib is not None:
             return lib
-    raise missing(dtype, direction)
+    raise missing_library(dtype, direction)
 
 
-def missing(dtype: str, direction: str) -> MissingDependencyError:
+def missing_library(dtype: str, direction: str) -> MissingDependencyError:
     """The error for a type that cannot be decoded or encoded here, with the reason."""
     libs, forced = [*libggml.libraries()], backend.forced()
     if forced not in (None, "ggml"):

@@ -106,7 +106,7 @@ def _put_scale(stored: Array, scale: Array) -> None:
     stored[:, :2] = scale.astype("<f2").view("u1").reshape(-1, 2)
 
 
-def _scaled(codes: Array, stored: Array, values: Array) -> None:
+def _scale_codes(codes: Array, stored: Array, values: Array) -> None:
     """values = codes times the f16 that a block begins with."""
     values[:] = codes
     values *= stored[:, :2].copy().view("<f2").astype("f4")
@@ -138,7 +138,7 @@ def _decode_q1_0(stored: Array, values: Array) -> None:
     signs = np.unpackbits(np.ascontiguousarray(stored[:, 2:]), axis=1, bitorder="little").view("i1")
     signs <<= 1
     signs -= 1
-    _scaled(signs, stored, values)
+    _scale_codes(signs, stored, values)
 
 
 def _encode_q2_0(values: Array, stored: Array) -> None:
@@ -158,7 +158,7 @@ def _encode_q2_0(values: Array, stored: Array) -> None:
 
 def _decode_q2_0(stored: Array, values: Array) -> None:
     """Codes 0 .. 3 are -1 .. 2 times d."""
-    _scaled(_two_bits().take(stored[:, 2:]).view("i1"), stored, values)
+    _scale_codes(_two_bits().take(stored[:, 2:]).view("i1"), stored, values)
 
 
 @cache

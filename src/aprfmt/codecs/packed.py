@@ -120,7 +120,7 @@ class Decoded:
         return out
 
 
-def refused(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> RefusedError:
+def refusal(scheme: str, tensor: str, what: str, hint: str = UNPACK_HINT) -> RefusedError:
     """The error for a packed weight that breaks its scheme's rules."""
     return RefusedError(f"{scheme}: {what}", tensor=tensor, hint=hint)
 
@@ -130,19 +130,19 @@ def expect(
 ) -> None:
     """Raises RefusedError unless `piece` has one of `dtypes`, the `shape` or the number of dims, and elements."""
     if piece.dtype not in dtypes:
-        raise refused(scheme, piece.name, f"stored as {piece.dtype}, not as {' or '.join(dtypes)}")
+        raise refusal(scheme, piece.name, f"stored as {piece.dtype}, not as {' or '.join(dtypes)}")
     if shape is not None and piece.shape != shape:
-        raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {list(shape)} would fit")
+        raise refusal(scheme, piece.name, f"has the shape {list(piece.shape)}, {list(shape)} would fit")
     if ndim and len(piece.shape) != ndim:
-        raise refused(scheme, piece.name, f"has the shape {list(piece.shape)}, {ndim} dims are expected")
+        raise refusal(scheme, piece.name, f"has the shape {list(piece.shape)}, {ndim} dims are expected")
     if not count(piece):
-        raise refused(scheme, piece.name, "is empty")
+        raise refusal(scheme, piece.name, "is empty")
 
 
 def positive(scheme: str, name: str, value: object, tensor: str) -> int:
     """`value` as a positive integer of the settings. Raises RefusedError."""
     if type(value) is not int or value <= 0 or value >= 1 << 62:
-        raise refused(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
+        raise refusal(scheme, tensor, f"{name} is {value!r}, not a size", "correct it in config.json")
     return value
 
 
@@ -243,7 +243,7 @@ def grid_of(
                 return Grid(piece, rows, (high, wide), height, width, dtype=dtype)
     told = " or ".join(f"blocks of {a}x{b}" for a, b in blocks) or "one scale a row"
     what = f"scales of shape {list(piece.shape)} fit no weight of shape {list(shape)} with {told}"
-    raise refused(scheme, piece.name, what)
+    raise refusal(scheme, piece.name, what)
 
 
 def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int, int]]:
@@ -261,7 +261,7 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     for size in sizes:
         pair = [int(n) for n in size.split("x") if n.isdecimal()] if isinstance(size, str) else size
         if not isinstance(pair, list) or len(pair) != 2:
-            raise refused(
+            raise refusal(
                 scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json"
             )
         height, width = (positive(scheme, "a block size", n, tensor) for n in pair)
@@ -281,7 +281,7 @@ def require_symmetric(scheme: str, scale: Piece, settings: Settings) -> None:
     """Raises RefusedError for scales without zero points where the config says that every weight has them."""
     arguments = weight_arguments(settings)
     if arguments and all(weights.get("symmetric") is False for weights in arguments):
-        raise refused(scheme, scale.name, "zero points are missing, and config.json says symmetric false")
+        raise refusal(scheme, scale.name, "zero points are missing, and config.json says symmetric false")
 
 
 Decoder = Callable[[Pieces, Settings], Decoded]
@@ -332,7 +332,7 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
     weight = pieces[""]
     expect("FP8", weight, _F8)
     if len(weight.shape) < 2:
-        raise refused("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
+        raise refusal("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
     scale = pieces.get("_scale_inv") or pieces["_scale"]
     expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
     grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
@@ -355,7 +355,7 @@ def int8(pieces: Pieces, settings: Settings) -> Decoded:
     blocks = scale_blocks("INT8", settings, scale.name)
     grid = grid_of("INT8", scale, weight.shape, blocks)
     if ".weight_g_idx" in pieces and grid.grid[1] > 1:
-        raise refused("INT8", weight.name, "a column order of 8-bit groups is not decoded")
+        raise refusal("INT8", weight.name, "a column order of 8-bit groups is not decoded")
     zeros: Grid | None = None
     if zero is None:
         require_symmetric("INT8", scale, settings)
@@ -384,10 +384,10 @@ def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
     overall = pieces[".weight_global_scale" if divides else ".weight_scale_2"]
     expect("NVFP4", overall, ("F32",))
     if count(overall) != 1:
-        raise refused("NVFP4", overall.name, f"has the shape {list(overall.shape)}, one value is expected")
+        raise refusal("NVFP4", overall.name, f"has the shape {list(overall.shape)}, one value is expected")
     factor = flat(overall)[0]
     if divides and factor == 0:
-        raise refused("NVFP4", overall.name, "is zero, and scales are divided by it")
+        raise refusal("NVFP4", overall.name, "is zero, and scales are divided by it")
 
     def scales(values: Array) -> Array:
         scaled: Array = (values / factor if divides else values * factor).astype(np.float32)
@@ -411,7 +411,7 @@ def _fp4(
     scale = pieces[".weight_scale"]
     expect(scheme, scale, scale_dtypes, (rows, columns // group))
     if columns % group:
-        raise refused(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
+        raise refusal(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
     as_dtype = "F8_E8M0" if scale.dtype == "U8" else None
     grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
 
@@ -449,7 +449,7 @@ def mxfp4_experts(pieces: Pieces, settings: Settings) -> Decoded:
     expect("MXFP4", scale, ("U8",), blocks.shape[:-1])
     experts, n_out, n_blocks, n_bytes = blocks.shape
     if n_bytes != MX_BLOCK // 2:
-        raise refused("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, {MX_BLOCK // 2} are expected")
+        raise refusal("MXFP4", blocks.name, f"blocks of {n_bytes} bytes, {MX_BLOCK // 2} are expected")
     n_in = n_blocks * MX_BLOCK
 
     def tile(rows: range, columns: range) -> Array:
@@ -518,7 +518,7 @@ def _gptq_bits(codes: Piece, zeros: Piece, n_out: int, settings: Settings) -> in
         return fit[0]
     what = f"codes of shape {list(codes.shape)} with zero points of shape {list(zeros.shape)}"
     told = ", ".join(map(str, sorted(named))) or "no number of"
-    raise refused("GPTQ", codes.name, f"{what} are not {told} bits (2, 3, 4 and 8 are decoded)", _CONFIG_HINT)
+    raise refusal("GPTQ", codes.name, f"{what} are not {told} bits (2, 3, 4 and 8 are decoded)", _CONFIG_HINT)
 
 
 def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) -> Array:
@@ -529,16 +529,16 @@ def _gptq_order(pieces: Pieces, n_in: int, n_groups: int, settings: Settings) ->
     plain = np.arange(n_in) // size
     if given is None:
         if settings.get("desc_act"):
-            raise refused("GPTQ", scales.name, "the order of inputs (g_idx) is missing, and desc_act is set")
+            raise refusal("GPTQ", scales.name, "the order of inputs (g_idx) is missing, and desc_act is set")
         return plain
     expect("GPTQ", given, ("I32", "I64"), (n_in,))
     order = flat(given)
     if order.min() < 0 or order.max() >= n_groups:
-        raise refused("GPTQ", given.name, f"names a group outside the {n_groups} that are stored")
+        raise refusal("GPTQ", given.name, f"names a group outside the {n_groups} that are stored")
     if settings.get("desc_act") is False and not np.array_equal(order, plain):
         # Runtimes differ: some follow the order, some ignore it because of the setting.
         what = "holds another order of inputs than its config, which says desc_act false"
-        raise refused("GPTQ", given.name, what, "set desc_act in config.json to what the packing tool used")
+        raise refusal("GPTQ", given.name, what, "set desc_act in config.json to what the packing tool used")
     return order.astype(np.int64)
 
 
@@ -553,7 +553,7 @@ def _group_size(scheme: str, settings: Settings, scales: Piece, n_in: int, n_gro
     fit = {size for size in sizes if -(-n_in // size) == n_groups}
     if len(fit) != 1:
         what = f"{n_groups} groups for {n_in} inputs, but config.json says group_size {named[0]!r}"
-        raise refused(scheme, scales.name, what, _CONFIG_HINT)
+        raise refusal(scheme, scales.name, what, _CONFIG_HINT)
     return int(fit.pop())
 
 
@@ -563,7 +563,7 @@ def awq(pieces: Pieces, settings: Settings) -> Decoded:
 
     codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
     if settings.get("bits", settings.get("w_bit")) != 4:
-        raise refused(
+        raise refusal(
             "AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", _CONFIG_HINT
         )
     for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
@@ -607,7 +607,7 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     rows, columns = (int(n) for n in flat(told))
     if rows != packed.shape[0] or columns <= 0:
         what = f"says {[rows, columns]}, the packed codes have the shape {list(packed.shape)}"
-        raise refused(scheme, told.name, what)
+        raise refusal(scheme, told.name, what)
     bits = _packed_bits(packed, columns, settings)
     grid = _packed_grid(pieces, (rows, columns), settings)
     zero = _zero_points(pieces, grid, bits, settings)
@@ -629,7 +629,7 @@ def _packed_bits(packed: Piece, columns: int, settings: Settings) -> int:
     if len(fit) == 1:
         return fit[0]
     what = f"codes of shape {list(packed.shape)} for {columns} inputs fit no num_bits of config.json"
-    raise refused("compressed-tensors", packed.name, f"{what} (2, 4 and 8 are decoded)", _CONFIG_HINT)
+    raise refusal("compressed-tensors", packed.name, f"{what} (2, 4 and 8 are decoded)", _CONFIG_HINT)
 
 
 def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> Grid:
@@ -649,7 +649,7 @@ def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> 
     what = (
         f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
     )
-    raise refused(scheme, scale.name, what, _CONFIG_HINT)
+    raise refusal(scheme, scale.name, what, _CONFIG_HINT)
 
 
 def _packed_order(given: Piece, columns: int, n_groups: int) -> Array | None:
@@ -659,7 +659,7 @@ def _packed_order(given: Piece, columns: int, n_groups: int) -> Array | None:
         return None
     if order.min() < 0 or order.max() >= n_groups:
         what = f"names a group outside the {n_groups} that are stored"
-        raise refused("compressed-tensors", given.name, what)
+        raise refusal("compressed-tensors", given.name, what)
     return order
 
 
@@ -729,7 +729,7 @@ def _four_bit(kind: str, pieces: Pieces) -> Decoded:
     n = n_elements(shape)
     stored = count(weight) * DTYPES[weight.dtype].block_bytes
     if stored != -(-n // 2):
-        raise refused(
+        raise refusal(
             _LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes"
         )
     size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
@@ -755,20 +755,20 @@ def _state(piece: Piece, kind: str) -> dict[str, object]:
     """The JSON object that is stored as a tensor of bytes beside the weight."""
     expect(_LABEL, piece, ("U8",), ndim=1)
     if count(piece) > _MAX_STATE_BYTES:
-        raise refused(_LABEL, piece.name, f"{count(piece)} bytes are not a description of a weight")
+        raise refusal(_LABEL, piece.name, f"{count(piece)} bytes are not a description of a weight")
     try:
         state = jsonx.loads(flat(piece).tobytes())
     except AprError as error:
-        raise refused(_LABEL, piece.name, f"cannot be read: {error.message}") from error
+        raise refusal(_LABEL, piece.name, f"cannot be read: {error.message}") from error
     if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
-        raise refused(_LABEL, piece.name, f"is not a description of {kind} codes")
+        raise refusal(_LABEL, piece.name, f"is not a description of {kind} codes")
     return state
 
 
 def _shape(state: dict[str, object], weight: Piece) -> tuple[int, ...]:
     dims = state.get("shape")
     if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
-        raise refused(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
+        raise refusal(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
     return tuple(positive(_LABEL, "a dimension of its quant_state", dim, weight.name) for dim in dims)
 
 
@@ -779,7 +779,7 @@ def _code(piece: Piece, kind: str) -> Array:
     code = flat(piece)
     # Kernels have the values built in and never look at the stored ones: they must be the same.
     if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
-        raise refused(_LABEL, piece.name, f"holds other values than those of {kind}")
+        raise refusal(_LABEL, piece.name, f"holds other values than those of {kind}")
     return code
 
 
@@ -796,11 +796,11 @@ def _absmax(pieces: Pieces, state: dict[str, object], n_blocks: int) -> Callable
     expect(_LABEL, nested, ("F32",), (-(-n_blocks // size),))
     table = pieces.get(".weight.nested_quant_map")
     if table is None:
-        raise refused(_LABEL, piece.name, "nested_quant_map is missing")
+        raise refusal(_LABEL, piece.name, "nested_quant_map is missing")
     expect(_LABEL, table, ("F32",), (256,))
     offset = state.get("nested_offset")
     if isinstance(offset, bool) or not isinstance(offset, int | float):
-        raise refused(_LABEL, piece.name, f"nested_offset is {offset!r}, not a number")
+        raise refusal(_LABEL, piece.name, f"nested_offset is {offset!r}, not a number")
     with np.errstate(all="ignore"):
         code, shift = flat(table), np.float64(offset).astype(np.float32)
 
@@ -821,7 +821,7 @@ def llm_int8(pieces: Pieces, settings: Settings) -> Decoded:
     expect(_LABEL, weight, ("I8",), ndim=2)
     expect(_LABEL, largest, ("F32", "F16"), (weight.shape[0],))
     if layout is not None and (count(layout) != 1 or layout.dtype not in ("U8", "I8") or flat(layout)[0]):
-        raise refused(_LABEL, layout.name, "the rows are laid out for one kind of GPU")
+        raise refusal(_LABEL, layout.name, "the rows are laid out for one kind of GPU")
     width = weight.shape[1]
 
     def tile(rows: range, columns: range) -> Array:

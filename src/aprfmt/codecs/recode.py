@@ -79,7 +79,7 @@ def recode_jobs(
         return iter(items(1))
     if not can_encode(dst.name):
         if dst.kind == "ggml":
-            raise ggml.missing(dst.name, "encode")
+            raise ggml.missing_library(dst.name, "encode")
         raise UsageError(
             f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype"
         )
@@ -162,10 +162,10 @@ class _Change:
         if dst.name == "AprQ4":
             return aprq.encode_q4(values)
         if self.weights is None:
-            return self._rows(values, None, first)
-        return self._weighted(values, first // self.cols)
+            return self._encode_rows(values, None, first)
+        return self._encode_weighted(values, first // self.cols)
 
-    def _weighted(self, values: Array, first_row: int) -> Array:
+    def _encode_weighted(self, values: Array, first_row: int) -> Array:
         """Rows under the weights of the matrix that each is of; those of the outermost dims repeat."""
         import numpy as np
 
@@ -176,11 +176,11 @@ class _Change:
         while row < end:
             stop = min(end, (row // per_matrix + 1) * per_matrix)
             part = values[(row - first_row) * cols : (stop - first_row) * cols]
-            parts.append(self._rows(part, weights[row // per_matrix % len(weights)], row * cols))
+            parts.append(self._encode_rows(part, weights[row // per_matrix % len(weights)], row * cols))
             row = stop
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _rows(self, values: Array, weights: Array | None, first: int) -> Array:
+    def _encode_rows(self, values: Array, weights: Array | None, first: int) -> Array:
         """Whole rows as blocks, each filled up to whole blocks."""
         import numpy as np
 
@@ -200,7 +200,7 @@ def _jobs(change: _Change, items: Items) -> Iterator[Job]:
     assert units is not None
     piece = max(1, STEP // units.values) * units.src_bytes
     first = 0
-    counted = _counted(items(units.src_bytes), stored_bytes(change.src.name, change.shape), change.src)
+    counted = _check_count(items(units.src_bytes), stored_bytes(change.src.name, change.shape), change.src)
     for item in whole_units(counted, units.src_bytes, piece):
         count = min(-(-item_bytes(item) // units.src_bytes) * units.values, n - first)
         n_bytes = -(-count // units.values) * units.dst_bytes
@@ -252,7 +252,7 @@ def _values(change: _Change, read: Read) -> Iterator[Array]:
     Raises CorruptError if the bytes that `read` gives are not as many as dtype and shape ask for.
     """
     src, shape = change.src, change.shape
-    counted = run_jobs(_counted(read(), stored_bytes(src.name, shape), src))
+    counted = run_jobs(_check_count(read(), stored_bytes(src.name, shape), src))
     if src.name == "AprQ8":
         yield from _q8_values(counted)
         return
@@ -276,7 +276,7 @@ def _q8_values(chunks: Iterator[Buffer]) -> Iterator[Array]:
                 yield aprq.decode_q8(part, scale)
 
 
-def _counted(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[Item]:
+def _check_count(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[Item]:
     """`items`, held against the number of bytes that should come."""
     n_bytes = 0
     for item in items:

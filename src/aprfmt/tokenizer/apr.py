@@ -68,9 +68,9 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
     }
     values: dict[str, object] = {
         "tokenizer.model": tok.model,
-        "tokenizer.vocabulary": _printable(tok.tokens, patches["vocabulary"]),
+        "tokenizer.vocabulary": _to_printable(tok.tokens, patches["vocabulary"]),
         "tokenizer.vocab_size": len(tok.tokens),
-        "tokenizer.merges": _printable(tok.merges, patches["merges"]) or None,
+        "tokenizer.merges": _to_printable(tok.merges, patches["merges"]) or None,
         "tokenizer.pre_type": tok.pre,
         "tokenizer.token_type": list(tok.types) or None,
         "tokenizer.scores": [score if math.isfinite(score) else 0.0 for score in tok.scores] or None,
@@ -83,7 +83,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
         "flags": {flag: value for flag, value in tok.flags.items() if flag != "add_bos"},
         "chat_templates": {name: _text(text) for name, text in tok.chat_templates.items()},
         "n_added": tok.n_added,
-        "extra": {key: [kind, _plain(value)] for key, (kind, value) in tok.extra.items()},
+        "extra": {key: [kind, _to_json(value)] for key, (kind, value) in tok.extra.items()},
         "gguf_keys": [key for key, _, _ in to_gguf(tok, vocab_size=None)],
         "pre_note": tok.pre_note if tok.pre is None else "",
         "patches": {name: patch for name, patch in patches.items() if patch},
@@ -105,14 +105,14 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
         return None
     own = _mapping(metadata.get(OWN_KEY), OWN_KEY)
     patches = _mapping(own.get("patches"), f"{OWN_KEY}.patches")
-    tokens = _patched(_list(metadata, "vocabulary", str), patches, "vocabulary")
-    merges = _patched(_list(metadata, "merges", str), patches, "merges")
+    tokens = _apply_patches(_list(metadata, "vocabulary", str), patches, "vocabulary")
+    merges = _apply_patches(_list(metadata, "merges", str), patches, "merges")
     scores = [float(score) for score in _list(metadata, "scores", float)]
     for i, hexed in _mapping(patches.get("scores"), "patches.scores").items():
         scores[_index(i, len(scores))] = struct.unpack("<d", _unhex(hexed, 8))[0]
     types = _list(metadata, "token_type", int)
     if not types and OWN_KEY not in metadata:
-        types = _inferred_types(tokens)
+        types = _infer_types(tokens)
     for name, items in (("token_type", types), ("scores", scores)):
         if items and len(items) != len(tokens):
             raise CorruptError(f"tokenizer.{name} has {len(items)} entries for {len(tokens)} tokens")
@@ -122,7 +122,7 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
     template = _string(metadata, "chat_template")
     if template is None:
         template = _string(metadata, "tokenizer.chat_template")
-    templates = _mapping(own.get("chat_templates"), "chat_templates")
+    templates = _read_values(_mapping(own.get("chat_templates"), "chat_templates"), str, "chat template")
     return Tokenizer(
         model=_model(metadata, bool(merges), bool(scores)),
         tokens=tokens,
@@ -132,14 +132,14 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
         pre=_string(metadata, "tokenizer.pre_type"),
         special={
             role: i
-            for role, i in _typed(special, int, "special id").items()
+            for role, i in _read_values(special, int, "special id").items()
             if 0 <= i < 1 << 32  # -1 stands for none
         },
-        flags=_typed(flags, bool, "flag"),
+        flags=_read_values(flags, bool, "flag"),
         chat_template=template if template is None else _patch_text(template, patches, "chat_template", ""),
         chat_templates={
             name: _patch_text(text, patches, "chat_templates", name)
-            for name, text in _in_order(_typed(templates, str, "chat template"), own.get("gguf_keys")).items()
+            for name, text in _sort_templates(templates, own.get("gguf_keys")).items()
         },
         n_added=read_value(own.get("n_added"), int, f"{OWN_KEY}.n_added") or 0,
         extra=_extra(_mapping(own.get("extra"), "extra")),
@@ -148,7 +148,7 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
     )
 
 
-def _in_order(templates: dict[str, str], keys: object) -> dict[str, str]:
+def _sort_templates(templates: dict[str, str], keys: object) -> dict[str, str]:
     """Templates in the order of their GGUF keys: JSON objects of an APR are sorted by name."""
     rank = {key: i for i, key in enumerate(_keys(keys))}
     return dict(sorted(templates.items(), key=lambda item: rank.get(template_key(item[0]), len(rank))))
@@ -158,7 +158,7 @@ def _keys(value: object) -> list[str]:
     return [key for key in value if isinstance(key, str)] if isinstance(value, list) else []
 
 
-def _plain(value: object) -> object:
+def _to_json(value: object) -> object:
     """Bytes, and texts that are not Unicode, as an object; everything else is JSON already."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
@@ -197,7 +197,7 @@ def _model(metadata: Mapping[str, object], merges: bool, scores: bool) -> str:
     return _MODELS.get(name.lower(), name)
 
 
-def _inferred_types(tokens: Sequence[str]) -> list[int]:
+def _infer_types(tokens: Sequence[str]) -> list[int]:
     """Types by the look of the texts: `<|...|>` and `<word>` are special, pads and repeated texts unused."""
     first = {text: i for i, text in reversed(list(enumerate(tokens)))}
     repeated = {text for text, n in Counter(tokens).items() if n > 1}
@@ -234,14 +234,14 @@ def _text(text: str) -> str:
     return _bytes(text).decode("utf-8", "replace")
 
 
-def _printable(items: list[str], patches: Mapping[str, str]) -> list[str]:
+def _to_printable(items: list[str], patches: Mapping[str, str]) -> list[str]:
     result = list(items)
     for i in patches:
         result[int(i)] = _text(result[int(i)])
     return result
 
 
-def _patched(items: list[str], patches: Mapping[str, object], name: str) -> list[str]:
+def _apply_patches(items: list[str], patches: Mapping[str, object], name: str) -> list[str]:
     for i, hexed in _mapping(patches.get(name), f"patches.{name}").items():
         items[_index(i, len(items))] = _unhex(hexed).decode("utf-8", "surrogateescape")
     return items
@@ -282,7 +282,7 @@ def _string(metadata: Mapping[str, object], key: str) -> str | None:
     return read_value(metadata.get(key), str, f"metadata entry {key}")
 
 
-def _typed(values: Mapping[str, object], kind: type[_T], what: str) -> dict[str, _T]:
+def _read_values(values: Mapping[str, object], kind: type[_T], what: str) -> dict[str, _T]:
     """The entries that are not null. Raises CorruptError for one of another type."""
     found = {
         name: read_value(value, kind, f"the tokenizer's {what} {name}") for name, value in values.items()

@@ -62,8 +62,10 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
         return None
     tokens = read_list(kv.get(_PREFIX + "tokens"), str, _PREFIX + "tokens")
     n = len(tokens)
-    ids = {role: i for role, key in _present(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None}
-    flags = {flag: read_value(kv.get(key), bool, key) for flag, key in _present(kv, _FLAG_KEYS)}
+    ids = {
+        role: i for role, key in _find_keys(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None
+    }
+    flags = {flag: read_value(kv.get(key), bool, key) for flag, key in _find_keys(kv, _FLAG_KEYS)}
     # Some writers pad the tokens and forget the types: what is missing then are the pads.
     return Tokenizer(
         model=model,
@@ -75,7 +77,7 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
         special=ids,
         flags={flag: value for flag, value in flags.items() if value is not None},
         chat_template=read_value(kv.get(_TEMPLATE), str, _TEMPLATE),
-        chat_templates=_named_templates(kv),
+        chat_templates=_read_templates(kv),
         extra=_extra(kv),
         gguf_keys=[key for key in kv if key.startswith("tokenizer.")],
         notes=[  # llama.cpp ignores such ids
@@ -131,7 +133,7 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
     """
     if pad_style not in ("llama.cpp", "apr"):
         raise UsageError(f"unknown pad style {pad_style!r}", hint="use llama.cpp or apr")
-    tokens, types, scores = _padded(tok, vocab_size, pad_style)
+    tokens, types, scores = _pad(tok, vocab_size, pad_style)
     strings = ("ARRAY", "STRING")
     keys: list[KV] = [(_PREFIX + "model", "STRING", tok.model)]
     if tok.pre is not None:
@@ -152,19 +154,19 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
         if flag in _FLAG_KEYS:
             position = 0 if flag == "add_space_prefix" and tok.model == "gpt2" else len(keys)
             keys.insert(position, (_PREFIX + _FLAG_KEYS[flag], "BOOL", value))
-    keys += [(key, kind, _listed(kind, value)) for key, (kind, value) in tok.extra.items()]
+    keys += [(key, kind, _to_list(kind, value)) for key, (kind, value) in tok.extra.items()]
     keys += _template_keys(tok)
     rank = {key: i for i, key in enumerate(tok.gguf_keys)}
     return sorted(keys, key=lambda entry: rank.get(entry[0], len(rank)))
 
 
-def _listed(kind: KvType, value: object) -> object:
+def _to_list(kind: KvType, value: object) -> object:
     if kind not in _BYTES or not isinstance(value, bytes):
         return value
     return [n - 256 if n > 127 else n for n in value] if kind == ("ARRAY", "INT8") else list(value)
 
 
-def _padded(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
+def _pad(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
     """Tokens, types and scores as they go into the file: padded, and without repeated texts."""
     n = len(tok.tokens)
     for name, parallel in (("types", tok.types), ("scores", tok.scores)):
@@ -217,7 +219,7 @@ def template_key(name: str) -> str:
     return f"{_TEMPLATE}." + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _named_templates(kv: Mapping[str, object]) -> dict[str, str]:
+def _read_templates(kv: Mapping[str, object]) -> dict[str, str]:
     prefix, listed = _TEMPLATE + ".", kv.get(_TEMPLATE + "s")
     order = [prefix + name for name in read_list(listed, str, _TEMPLATE + "s")]
     keys = dict.fromkeys(
@@ -227,7 +229,7 @@ def _named_templates(kv: Mapping[str, object]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _present(kv: Mapping[str, object], table: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _find_keys(kv: Mapping[str, object], table: Mapping[str, str]) -> Iterable[tuple[str, str]]:
     """(our name, full key) of the table's keys that the file has, in the file's order."""
     by_key = {_PREFIX + key: name for name, key in table.items()}
     return [(by_key[key], key) for key in kv if key in by_key]

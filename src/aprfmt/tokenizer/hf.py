@@ -236,7 +236,7 @@ def _apply_processor(step: JsonObject, texts: dict[str, str | None], flags: dict
 def _apply_template(step: JsonObject, texts: dict[str, str | None], flags: dict[str, bool]) -> None:
     single, pair = step.get("single"), step.get("pair")
     parts = single if isinstance(single, list) else []
-    first, last = (_inserted(parts[0]), _inserted(parts[-1])) if len(parts) > 1 else (None, None)
+    first, last = (_special_text(parts[0]), _special_text(parts[-1])) if len(parts) > 1 else (None, None)
     if first is not None:
         if first not in (texts["bos"], texts["cls"]):
             texts["bos"] = texts["bos"] or first
@@ -247,13 +247,13 @@ def _apply_template(step: JsonObject, texts: dict[str, str | None], flags: dict[
             texts["eot" if texts.get("eot") is None else "eom"] = texts["eos"]
         texts["eos"] = last
         flags["add_eos"] = True
-    middle = _between(pair if isinstance(pair, list) else [], first, last)
+    middle = _separators(pair if isinstance(pair, list) else [], first, last)
     if middle:
         separators = {texts["sep"], texts["eos"]} - {None}
         # One separator is the end token of A where the template ends with one; a second one always counts.
         counted = middle[1:2] if last is not None or len(middle) == 2 else middle[:1]
-        flags["add_sep"] = any(_inserted(part) in separators for part in counted) or (
-            last is None and _inserted(middle[0]) in separators
+        flags["add_sep"] = any(_special_text(part) in separators for part in counted) or (
+            last is None and _special_text(middle[0]) in separators
         )
 
 
@@ -264,15 +264,15 @@ def _template_id(part: Json, kind: str) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _inserted(part: Json) -> str | None:
+def _special_text(part: Json) -> str | None:
     return _template_id(part, "SpecialToken")
 
 
-def _between(pair: Sequence[Json], first: str | None, last: str | None) -> Sequence[Json]:
+def _separators(pair: Sequence[Json], first: str | None, last: str | None) -> Sequence[Json]:
     """What a pair template puts between its sequences, [] unless its form is [first] A ... B [last]."""
-    if pair and first is not None and _inserted(pair[0]) == first:
+    if pair and first is not None and _special_text(pair[0]) == first:
         pair = pair[1:]
-    if pair and last is not None and _inserted(pair[-1]) == last:
+    if pair and last is not None and _special_text(pair[-1]) == last:
         pair = pair[:-1]
     if len(pair) < 2 or _template_id(pair[0], "Sequence") != "A" or _template_id(pair[-1], "Sequence") != "B":
         return []

@@ -73,7 +73,7 @@ class Added:
 def read_json(files: Mapping[str, bytes], name: str) -> Json:
     """The JSON value in a file. Raises CorruptError, LimitError."""
     try:
-        value: Json = json.loads(_sized(files, name))
+        value: Json = json.loads(_read_bytes(files, name))
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", path=name) from error
     return value
@@ -90,12 +90,12 @@ def read_object(files: Mapping[str, bytes], name: str) -> JsonObject:
 def read_text(files: Mapping[str, bytes], name: str) -> str:
     """The text in a file. Raises CorruptError, LimitError."""
     try:
-        return _sized(files, name).decode("utf-8")
+        return _read_bytes(files, name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptError(f"not UTF-8 text: {error}", path=name) from error
 
 
-def _sized(files: Mapping[str, bytes], name: str) -> bytes:
+def _read_bytes(files: Mapping[str, bytes], name: str) -> bytes:
     data = files[name]
     if len(data) > MAX_TEXT_FILE_BYTES:
         raise LimitError(f"{len(data)} bytes are too many for a tokenizer file", path=name)

@@ -48,8 +48,8 @@ def to_hf_files(
     """
     if tok.files:
         return dict(tok.files)
-    tok = _with_assumed(tok)
-    added = _added(tok, name or "")
+    tok = _add_assumed(tok)
+    added = _list_added(tok, name or "")
     files = {
         "tokenizer.json": _tokenizer_json(tok, added),
         "tokenizer_config.json": _tokenizer_config(tok, added, max_length),
@@ -63,7 +63,7 @@ def to_hf_files(
     return result
 
 
-def _with_assumed(tok: Tokenizer) -> Tokenizer:
+def _add_assumed(tok: Tokenizer) -> Tokenizer:
     """The tokenizer with what llama.cpp takes for granted spelled out."""
     known = rule(tok.pre)
     ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
@@ -85,13 +85,13 @@ def _content(tok: Tokenizer, role: str) -> str | None:
     return tok.tokens[i] if i is not None and i < len(tok.tokens) else None
 
 
-def _typed_tokens(tok: Tokenizer) -> list[tuple[str, int]]:
+def _tokens_and_types(tok: Tokenizer) -> list[tuple[str, int]]:
     """Text and type of each id."""
     types = tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
     return list(zip(tok.tokens, types, strict=True))
 
 
-def _added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
+def _list_added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
     """Entries of added_tokens: every token that is looked for in the text before it is split."""
     swallows = any(word in name.lower() for word in ("phi-3", "phi3"))
     return [
@@ -104,7 +104,7 @@ def _added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
             "normalized": False,
             "special": _ADDED[kind],
         }
-        for i, (text, kind) in enumerate(_typed_tokens(tok))
+        for i, (text, kind) in enumerate(_tokens_and_types(tok))
         if kind in _ADDED
     ]
 
@@ -135,7 +135,7 @@ def _byte_level_parts(tok: Tokenizer) -> dict[str, object]:
             hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
         )
     # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
-    entries = [(i, text) for i, (text, kind) in enumerate(_typed_tokens(tok)) if kind != TokenType.UNUSED]
+    entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
     merges = [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab]
     return {
@@ -260,7 +260,7 @@ def _llama_parts(tok: Tokenizer) -> dict[str, object]:
     gemma = tok.model == "gemma4"
     prefix = tok.flags.get("add_space_prefix", not gemma) and not gemma
     # Without the pads; of equal texts llama.cpp finds the last.
-    vocab = {text: i for i, (text, kind) in enumerate(_typed_tokens(tok)) if kind != TokenType.UNUSED}
+    vocab = {text: i for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED}
     halves = map(_halves, tok.merges) if gemma else _merges_of_scores(tok, vocab)
     merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
     return {
@@ -297,7 +297,7 @@ def _unigram_parts(tok: Tokenizer) -> dict[str, object]:
             "a t5 tokenizer without a score for each token cannot be written as tokenizer.json",
             hint="give the original tokenizer with --tokenizer",
         )
-    typed = _typed_tokens(tok)
+    typed = _tokens_and_types(tok)
     unk = tok.special.get("unk", 2)
     normal = [score for score, (_, kind) in zip(tok.scores, typed, strict=True) if kind == TokenType.NORMAL]
     worst = min(normal, default=0.0)
@@ -355,7 +355,7 @@ def from_phantom(text: str, kind: int) -> str:
 
 def _wordpiece_parts(tok: Tokenizer) -> dict[str, object]:
     """normalizer, pre_tokenizer, decoder and model of a WordPiece tokenizer. Raises UnsupportedError without unk."""
-    typed = _typed_tokens(tok)
+    typed = _tokens_and_types(tok)
     vocab = {from_phantom(*entry): i for i, entry in enumerate(typed) if entry[1] != TokenType.UNUSED}
     unk = tok.special.get("unk", 100)
     if unk >= len(tok.tokens):

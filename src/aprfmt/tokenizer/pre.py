@@ -210,10 +210,10 @@ def _contradicts(hashed: str, alike: str | None) -> bool:
 
 def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     """Why no known rule fits: the nearest one and what differs."""
-    own = _spelled(parsed.get("pre_tokenizer"))
+    own = _spell_steps(parsed.get("pre_tokenizer"))
     if not own:
         return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
-    known = {name: [*map(_canonical, row.splits), _final(row)] for name, row in RULES.items()}
+    known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items()}
     name, difference = _nearest(own, known)
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
@@ -297,13 +297,13 @@ def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
     if steps is None:
         return None
     for name, row in RULES.items():
-        known = [*map(_canonical, row.splits), _final(row)]
+        known = [*map(_normalize, row.splits), _final(row)]
         if steps == known and row.ignore_merges == ignore_merges:
             return name
     return None
 
 
-def _canonical(pattern: str) -> str:
+def _normalize(pattern: str) -> str:
     """One spelling for those in use: contractions by flag or by class, line ends literal or escaped."""
     spelled = pattern.replace(_CONTRACTIONS, _SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
     return "digits" if spelled == r"\p{N}" else spelled
@@ -318,7 +318,7 @@ def _parts(pre_tokenizer: Json) -> list[JsonObject]:
     return parts if isinstance(inner, list) and len(parts) == len(inner) else []
 
 
-def _spelled(pre_tokenizer: Json) -> list[str]:
+def _spell_steps(pre_tokenizer: Json) -> list[str]:
     """The steps in canonical form; those of another kind by their name and settings."""
     return [
         _step(part) or " ".join(f"{key}={value}" for key, value in sorted(part.items(), key=str))[:400]
@@ -348,7 +348,7 @@ def _step(part: JsonObject) -> str | None:
     regex = pattern.get("Regex") if isinstance(pattern, dict) else None
     # Removing what lies between the matches is isolating the matches when the regex covers every text.
     isolates = (part.get("behavior"), part.get("invert")) in (("Isolated", False), ("Removed", True))
-    return _canonical(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
+    return _normalize(regex) if kind == "Split" and isinstance(regex, str) and isolates else None
 
 
 # --- the nearest known rule ---
@@ -376,7 +376,7 @@ def _alike(a: Sequence[str], b: Sequence[str]) -> float:
 
 def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
     for kind, a, b, c, d in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
-        here, there = _shown(mine[a:b]), _shown(theirs[c:d])
+        here, there = _shorten(mine[a:b]), _shorten(theirs[c:d])
         if kind == "replace":
             return f"it has {there} where this tokenizer has {here}"
         if kind == "delete":
@@ -386,7 +386,7 @@ def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
     return "its splitting rules are the same"
 
 
-def _shown(parts: Sequence[str]) -> str:
+def _shorten(parts: Sequence[str]) -> str:
     text = "|".join(parts)
     return f"`{text if len(text) <= _SHOWN else text[: _SHOWN - 1] + '…'}`"
 

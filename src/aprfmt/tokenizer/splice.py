@@ -109,7 +109,7 @@ def _vocabulary_part(text: str, opening: str, vocab: dict[str, int], tok: Tokeni
             return None
         runs = [[ids[a], ids[b - 1] + 1] for a, b in zip(starts, [*starts[1:], len(ids)], strict=True)]
         patch = {str(i): key for key, i in vocab.items() if tokens[i] != key}
-    return _placed(text, opening, _VOCAB_ENTRY, {"list": "vocabulary", "runs": runs, "patch": patch}, tok)
+    return _locate(text, opening, _VOCAB_ENTRY, {"list": "vocabulary", "runs": runs, "patch": patch}, tok)
 
 
 def _texts(tok: Tokenizer) -> Sequence[str]:
@@ -128,7 +128,7 @@ def _scored_part(text: str, vocab: list[Json], tok: Tokenizer) -> _Part | None:
         if entry != [tok.tokens[i], tok.scores[i]] or type(entry[1]) is not float:
             patch[str(i)] = entry
     piece: dict[str, object] = {"list": "vocabulary", "form": "scored", "n": len(vocab), "patch": patch}
-    return _placed(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
+    return _locate(text, r'"vocab"\s*:\s*\[\s*', _SCORED_ENTRY, piece, tok)
 
 
 def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | None:
@@ -142,10 +142,10 @@ def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | None:
                 patch[str(n)] = merge
     piece: dict[str, object] = {"list": "merges", "form": "pair" if paired else "text", "patch": patch}
     entry = _PAIR_ENTRY if paired else _TEXT_ENTRY
-    return _placed(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok)
+    return _locate(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok)
 
 
-def _placed(
+def _locate(
     text: str, opening: str, entry: re.Pattern[str], piece: dict[str, object], tok: Tokenizer
 ) -> _Part | None:
     """The piece with the file's own punctuation, where what it gives stands in the text."""
@@ -173,7 +173,7 @@ def _lines(text: str, tok: Tokenizer) -> _Part | None:
         lines = text[start:].removesuffix(between).split(between) if words else list(own)
         patch = {str(i): line for i, line in enumerate(lines) if i < len(own) and line != own[i]}
         piece: Piece = {"list": name, "form": "line", "between": between, "patch": patch}
-        body = between.join(_with(own, patch, str))
+        body = between.join(_apply_patch(own, patch, str))
         if body and len(patch) <= len(own) // 2 and text.startswith(body, start):
             return start, start + len(body), piece
     return None
@@ -189,16 +189,18 @@ def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
         opening, comma, closing = (_punctuation(piece, name) for name in ("open", "comma", "close"))
         if form == "scored":
             scored = zip(tok.tokens, tok.scores, strict=True)
-            pairs: Sequence[list[object]] = _with([[text, score] for text, score in scored], patch, list)
+            pairs: Sequence[list[object]] = _apply_patch(
+                [[text, score] for text, score in scored], patch, list
+            )
             pairs = pairs[: _count(piece["n"])]
         else:
-            pairs = _with([[*merge.split(" ")] for merge in tok.merges], patch, list)
+            pairs = _apply_patch([[*merge.split(" ")] for merge in tok.merges], patch, list)
         second: Callable[[object], str] = repr if form == "scored" else lambda right: quote(_string(right))
         return between.join(
             f"{opening}{quote(_string(left))}{comma}{second(right)}{closing}" for left, right in pairs
         )
     is_vocabulary = piece["list"] == "vocabulary"
-    texts = _with(_texts(tok) if is_vocabulary else tok.merges, patch, str)
+    texts = _apply_patch(_texts(tok) if is_vocabulary else tok.merges, patch, str)
     if form is not None or not is_vocabulary:
         return between.join(map(quote, texts) if form == "text" else texts)
     colon, runs, total = _punctuation(piece, "colon"), piece["runs"], 0
@@ -231,7 +233,7 @@ def _punctuation(piece: Mapping[str, object], name: str) -> str:
     return text
 
 
-def _with(items: Sequence[_T], patch: Mapping[str, object], kind: type[_T]) -> Sequence[_T]:
+def _apply_patch(items: Sequence[_T], patch: Mapping[str, object], kind: type[_T]) -> Sequence[_T]:
     """The items with some of them replaced by position."""
     if not patch:
         return items

@@ -83,7 +83,7 @@ class Quantization:
         weights = self._weights(c, changing, chosen, losses)
         for dtype in sorted({chosen[t.name] for t in changing}):
             if DTYPES[dtype].kind == "ggml" and not ggml.encodable(dtype):
-                raise ggml.missing(dtype, "encode")
+                raise ggml.missing_library(dtype, "encode")
         return {t.name: Recoding(chosen[t.name], weights.get(t.name)) for t in quantizable}
 
     def _remarks(self, shapes: Mapping[str, Shape], chosen: Mapping[str, str]) -> Iterator[str]:
