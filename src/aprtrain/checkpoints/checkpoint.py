@@ -285,10 +285,13 @@ def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], JsonObject]]:
 
 def write_pointer(folder: Path, which: str, step: int) -> None:
     """Makes `latest` or `best` name the checkpoint of `step`."""
-    text = json.dumps({"step": step, "model": f"{step_name(step)}.apr", "state": f"{step_name(step)}.state"})
-    write_file(
-        str(folder / which), FileLayout(which, [Literal(text.encode() + b"\n")]), WriteOptions(force=True)
-    )
+    name = step_name(step)
+    _write_json(folder / which, {"step": step, "model": f"{name}.apr", "state": f"{name}.state"}, None)
+
+
+def _write_json(path: Path, value: Mapping[str, object], indent: int | None) -> None:
+    text = json.dumps(value, indent=indent) + "\n"
+    write_file(str(path), FileLayout(path.name, [Literal(text.encode())]), WriteOptions(force=True))
 
 
 def read_pointer(folder: Path, which: str) -> int | None:
@@ -482,10 +485,9 @@ class Saver:
 
     def describe(self, facts: Mapping[str, object]) -> None:
         """Writes `distillation_metadata.json`; a failure is told."""
-        text = json.dumps({**facts, "failed_saves": self.failed, "checkpoints": self.saved}, indent=2) + "\n"
-        layout = FileLayout(METADATA, [Literal(text.encode())])
         try:
-            write_file(str(self.folder / METADATA), layout, WriteOptions(force=True))
+            counts = {"failed_saves": self.failed, "checkpoints": self.saved}
+            _write_json(self.folder / METADATA, {**facts, **counts}, 2)
         except (AprError, OSError) as error:
             self.tell(f"{METADATA} could not be written: {error}")
 

@@ -257,7 +257,7 @@ class Panel:
             return ""
         self._drawn_at = now
         columns, rows = _size(self._stream)
-        lines = [self._fitted(segments, columns - 1) for segments in self._lines(self._values, columns)]
+        lines = [self._fit(segments, columns - 1) for segments in self._lines(self._values, columns)]
         lines = [text for text in lines if text][: max(1, rows - 1)]
         drawn = self._back() + "".join(f"{text}\x1b[K\n" for text in lines) + "\x1b[J"
         self._shown = len(lines)
@@ -266,7 +266,7 @@ class Panel:
     def _back(self) -> str:
         return f"\x1b[{self._shown}F" if self._shown else "\r"
 
-    def _fitted(self, segments: Iterator[Segment], columns: int) -> str:
+    def _fit(self, segments: Iterator[Segment], columns: int) -> str:
         """As many segments as `columns` hold, in their order; the first one always, cut."""
         out, used = "", 0
         for words, colour in segments:

@@ -121,11 +121,11 @@ def sentence(body: RunReport) -> str:
             if a == b:
                 return f"held-out {words} stayed at {a:.4g}"
             verb = "fell" if b < a else "rose"
-            return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_signed(moved)})"
+            return f"held-out {words} {verb} from {a:.4g} to {b:.4g} ({_with_sign(moved)})"
     return "no result yet: there are no two evaluations to compare"
 
 
-def _signed(share: float, unit: str = "%") -> str:
+def _with_sign(share: float, unit: str = "%") -> str:
     return f"{100 * share:+.1f} {unit}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -188,7 +188,7 @@ def _results(body: RunReport) -> Iterator[tuple[str, str, str, str]]:
         note, tone = "", ""
         if moved is not None and before is not None:
             was = f"{before:.1%}" if is_share else f"{before:.4g}"
-            note = f"{_signed(moved, 'points' if is_share else '%')} from {was}"
+            note = f"{_with_sign(moved, 'points' if is_share else '%')} from {was}"
             note += f"; teacher {latest['teacher_ce']:.4g}" if key == "ce" and latest["teacher_ce"] else ""
             tone = "good" if (moved > 0) == is_share and moved else "bad" if moved else ""
         yield label, f"{value:.1%}" if is_share else f"{value:.4g}", note, tone

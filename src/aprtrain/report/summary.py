@@ -172,7 +172,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
-        "changed": _changed(config),
+        "changed": _find_changes(config),
         "config": config,
         "environment": _mapping((of.get("begin") or [{}])[-1].get("environment")),
         "versions": _mapping(metadata.get("versions")),
@@ -310,7 +310,7 @@ def short_path(path: Json) -> str | None:
     return "/".join(parts[-2:] if generic else parts[-1:])
 
 
-def _changed(config: JsonObject) -> list[dict[str, Any]]:
+def _find_changes(config: JsonObject) -> list[dict[str, Any]]:
     """The fields that are not at their defaults, nor at those that follow from others."""
     usual = {name: to_json(row.default) for name, row in schema().items()}
     steps, total = config.get("steps"), config.get("total_steps")
