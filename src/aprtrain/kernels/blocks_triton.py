@@ -1,7 +1,7 @@
 """Triton kernels that decode GGML blocks to bf16. Imported only where CUDA is used.
 
 A program takes ROWS rows; a row is a run of one block whose codes lie side by side, so loads and stores are runs of
-16 or 32 values. Layouts as in aprfmt.codecs.ggml_k and ggml_legacy. Every code times its scale is exact in float32.
+16 or 32 values. Layouts as in llama.cpp's ggml-common.h. Every code times its scale is exact in float32.
 """
 
 import torch
