@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import doctest
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from aprfmt.arch.facts import LAYER_KINDS, LAYER_RULES
-from aprfmt.arch.grammar import Fact, parse_condition, parse_order, size_words
+from aprfmt.arch.grammar import parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.orders import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
@@ -22,8 +23,14 @@ SIZE_WORDS = {
 }  # fmt: skip
 
 
+class Fact(NamedTuple):
+    word: str
+    value: str
+    negated: bool
+
+
 def facts(condition: str) -> list[Fact]:
-    return [fact for alternative in parse_condition(condition) for fact in alternative]
+    return [Fact(*fact) for alternative in parse_condition(condition) for fact in alternative]
 
 
 def config_keys(row: Architecture) -> set[str]:
@@ -122,7 +129,7 @@ def test_rows_are_found(row: Architecture) -> None:
         assert find(model_type=model_type, config=config) is row
     kv: dict[str, object] = {"general.architecture": row.gguf}
     tensors = ["token_embd.weight", "token_types.weight"]
-    for fact in parse_condition(row.when)[0] if row.when else ():
+    for fact in facts(row.when.partition("|")[0]) if row.when else ():
         if fact.word == "tensors" and fact.negated:
             tensors.remove(fact.value)
         elif fact.word == "tensors":

@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*)"
-_SIZE = re.compile(rf"{_ATOM}(?:[-+*/]{_ATOM})*", re.ASCII)
-_TOKEN = re.compile(rf"{_ATOM}|[-+*/]", re.ASCII)
-_FACT = re.compile(r"(!?)([A-Za-z_][\w.]*)(?:=([\w.-]+))?", re.ASCII)
+_SIZE = rf"{_ATOM}(?:[-+*/]{_ATOM})*"
+_TOKEN = rf"{_ATOM}|[-+*/]"
+_FACT = r"(!?)([A-Za-z_][\w.]*)(?:=([\w.-]+))?"
 
 
 @cache
 def _parse_size(size: str) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """((sign, ((operator, atom), ...)), ...): a sum of products."""
-    if not _SIZE.fullmatch(size):
+    if not re.fullmatch(_SIZE, size, re.ASCII):
         raise ValueError(f"{size!r} is not a size")
-    tokens = _TOKEN.findall(size)
+    tokens = re.findall(_TOKEN, size, re.ASCII)
     terms: list[tuple[str, list[tuple[str, str]]]] = [("+", [("*", tokens[0])])]
     for operator, atom in zip(tokens[1::2], tokens[2::2], strict=True):
         if operator in "+-":
@@ -71,13 +70,8 @@ def parse_order(order: str) -> tuple[str, list[str]]:
     return name, sizes.split(",")
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One fact that a condition asks for."""
-
-    word: str
-    value: str
-    negated: bool
+Fact = tuple[str, str, bool]
+"""(word, value or "", whether it is behind "!")."""
 
 
 @cache
@@ -87,10 +81,10 @@ def parse_condition(condition: str) -> tuple[tuple[Fact, ...], ...]:
 
 
 def _parse_fact(text: str) -> Fact:
-    match = _FACT.fullmatch(text)
+    match = re.fullmatch(_FACT, text, re.ASCII)
     if match is None:
         raise ValueError(f"{text!r} is not a fact of a condition")
-    return Fact(match[2], match[3] or "", bool(match[1]))
+    return match[2], match[3] or "", bool(match[1])
 
 
 def holds(condition: str, look_up: Callable[[str], object]) -> bool:
@@ -100,7 +94,7 @@ def holds(condition: str, look_up: Callable[[str], object]) -> bool:
     and of anything else that is spelled like it.
     """
     return any(
-        all(_is_true(look_up(fact.word), fact.value) is not fact.negated for fact in facts)
+        all(_is_true(look_up(word), value) is not negated for word, value, negated in facts)
         for facts in parse_condition(condition)
     )
 

@@ -159,7 +159,7 @@ def set_rotary_dim(h: Hyperparams, count: int | None, defaults: Mapping[str, obj
 def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
     """{suffix: (kind, value)} of the rope keys, as llama.cpp's converter writes them.
 
-    The factors of llama3 and longrope are tensors, see rope_math.factor_tensors. Raises RefusedError for kinds that a
+    The factors of llama3 and longrope are tensors, see factor_tensors. Raises RefusedError for kinds that a
     GGUF of this family cannot have.
     """
     scaling = scaling_of(h)
