@@ -128,8 +128,8 @@ def _take(scope: Scope, value: object) -> None:
             replace(scope, key=by_name.get(name, Key("", (name,)))).put(item)
     elif value is not DEFAULT:
         scope.put(value)
-    # A number of the network that a GGUF does not tell is unknown, whatever transformers would take it for;
-    # what another key has told stays.
+    # A number of the network that a GGUF does not give is unknown, whatever transformers would assume;
+    # what another key has set stays.
     elif not (key.field and key.gguf) and not (key.hf and key.hf[0] in scope.h.extra):
         default, _ = look_up(scope.defaults, key.hf)
         if default is not None:
@@ -238,8 +238,8 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, o
         if key.via == "head_dim" and not head_dim_is_named(scope):
             continue
         done.add(name)
-        told = name in h.extra or look_up(defaults, key.hf)[0] is not None
-        if value is not None or (told and not key.field):
+        says_null = name in h.extra or look_up(defaults, key.hf)[0] is not None
+        if value is not None or (says_null and not key.field):
             _set_path(config, name, value)
     for name, value in h.extra.items():
         if name not in done:

@@ -1,4 +1,4 @@
-"""Rows of the architecture table: BERT and its nearest kin, as embedding models."""
+"""Rows of the architecture table: BERT and its closest relatives, as embedding models."""
 
 from __future__ import annotations
 

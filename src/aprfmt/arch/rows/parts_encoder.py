@@ -23,7 +23,7 @@ HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "
 
 
 def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:
-    """What a checkpoint may have and a GGUF has not, poolers, heads, classifiers: weights of `dims`, and biases.
+    """What only checkpoints may have (poolers, heads, classifiers): weights of `dims`, and biases.
 
     A name that ends in ".bias" stands for that tensor alone.
     """

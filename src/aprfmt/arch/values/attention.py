@@ -1,4 +1,4 @@
-"""Converters of networks of attention and one dense MLP: Llama, Gemma, GPT-2 and their kin, encoders."""
+"""Converters of networks of attention and one dense MLP: the families of Llama, Gemma and GPT-2, encoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from aprfmt.arch.values.base import (
 )
 from aprfmt.errors import CorruptError, RefusedError
 
-# --- Llama's kin ---
+# --- Llama and its relatives ---
 
 _STEP = 4
 """SmolLM3's runtime leaves every fourth layer unrotated, whatever a file says."""
@@ -47,7 +47,7 @@ def _rotated_fill(scope: Scope) -> list[int]:
 def _rotated_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and [int(bool(item)) for item in value] != _rotated(len(value), _STEP):
         raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves every fourth layer unrotated, no other"
+            f"{scope.name}: llama.cpp's {scope.row.gguf} leaves exactly every fourth layer without rotation"
         )
 
 
@@ -56,8 +56,8 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
     h = scope.h
     if h.head_dim and h.hidden_size and h.num_heads and h.num_heads * h.head_dim != h.hidden_size:
         raise RefusedError(
-            f"{h.num_heads} heads of {h.head_dim} values: llama.cpp's {scope.row.gguf} loads heads that make up the "
-            f"hidden size, {h.hidden_size}"
+            f"{h.num_heads} heads of {h.head_dim} values do not make up the hidden size, {h.hidden_size}, which "
+            f"llama.cpp's {scope.row.gguf} expects"
         )
 
 
@@ -149,7 +149,7 @@ def _query_scale_to(value: object, scope: Scope) -> None:
     number, runtime = as_float(value, scope.name), _query_scale(scope)
     if number is not None and runtime is not None and number != runtime:
         raise RefusedError(
-            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions scales by {runtime}",
+            f"{scope.name} is {number:g}; llama.cpp's {scope.row.gguf} of these dimensions always scales by {runtime}",
             hint="a GGUF has no key for it",
         )
 
@@ -163,7 +163,7 @@ def _unscaled_to(value: object, scope: Scope) -> str | None:
     return "none" if scaling_of(scope.h).get("rope_type", "default") in ("default", "dynamic") else None
 
 
-# --- GPT-2's kin and encoders ---
+# --- GPT-2 and its relatives, encoders ---
 
 _MODERNBERT_PERIOD = 3
 """Of the layers of a ModernBERT that names no layer types: each third from the first on sees everything."""
@@ -219,7 +219,7 @@ def _offset_positions_to(value: object, scope: Scope) -> int | None:
     if positions is None or padding is None:
         return positions
     if positions <= padding + 1:
-        raise RefusedError(f"{positions} positions leave none behind padding token {padding}")
+        raise RefusedError(f"{positions} positions leave none after the padding token, {padding}")
     return positions - padding - 1
 
 

@@ -230,14 +230,14 @@ def _slides(kinds: object) -> list[bool]:
 
 
 def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
-    """Where a GGUF has no key for the layers, the runtime knows one pattern, and no other may go in."""
+    """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
     if value is None:
         return None
     slides = _slides(value)
     expected = layer_types_fill(scope)
     if not scope.key.gguf and expected is not None and _slides(expected) != slides:
         raise RefusedError(
-            f"layer_types of this {scope.row.id} differ from the only ones that a GGUF of it can mean"
+            f"a GGUF of {scope.row.id} always means one pattern of layer_types, and this model has another"
         )
     return slides
 
@@ -277,7 +277,7 @@ def words(table: Mapping[str, int]) -> Converter:
         if value is None:
             return None
         if not isinstance(value, str) or value not in table:
-            raise RefusedError(f"{scope.name} is {value!r:.40}, for which a GGUF has no number")
+            raise RefusedError(f"{scope.name} is {value!r:.40}, which has no number in a GGUF")
         return table[value]
 
     def from_gguf(value: object, scope: Scope) -> object:

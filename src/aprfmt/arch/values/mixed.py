@@ -70,7 +70,7 @@ def _last_layer_to(value: object, scope: Scope) -> None:
     """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
     if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
         raise RefusedError(
-            f"{scope.name} is {value}; a GGUF of {scope.row.gguf!r} has experts up to the last layer"
+            f"{scope.name} is {value}, but a GGUF of {scope.row.gguf!r} has experts up to the last layer"
         )
 
 
@@ -89,7 +89,7 @@ def _dense_first(value: object, scope: Scope) -> object:
 def _dense_first_to(value: object, scope: Scope) -> None:
     if isinstance(value, list) and "dense" in value[scope.size("first_k_dense_replace") or 0 :]:
         raise RefusedError(
-            f"{scope.name} has dense layers behind others; a GGUF of {scope.row.gguf!r} has none"
+            f"{scope.name} has dense layers after sparse ones, which a GGUF of {scope.row.gguf!r} cannot have"
         )
 
 
@@ -227,7 +227,7 @@ def _block_types(value: object, scope: Scope) -> object:
         return DEFAULT
     if not isinstance(pattern, str) or not set(pattern) <= set(_BLOCK_OF):
         raise CorruptError(
-            f"hybrid_override_pattern {pattern!r:.40} has other letters than {''.join(_BLOCK_OF)}"
+            f"hybrid_override_pattern {pattern!r:.40} may only have the letters {''.join(_BLOCK_OF)}"
         )
     return [_BLOCK_OF[letter] for letter in pattern]
 
@@ -250,7 +250,7 @@ def _lone_width_to(value: object, scope: Scope) -> object:
 
 def _rope_switch_to(value: object, scope: Scope) -> bool:
     if value not in (None, "rope", "nope"):
-        raise RefusedError(f"position_embedding_type {value!r:.40} has no GGUF form")
+        raise RefusedError(f"a GGUF cannot have position_embedding_type {value!r:.40}")
     return bool(value == "rope")
 
 
