@@ -19,8 +19,6 @@ from typing import TypeAlias
 
 from aprfmt.errors import UsageError
 from aprfmt.formats.gguf_kv import GgufType
-from aprfmt.formats.hfdir import HfNative
-from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.model import Model
 from aprfmt.provenance.model_card import (
     CARD,
@@ -187,6 +185,9 @@ def to_metadata(general: Mapping[str, object] | None) -> dict[str, object]:
 
 def _from_files(model: Model) -> Provenance:
     """A folder, or one weights file: the card beside it, then config.json, then the name."""
+    from aprfmt.formats.hfdir import HfNative
+    from aprfmt.formats.safetensors import SafetensorsNative
+
     hf, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
     folder = hf.folder if hf is not None else None
     if single is not None and single.config_path is not None:
