@@ -130,7 +130,7 @@ def same(value: object, scope: Scope) -> object:
     return value
 
 
-def given(value: object, scope: Scope) -> object:
+def or_default(value: object, scope: Scope) -> object:
     """The value of the GGUF, the default where it has none."""
     return DEFAULT if value is None else value
 
@@ -158,7 +158,7 @@ class Converter:
     """
 
     to_gguf: Convert = same
-    from_gguf: Convert = given
+    from_gguf: Convert = or_default
     fill: Callable[[Scope], object] | None = None
     settle: Convert | None = None
 
