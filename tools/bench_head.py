@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from train_head import Head, Problem, cosine, expected, gap, problem
 
-from aprtrain.kernels.kd import Launch, Widths, kd_rows
-from aprtrain.loss.head import distill_head, head_bytes, logit_weight
+from aprtrain.loss.head import Launch, Widths, distill_head, head_bytes, kd_rows, logit_weight
 from aprtrain.loss.objective import Kind, Objective
 
 N = 32_768

@@ -38,9 +38,8 @@ from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import hf_names
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
-from aprtrain.teacher import fp8 as teacher_fp8
-from aprtrain.teacher.blocks import BlocksDecoder
-from aprtrain.teacher.teacher import Teacher, estimate_bytes
+from aprtrain.teacher import teacher as teacher_module
+from aprtrain.teacher.teacher import BlocksDecoder, Teacher, estimate_bytes
 
 N, T = 8, 2048
 SIZES = {"Q4_K": 1e-4, "Q6_K": 2.5e-5, "Q8_0": 4e-4}
@@ -296,7 +295,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("this needs a CUDA device", file=sys.stderr)
         return 6
-    teacher_fp8.MOST_KL, teacher_fp8.LEAST_AGREEMENT = float("inf"), 0.0
+    teacher_module.MOST_KL, teacher_module.LEAST_AGREEMENT = float("inf"), 0.0
     print(torch.cuda.get_device_name(), torch.__version__)
     results: dict[str, Any] = {"checks": {}}
 

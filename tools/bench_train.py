@@ -53,7 +53,7 @@ from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 from aprtrain.report.metrics import Recorder
 from aprtrain.signals import Stop
-from aprtrain.teacher import fp8 as teacher_fp8
+from aprtrain.teacher import teacher as teacher_module
 from aprtrain.world import World
 from bench_teacher import N_REAL, random_network
 
@@ -71,7 +71,7 @@ WARM, MEASURED, TIMED = 4, 10, 4
 GIB = 2**30
 LEFT = 256 << 20
 """Bytes that may stay after a run: libraries' workspaces."""
-NO_LIMITS = mock.patch.multiple(teacher_fp8, MOST_KL=float("inf"), LEAST_AGREEMENT=0.0)
+NO_LIMITS = mock.patch.multiple(teacher_module, MOST_KL=float("inf"), LEAST_AGREEMENT=0.0)
 
 
 def hf_config(size: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from aprtrain.network.decoder import Decoder
-from aprtrain.teacher.blocks import BlocksDecoder
+from aprtrain.teacher.teacher import BlocksDecoder
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,7 @@ from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.shards import Part
 from aprtrain.models import Pair
 from aprtrain.network.decoder import Decoder
-from aprtrain.network.rotary import Rope
-from aprtrain.network.shape import Shape
+from aprtrain.network.shape import Rope, Shape
 from aprtrain.network.weights import Network
 from aprtrain.student import initialise
 

@@ -80,8 +80,7 @@ def test_the_plan_tells_what_the_disk_must_hold(
 
 def test_flops_of_a_known_network() -> None:
     """2 x 494 M - embedding for Qwen2.5-0.5B: 2.15 GFLOP forward and backward in the backbone, 0.82 in the head."""
-    from aprtrain.network.rotary import Rope
-    from aprtrain.network.shape import Shape
+    from aprtrain.network.shape import Rope, Shape
 
     fields: dict[str, Any] = dict.fromkeys(Shape.__annotations__, 0)
     fields |= {"n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "head_dim": 64, "d_ffn": 4864}

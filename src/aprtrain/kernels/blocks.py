@@ -93,7 +93,13 @@ def decode(blocks: Blocks, out_RC: torch.Tensor) -> torch.Tensor:
 
         launch(blocks.dtype, blocks.stored_B, out_RC)
     else:
-        _decode_pieces(blocks, out_RC.view(-1))
+        row, out = DTYPES[blocks.dtype], out_RC.view(-1)
+        stored = memoryview(blocks.stored_B.numpy().data)
+        for at in range(0, out.numel(), _PIECE):
+            n = min(_PIECE, out.numel() - at)
+            first = at // row.block * row.block_bytes
+            data = stored[first : first + n // row.block * row.block_bytes]
+            out[at : at + n] = torch.from_numpy(decode_values(blocks.dtype, data, (n,)))
     return out_RC
 
 
@@ -111,13 +117,3 @@ def some_rows(blocks: Blocks, first: int, n_rows: int) -> Blocks:
     row_bytes = blocks.n_bytes // blocks.shape[0]
     stored_B = blocks.stored_B[first * row_bytes : (first + n_rows) * row_bytes]
     return Blocks(blocks.dtype, (n_rows, blocks.shape[1]), stored_B)
-
-
-def _decode_pieces(blocks: Blocks, out: torch.Tensor) -> None:
-    row = DTYPES[blocks.dtype]
-    stored = memoryview(blocks.stored_B.numpy().data)
-    for at in range(0, out.numel(), _PIECE):
-        n = min(_PIECE, out.numel() - at)
-        first = at // row.block * row.block_bytes
-        data = stored[first : first + n // row.block * row.block_bytes]
-        out[at : at + n] = torch.from_numpy(decode_values(blocks.dtype, data, (n,)))

@@ -151,15 +151,8 @@ def kd_rows(
 
     zero = tl.zeros([LANES], tl.float32)
     s_top, s_z1, s_zT, r_zT, r_gap = zero + LOWEST, zero, zero, zero, zero
-    t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = (
-        zero + LOWEST,
-        zero,
-        zero,
-        zero,
-        zero,
-        zero,
-        zero + LOWEST,
-    )
+    t_top, t_z1, t_zT, s_there = zero + LOWEST, zero, zero, zero + LOWEST
+    gap1, gapT, t_mean = zero, zero, zero
     for start in range(0, whole, BLOCK):
         i = start + ids
         s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, False)

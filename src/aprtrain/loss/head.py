@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aprfmt.errors import UsageError
-from aprtrain.loss.objective import Objective, dense
+from aprtrain.loss.objective import Kind, Objective, dense
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.decoder import soft_cap
 
@@ -62,15 +62,18 @@ class HeadOut(NamedTuple):
 
 @dataclass(frozen=True)
 class _Job:
-    """What does not depend on the chunk."""
+    """What does not depend on the chunk, beside the tensors that autograd follows; see `distill_head`."""
 
+    t_NE: Tensor | None
+    wt_RE: Tensor | None
+    labels_N: Tensor
     objective: Objective
-    shared: int
-    teacher_width: int
-    chunk: int
+    vocabulary: Vocabulary | None
     n_valid: int
+    chunk: int
     logits: Logits
     caps: Softcaps
+    grad_w: Tensor | None
     with_grad: bool
 
 
@@ -119,20 +122,14 @@ def distill_head(
         UsageError: shapes, types or devices that do not fit, n_valid or chunk below 1, a missing teacher, a label
             beyond the student's rows (on the CPU; on CUDA it makes the loss NaN).
     """
-    _check(x_ND, w_VD, t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, grad_w)
+    learns = x_ND.requires_grad or w_VD.requires_grad or grad_w is not None
+    with_grad = torch.is_grad_enabled() and learns
     job = _Job(
-        objective=objective,
-        shared=vocabulary.n_real if vocabulary else 0,
-        teacher_width=vocabulary.teacher_width if vocabulary else 0,
-        chunk=chunk,
-        n_valid=n_valid,
-        logits=logits,
-        caps=softcaps,
-        with_grad=torch.is_grad_enabled()
-        and (x_ND.requires_grad or w_VD.requires_grad or grad_w is not None),
+        t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, logits, softcaps, grad_w, with_grad
     )
+    _check(x_ND, w_VD, job)
     run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
-    return HeadOut(*run(x_ND, w_VD, t_NE, wt_RE, labels_N, job, grad_w))
+    return HeadOut(*run(x_ND, w_VD, job))
 
 
 def logit_weight(weight: Tensor, logits: Logits = "fp16") -> Tensor:
@@ -166,18 +163,16 @@ def head_bytes(
     return size * (student + teacher * chunk * _padded(vocabulary.teacher_width)) + gradient + copy
 
 
-def _check(
-    x: Tensor, w: Tensor, t: Tensor | None, wt: Tensor | None, labels: Tensor, objective: Objective,
-    vocabulary: Vocabulary | None, n_valid: int, chunk: int, grad_w: Tensor | None,
-) -> None:  # fmt: skip
+def _check(x: Tensor, w: Tensor, job: _Job) -> None:
+    t, wt, labels, vocabulary, grad_w = job.t_NE, job.wt_RE, job.labels_N, job.vocabulary, job.grad_w
     wide = torch.promote_types(x.dtype, torch.float32)
     tensors = [a for a in (x, w, t, wt, labels, grad_w) if a is not None]
     faults = {
-        "n_valid and chunk must be at least 1": n_valid < 1 or chunk < 1,
+        "n_valid and chunk must be at least 1": job.n_valid < 1 or job.chunk < 1,
         "hidden states and head do not fit": x.ndim != 2 or w.shape[1:] != x.shape[1:] or w.dtype != x.dtype,
         "labels must be one int64 a position": labels.shape != x.shape[:1] or labels.dtype != torch.int64,
         "all tensors must be on one device": len({a.device for a in tensors}) > 1,
-        "a KD weight above 0 needs a teacher": objective.kd_weight > 0 and t is None,
+        "a KD weight above 0 needs a teacher": job.objective.kd_weight > 0 and t is None,
         "a teacher is hidden states, head and vocabulary": len({t is None, wt is None, vocabulary is None}) > 1,
         f"grad_w must be {wide} and of the head's shape": grad_w is not None
         and (grad_w.shape != w.shape or grad_w.dtype != wide or not grad_w.is_contiguous()),
@@ -195,25 +190,18 @@ def _padded(n: int) -> int:
     return -(-n // 64) * 64
 
 
-def _plain_terms(
-    job: _Job,
-    x_ND: Tensor,
-    w_VD: Tensor,
-    t_NE: Tensor | None,
-    wt_RE: Tensor | None,
-    labels_N: Tensor,
-    terms_5N: Tensor,
-) -> _Terms:
+def _plain_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
     """Any device and type, through `objective.dense`."""
-
-    shared_RE = None if wt_RE is None else wt_RE[: job.shared].to(terms_5N.dtype)
+    shared_RE = None
+    if job.wt_RE is not None and job.vocabulary is not None:
+        shared_RE = job.wt_RE[: job.vocabulary.n_real].to(terms_5N.dtype)
 
     def terms(rows: slice) -> Tensor:
         s_CV = soft_cap(x_ND[rows] @ w_VD.t(), job.caps.student)
         t_CR = None
-        if t_NE is not None and shared_RE is not None:
-            t_CR = soft_cap(t_NE[rows].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
-        found, grad_CV = dense(job.objective, s_CV, t_CR, labels_N[rows])
+        if job.t_NE is not None and shared_RE is not None:
+            t_CR = soft_cap(job.t_NE[rows].to(shared_RE.dtype) @ shared_RE.t(), job.caps.teacher)
+        found, grad_CV = dense(job.objective, s_CV, t_CR, job.labels_N[rows])
         terms_5N[:, rows] = torch.stack(found)
         if job.caps.student:
             grad_CV = grad_CV * (1 - (s_CV / job.caps.student) ** 2)
@@ -222,46 +210,98 @@ def _plain_terms(
     return terms
 
 
-def _fused_terms(
-    job: _Job,
-    x_ND: Tensor,
-    w_VD: Tensor,
-    t_NE: Tensor | None,
-    wt_RE: Tensor | None,
-    labels_N: Tensor,
-    terms_5N: Tensor,
-) -> _Terms:
+def _fused_terms(x_ND: Tensor, w_VD: Tensor, job: _Job, terms_5N: Tensor) -> _Terms:
     """bfloat16 on CUDA: buffers for one chunk of logits, filled again and again."""
-    from aprtrain.kernels.kd import Widths, kd_rows
-
     half = job.logits == "fp16"
     dtype = torch.float16 if half else torch.float32
     n_rows, n_student = min(job.chunk, len(x_ND)), len(w_VD)
-    widths = Widths(n_student, job.shared, *job.caps)
+    widths = Widths(n_student, job.vocabulary.n_real if job.vocabulary else 0, *job.caps)
     student = logit_weight(w_VD, job.logits)
     s_CS = x_ND.new_empty(n_rows, _padded(n_student), dtype=dtype)
-    teacher, t_CP = None, None
-    if wt_RE is not None:
-        teacher = logit_weight(wt_RE[: job.teacher_width], job.logits)
+    teacher, t_CP, grad_CS = None, None, None
+    if job.wt_RE is not None and job.vocabulary is not None:
+        teacher = logit_weight(job.wt_RE[: job.vocabulary.teacher_width], job.logits)
         t_CP = x_ND.new_empty(n_rows, _padded(len(teacher)), dtype=dtype)
-    grad_CS = None
     if job.with_grad:
         grad_CS = s_CS.view(torch.bfloat16) if half else torch.empty_like(s_CS, dtype=torch.bfloat16)
 
     def terms(rows: slice) -> Tensor:
-        labels_C = labels_N[rows]
+        labels_C = job.labels_N[rows]
         n = len(labels_C)
         _project(x_ND[rows], student, s_CS[:n, :n_student])
-        if t_NE is not None and teacher is not None and t_CP is not None:
-            _project(t_NE[rows], teacher, t_CP[:n, : len(teacher)])
+        if job.t_NE is not None and teacher is not None and t_CP is not None:
+            _project(job.t_NE[rows], teacher, t_CP[:n, : len(teacher)])
         kd_rows(
             job.objective, s_CS[:n], None if t_CP is None else t_CP[:n], labels_C, terms_5N[:, rows],
             None if grad_CS is None else grad_CS[:n], widths,
             n_valid=job.n_valid, scale=1 / _SHRINK if half else 1.0,
         )  # fmt: skip
-        return s_CS[:n, :n_student] if grad_CS is None else grad_CS[:n, :n_student]
+        return (s_CS if grad_CS is None else grad_CS)[:n, :n_student]
 
     return terms
+
+
+_KINDS: dict[Kind, int] = {"forward": 0, "reverse": 1, "jsd": 2}
+
+
+class Widths(NamedTuple):
+    """How many columns of the buffers are ids, and what bounds the logits (0: nothing)."""
+
+    student: int
+    shared: int
+    student_cap: float = 0.0
+    teacher_cap: float = 0.0
+
+
+class Launch(NamedTuple):
+    """Warps of the program that takes a row, and how many 16-byte loads each thread makes at a time."""
+
+    warps: int = 8
+    loads: int = 1
+
+
+def kd_rows(
+    objective: Objective,
+    s_CS: Tensor,
+    t_CP: Tensor | None,
+    labels_C: Tensor,
+    terms_5C: Tensor,
+    grad_CS: Tensor | None,
+    widths: Widths,
+    *,
+    n_valid: int,
+    scale: float,
+    launch: Launch = Launch(),  # noqa: B008 - immutable
+) -> None:
+    """Writes the five terms of `objective.Rows` and, where asked for, the gradient of the mean loss.
+
+    Args:
+        objective: what is minimised.
+        s_CS: student logits before their bound, float16 or float32; all columns readable.
+        t_CP: teacher logits likewise; None leaves all terms but the first untouched.
+        labels_C: int64 ids or IGNORED; an id beyond the student's rows gives NaN.
+        terms_5C: float32, a view of [5, N] with unit stride along rows.
+        grad_CS: bfloat16; may be the memory of s_CS when that is float16. None for values only.
+        widths: see there.
+        n_valid: positions that count, in the whole global batch; the gradient is divided by it.
+        scale: what the stored logits, both, are multiplied with first.
+    """
+    from aprtrain.kernels import kd_triton
+
+    ce_weight, kd_weight = objective.weights()
+    inverse = 1.0 / objective.temperature
+    grad, teacher = grad_CS if grad_CS is not None else s_CS, t_CP if t_CP is not None else s_CS
+    with torch.cuda.device(s_CS.device):
+        kd_triton.kd_rows[(len(s_CS),)](
+            s_CS, teacher, grad, labels_C, terms_5C,
+            s_CS.stride(0), teacher.stride(0), grad.stride(0), terms_5C.stride(0), widths.student, widths.shared,
+            float(scale), float(widths.student_cap), float(widths.teacher_cap), inverse,
+            ce_weight / n_valid, kd_weight * inverse / n_valid, float(objective.beta),
+            KIND=_KINDS[objective.kind], TEACHER=t_CP is not None, ONE=objective.temperature == 1,
+            CE=ce_weight != 0, KD=kd_weight != 0, GRAD=grad_CS is not None,
+            S_CAP=widths.student_cap != 0, T_CAP=widths.teacher_cap != 0,
+            LANES=32 * launch.warps * launch.loads, VEC=16 // s_CS.element_size(), num_warps=launch.warps,
+        )  # fmt: skip
 
 
 def _project(x_CD: Tensor, w_VD: Tensor, out_CV: Tensor) -> None:
@@ -284,20 +324,17 @@ class _Head(torch.autograd.Function):
     """Gradients come from the forward pass; the backward one multiplies them with what arrives."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_ND: Tensor, w_VD: Tensor, t_NE: Tensor | None, wt_RE: Tensor | None, labels_N: Tensor,
-        job: _Job, buffer_VD: Tensor | None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, job: _Job) -> tuple[Tensor, ...]:
         wide = torch.promote_types(x_ND.dtype, torch.float32)
         need_x, need_w = (job.with_grad and need for need in ctx.needs_input_grad[:2])
         grad_ND = torch.empty_like(x_ND) if need_x else None
-        grad_VD = buffer_VD if job.with_grad else None
+        grad_VD = job.grad_w if job.with_grad else None
         if grad_VD is None and need_w:
             grad_VD = torch.zeros_like(w_VD, dtype=wide, memory_format=torch.contiguous_format)
         fused = x_ND.is_cuda and x_ND.dtype == torch.bfloat16
         x, w = (x_ND, w_VD) if fused else (x_ND.to(wide), w_VD.to(wide))
         terms_5N = torch.zeros(5, len(x), dtype=wide, device=x.device)
-        terms = (_fused_terms if fused else _plain_terms)(job, x, w, t_NE, wt_RE, labels_N, terms_5N)
+        terms = (_fused_terms if fused else _plain_terms)(x, w, job, terms_5N)
         for start in range(0, len(x), job.chunk):
             rows = slice(start, start + job.chunk)
             grad_CV = terms(rows)
@@ -305,7 +342,7 @@ class _Head(torch.autograd.Function):
                 grad_ND[rows] = (w.t() @ grad_CV.t()).t()  # faster so for narrow students than grad @ w
             if grad_VD is not None:
                 _add_product(grad_VD, grad_CV, x[rows])
-        ctx.buffered = buffer_VD is not None
+        ctx.buffered = job.grad_w is not None
         ctx.save_for_backward(grad_ND, None if ctx.buffered else grad_VD)
         sums = terms_5N.sum(1)
         ce_weight, kd_weight = job.objective.weights()
@@ -321,4 +358,4 @@ class _Head(torch.autograd.Function):
         if ctx.buffered:
             factor = torch.where(factor == 1, factor, torch.nan)
         grads = [None if grad is None else grad * factor.to(grad.dtype) for grad in (grad_ND, grad_VD)]
-        return (*grads, None, None, None, None, None)
+        return (*grads, None)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +71,7 @@ VARLEN_OPTIONS = _varlen_options()
 """Option names of torch's kernel for packed documents; empty without CUDA or a sliding window (torch < 2.11)."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class AttentionPlan(NamedTuple):
     """How the layers with one window attend in one batch.
 
     Attributes:
@@ -80,12 +79,14 @@ class AttentionPlan:
             "mask" (SDPA under a mask) or "eager" (scores written out, for a softcap).
         mask: what may be attended to, bool [N or 1, 1, T, T], for "mask" and "eager".
         cu_seqlens, max_len: see Documents, for "varlen".
+        window: positions that are attended to, for "varlen"; 0 for all.
     """
 
     kind: str
     mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     max_len: int = 0
+    window: int = 0
 
 
 def choose(
@@ -111,10 +112,10 @@ def choose(
         strict = torch.are_deterministic_algorithms_enabled()
         return AttentionPlan("cudnn" if fits and not strict and _cudnn_agrees(heads, dtype) else "causal")
     if fits and VARLEN_OPTIONS:
-        if documents is not None:
-            return AttentionPlan("varlen", cu_seqlens=documents.cu_seqlens, max_len=documents.max_len)
-        rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
-        return AttentionPlan("varlen", cu_seqlens=rows, max_len=t)
+        if documents is None:
+            rows = torch.arange(0, (n + 1) * t, t, device=tokens_NT.device, dtype=torch.int32)
+            documents = Documents(rows, t)
+        return AttentionPlan("varlen", None, documents.cu_seqlens, documents.max_len, window)
     return AttentionPlan("mask", _mask(tokens_NT, number_NT, window))
 
 
@@ -160,22 +161,12 @@ def _mask(tokens_NT: Tensor, number_NT: Tensor | None, window: int) -> Tensor:
 
 
 def attend(
-    q_NTHE: Tensor,
-    k_NTKE: Tensor,
-    v_NTKE: Tensor,
-    kind: str,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    max_len: int,
-    *,
-    window: int,
-    scale: float,
-    softcap: float,
+    q_NTHE: Tensor, k_NTKE: Tensor, v_NTKE: Tensor, plan: AttentionPlan, *, scale: float, softcap: float
 ) -> Tensor:
     """Values [N, T, H, E] by the way that `choose` gave."""
+    kind, mask = plan.kind, plan.mask
     if kind == "varlen":
-        assert cu_seqlens is not None
-        return _varlen(q_NTHE, k_NTKE, v_NTKE, cu_seqlens, max_len, window, scale)
+        return _varlen(q_NTHE, k_NTKE, v_NTKE, plan, scale)
     q, k, v = (x.transpose(1, 2) for x in (q_NTHE, k_NTKE, v_NTKE))
     if kind == "eager":
         assert mask is not None
@@ -189,14 +180,16 @@ def attend(
     return out.transpose(1, 2)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, max_len: int, window: int, scale: float) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    options: dict[str, Any] = {"scale": scale, "window_size": (window - 1 if window else -1, 0)}
+    options: dict[str, Any] = {"scale": scale, "window_size": (plan.window - 1, 0)}  # -1: no window
     if "enable_gqa" in VARLEN_OPTIONS:
         options["enable_gqa"] = q.shape[2] != k.shape[2]
     flat_q, flat_k, flat_v = (x.reshape(-1, x.shape[2], x.shape[3]) for x in (q, k, v))
-    out = varlen_attn(flat_q, flat_k, flat_v, cu, cu, max_len, max_len, **options)
+    assert plan.cu_seqlens is not None
+    ends = plan.cu_seqlens
+    out = varlen_attn(flat_q, flat_k, flat_v, ends, ends, plan.max_len, plan.max_len, **options)
     assert isinstance(out, Tensor)
     return out.view(q.shape)
 

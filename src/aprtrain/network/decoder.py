@@ -3,7 +3,8 @@
 Projections of the same input are one matrix: Q, K, V in `qkv`, gate and up in `gate_up`. `hf_tensors` gives their
 parts under Hugging Face names.
 
-Shape suffixes: N rows of a batch, T positions, D = d_model, H query heads, K key-value heads, E = head_dim.
+Shape suffixes: N rows of a batch, T positions, D = d_model, H query heads, K key-value heads, E = head_dim,
+R = E / 2 frequencies of a rotation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from aprtrain.kernels.fp8 import linear
 from aprtrain.network.attention import AttentionPlan, Documents, attend, choose, places
-from aprtrain.network.rotary import rotate, tables
 from aprtrain.network.shape import Shape
 
 Part = tuple[str, int]
@@ -120,6 +120,21 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
     return weight * unit.to(x.dtype)
 
 
+def _tables(rope: tuple[Tensor, float], positions_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [N, T, 1, R] of positions, float32, by the frequencies [R] and the factor of a Rope."""
+    inv_freq_R, factor = rope
+    angles = positions_NT[..., None, None].float() * inv_freq_R
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def _rotate(x_NTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each half of a head against the other, in float32, as Hugging Face orders the rows of Q and K."""
+    wide = x_NTHE.to(torch.promote_types(x_NTHE.dtype, torch.float32))
+    first, second = wide.chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x_NTHE.dtype)
+
+
 class Block(nn.Module):
     """One layer. Its parameters are those of `_layer_parts`; absent ones are None."""
 
@@ -138,10 +153,9 @@ class Block(nn.Module):
     attn_post_norm: Tensor
     mlp_post_norm: Tensor
 
-    def __init__(self, shape: Shape, window: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.shape = shape
-        self.window = window
         # A function that takes the block, and no method of it: a block that owned itself would outlive its run.
         self.function: Callable[..., Tensor] = Block.compute
         for name in ("qkv_bias", "out_bias", "gate_up_bias", "down_bias"):
@@ -153,28 +167,14 @@ class Block(nn.Module):
         """See `compute`, which may have been compiled."""
         return self.function(self, *inputs)
 
-    def compute(
-        self,
-        x_NTD: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        kind: str,
-        mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        max_len: int,
-    ) -> Tensor:
-        """The layer's output [N, T, D]; cos and sin are None where it does not rotate, the rest is an
-        AttentionPlan."""
+    def compute(self, x_NTD: Tensor, turn: tuple[Tensor, Tensor] | None, plan: AttentionPlan) -> Tensor:
+        """The layer's output [N, T, D]; `turn` is cosines and sines, None where it does not rotate."""
         s = self.shape
         y = self._norm(x_NTD, self.attn_norm)
         q, k, v = self._heads(y)
-        if cos is not None and sin is not None:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        window = 0 if self.window >= x_NTD.shape[1] else self.window
-        y = attend(
-            q, k, v, kind, mask, cu_seqlens, max_len,
-            window=window, scale=s.attn_scale, softcap=s.attn_softcap,
-        )  # fmt: skip
+        if turn is not None:
+            q, k = _rotate(q, *turn), _rotate(k, *turn)
+        y = attend(q, k, v, plan, scale=s.attn_scale, softcap=s.attn_softcap)
         y = linear(y.flatten(2), self.out, self.out_bias)
         x_NTD = x_NTD + (self._norm(y, self.attn_post_norm) if s.post_norms else y)
         y = self._mlp(self._norm(x_NTD, self.mlp_norm))
@@ -220,7 +220,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.recompute = "none"
-        self.blocks = nn.ModuleList(Block(shape, window, dtype, device) for window in shape.windows)
+        self.blocks = nn.ModuleList(Block(shape, dtype, device) for _ in range(shape.n_layers))
         for name, cols, parts in _all_parts(shape):
             if "." not in name:
                 self.register_parameter(name, _empty(cols, parts, dtype, device))
@@ -233,6 +233,10 @@ class Decoder(nn.Module):
         """The output head [vocab_rows, D]; the embedding where it is tied."""
         return self.embed if self.shape.tied else self.head
 
+    def head_rows(self, n: int) -> Tensor:
+        """The first `n` rows of the head [n, D], of which no gradient is formed."""
+        return self.get_parameter(head_name(self.shape))[:n].detach()
+
     def forward(self, tokens_NT: Tensor, documents: Documents | None = None) -> Tensor:
         """Hidden states [N, T, D] after the final norm.
 
@@ -243,7 +247,7 @@ class Decoder(nn.Module):
         if self._embed_scale != 1.0:
             x_NTD = x_NTD * self._embed_scale
         positions_NT, number_NT = places(tokens_NT, documents)
-        turned = [tables(rope, positions_NT) for rope in self._ropes(tokens_NT.device)]
+        turns = [_tables(rope, positions_NT) for rope in self._ropes(tokens_NT.device)]
         plans = {
             window: choose(
                 tokens_NT, documents, number_NT,
@@ -252,8 +256,7 @@ class Decoder(nn.Module):
             for window in dict.fromkeys(s.windows)
         }  # fmt: skip
         for block, window, rope in zip(self.blocks, s.windows, s.layer_ropes, strict=True):
-            cos, sin = turned[rope] if rope >= 0 else (None, None)
-            x_NTD = self._run(block, x_NTD, cos, sin, plans[window])
+            x_NTD = self._run(block, x_NTD, turns[rope] if rope >= 0 else None, plans[window])
         return _rms_norm(x_NTD, self.norm, s.norm_eps, s.norm_plus_one)
 
     def look_up(self, tokens_NT: Tensor) -> Tensor:
@@ -269,10 +272,8 @@ class Decoder(nn.Module):
             ]
         return self._on_device
 
-    def _run(
-        self, block: nn.Module, x: Tensor, cos: Tensor | None, sin: Tensor | None, plan: AttentionPlan
-    ) -> Tensor:
-        inputs = x, cos, sin, plan.kind, plan.mask, plan.cu_seqlens, plan.max_len
+    def _run(self, block: nn.Module, *inputs: object) -> Tensor:
+        """The block's output, for the `inputs` of `Block.compute`."""
         again = self.recompute == "block" and torch.is_grad_enabled()
         out = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         assert isinstance(out, Tensor)
@@ -295,8 +296,8 @@ class Decoder(nn.Module):
 
     def hf_tensors(self) -> dict[str, Tensor]:
         """Views of the parameters under Hugging Face names, in HF row order; writing to them changes the network."""
-        parameters = dict(self.named_parameters())
         return {
-            hf: parameters[name].detach().narrow(0, first, size[0])
-            for hf, (name, first, size) in hf_names(self.shape).items()
+            hf: part
+            for name in parts_of(self.shape)
+            for hf, part in hf_parts(self.shape, name, self.get_parameter(name).detach())
         }

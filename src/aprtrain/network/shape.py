@@ -8,6 +8,10 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from aprfmt.arch import rope
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
@@ -15,7 +19,19 @@ from aprfmt.arch.rope import DEFAULT_THETA, scaling_of
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
 from aprfmt.types import Json
-from aprtrain.network.rotary import Rope, rope_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotation of one kind of layers.
+
+    Attributes:
+        inv_freq: radians a position, [R], each a float32 number.
+        factor: what cosines and sines are multiplied with (yarn's attention factor; 1 for the others).
+    """
+
+    inv_freq: tuple[float, ...]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +105,19 @@ class Shape:
         return self.n_layers * self.n_layer_params + heads * self.vocab_rows * self.d_model
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a row of the architecture table does not tell about the computation.
-
-    Attributes:
-        act: config.json key of the activation.
-        scaled: whether embeddings are multiplied with the root of their width.
-    """
-
-    act: str = "hidden_act"
-    scaled: bool = False
-
-
-_LLAMA = _Family()
-_GEMMA = _Family("hidden_activation", scaled=True)
-FAMILIES: Mapping[str, _Family] = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "ministral": _LLAMA,
-    "smollm3": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "seed_oss": _LLAMA,
-    "gemma": _Family("hidden_act", scaled=True),
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
+FAMILIES: Mapping[str, str] = {
+    "llama": "hidden_act",
+    "mistral": "hidden_act",
+    "ministral": "hidden_act",
+    "smollm3": "hidden_act",
+    "qwen2": "hidden_act",
+    "qwen3": "hidden_act",
+    "seed_oss": "hidden_act",
+    "gemma": "hidden_act",
+    "gemma2": "hidden_activation",
+    "gemma3_text": "hidden_activation",
 }
-"""Rows that can be trained."""
+"""Rows that can be trained, and the config.json key of their activation."""
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -126,13 +127,17 @@ def shape_of(h: Hyperparams, row: Architecture | None) -> Shape:
 
     Raises UnsupportedError for an architecture or feature that cannot be trained, RefusedError for missing sizes.
     """
-    family = FAMILIES.get(row.id) if row is not None else None
-    if row is None or family is None:
+    if row is None or row.id not in FAMILIES:
         raise UnsupportedError(
             f"architecture {row.id if row else h.architecture!r} cannot be trained or distilled",
             hint=f"these can: {', '.join(FAMILIES)}",
         )
     sizes = _sizes(h)
+    if h.rms_norm_eps is None:
+        raise RefusedError(
+            "the model does not give its rms_norm_eps",
+            hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE",
+        )
     for feature in ("use_bidirectional_attention", "num_local_experts", "clip_qkv"):
         if h.extra.get(feature):
             raise UnsupportedError(f"{feature} of this {row.id} cannot be trained")
@@ -143,7 +148,7 @@ def shape_of(h: Hyperparams, row: Architecture | None) -> Shape:
     return Shape(
         architecture=row.id,
         **sizes,
-        norm_eps=_required_float(h, "rms_norm_eps"),
+        norm_eps=h.rms_norm_eps,
         tied=bool(h.tied),
         qkv_bias=_has(tensors, "attn_q.bias", h),
         o_bias=_has(tensors, "attn_output.bias", h),
@@ -151,8 +156,8 @@ def shape_of(h: Hyperparams, row: Architecture | None) -> Shape:
         qk_norm="blk.{n}.attn_q_norm.weight" in tensors,
         norm_plus_one=norm.value == "plus_one",
         post_norms="blk.{n}.post_ffw_norm.weight" in tensors,
-        embed_scale=math.sqrt(sizes["d_model"]) if family.scaled else 1.0,
-        act=_activation(h, row, family),
+        embed_scale=math.sqrt(sizes["d_model"]) if row.id.startswith("gemma") else 1.0,
+        act=_activation(h, row),
         attn_scale=(scalar or sizes["head_dim"]) ** -0.5,
         attn_softcap=as_float(h.extra.get("attn_logit_softcapping"), "attn_logit_softcapping") or 0.0,
         logit_softcap=as_float(h.extra.get("final_logit_softcapping"), "final_logit_softcapping") or 0.0,
@@ -186,15 +191,6 @@ def _sizes(h: Hyperparams) -> dict[str, int]:
     return found
 
 
-def _required_float(h: Hyperparams, name: str) -> float:
-    value: float | None = getattr(h, name)
-    if value is None:
-        raise RefusedError(
-            f"the model does not give its {name}", hint=f"set it first: apr stamp FILE --set {name}=VALUE"
-        )
-    return value
-
-
 def _has(tensors: Mapping[str, TensorRow], name: str, h: Hyperparams) -> bool:
     """Whether the network has the tensor: always, or where a config key says so."""
     row = tensors.get(f"blk.{{n}}.{name}")
@@ -203,9 +199,10 @@ def _has(tensors: Mapping[str, TensorRow], name: str, h: Hyperparams) -> bool:
     return row.need == REQUIRED or bool(h.extra.get(row.need))
 
 
-def _activation(h: Hyperparams, row: Architecture, family: _Family) -> str:
-    usual = row.defaults.get("", {}).get(family.act) or ("gelu_pytorch_tanh" if family.scaled else "silu")
-    word = h.extra.get(family.act) or usual
+def _activation(h: Hyperparams, row: Architecture) -> str:
+    key = FAMILIES[row.id]
+    usual = "gelu_pytorch_tanh" if row.id.startswith("gemma") else "silu"
+    word = h.extra.get(key) or row.defaults.get("", {}).get(key) or usual
     if word not in _ACTIVATIONS:
         raise UnsupportedError(
             f"activation {word!r:.40} cannot be trained", hint=f"known are {', '.join(_ACTIVATIONS)}"
@@ -225,16 +222,80 @@ def _layers(
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise UnsupportedError(f"layers of the kinds {sorted(set(map(str, kinds)))} cannot be trained")
     sliding = [kind == "sliding_attention" for kind in kinds[:n_layers]]
-    ropes = [rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h))]
+    ropes = [_rope_of(h, h.rope_theta or DEFAULT_THETA, scaling_of(h))]
     local = _mapping(_mapping(h.extra.get("rope_layers")).get("sliding_attention"))
     if local and row.nested_rope:
         rest = {key: value for key, value in local.items() if key != "rope_theta"}
-        ropes.append(rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest))
+        ropes.append(_rope_of(h, as_float(local.get("rope_theta"), "rope_theta") or DEFAULT_THETA, rest))
     layer_ropes = [len(ropes) - 1 if slides else 0 for slides in sliding]
     rotated = h.extra.get("no_rope_layers")
     if isinstance(rotated, list) and len(rotated) >= n_layers:  # 1 where a layer is rotated, despite the name
         layer_ropes = [index if rotated[i] else -1 for i, index in enumerate(layer_ropes)]
     return tuple(window if slides else 0 for slides in sliding), tuple(ropes), tuple(layer_ropes)
+
+
+_SCALINGS = ("default", "dynamic", "linear", "llama3", "yarn")
+
+
+def _rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rope:
+    """The rotation at base `theta` under the `scaling` dict of a config.json ({} for none).
+
+    Raises UnsupportedError for a kind of scaling whose frequencies depend on the length of the text.
+    """
+    dim = h.head_dim or 0
+    if rope.rotary_dim(h) != dim or dim % 2 or dim < 2:
+        raise UnsupportedError(f"heads of {dim} values rotated in part cannot be trained")
+    kind = str(scaling.get("rope_type", "default")).lower()
+    if kind not in _SCALINGS or (kind == "dynamic" and scaling.get("alpha")):
+        raise UnsupportedError(
+            f"rope scaling {kind!r} cannot be trained",
+            hint=f"known are {', '.join(_SCALINGS)} (dynamic without alpha)",
+        )
+    # Computed in float32 as transformers does it, so that long positions give the same angles.
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    inv_freq, factor = 1.0 / (theta**exponents), 1.0
+    # `dynamic` changes nothing within the positions that a network is made for.
+    if kind == "linear":
+        inv_freq = inv_freq / _number(scaling, "factor", 1.0)
+    elif kind == "llama3":
+        factors = rope.llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        inv_freq = inv_freq / torch.tensor(factors, dtype=torch.float32)
+    elif kind == "yarn":
+        inv_freq, factor = _yarn(h, theta, scaling, inv_freq)
+    return Rope(tuple(inv_freq.tolist()), factor)
+
+
+def _yarn(
+    h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor
+) -> tuple[Tensor, float]:
+    """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
+
+    Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
+    turns on it keeps its frequency f, up to `beta_slow` it gets f / factor, between them a mixture that is linear in
+    the number of the pair.
+    """
+    original = rope.original_context(h, scaling) or 1
+    factor = _number(scaling, "factor", 0.0) or (h.max_position_embeddings or original) / original
+    dim = 2 * len(inv_freq)
+
+    def pair_of(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_of(_number(scaling, "beta_fast", 32.0))
+    high = pair_of(_number(scaling, "beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    pairs = torch.arange(len(inv_freq), dtype=torch.float32)
+    slow = ((pairs - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    attention = rope.attention_factor(h, "yarn", scaling)
+    mixed = inv_freq / factor * slow + inv_freq * (1 - slow)
+    return mixed, rope.mscale_of(factor) if attention is None else attention
+
+
+def _number(scaling: Mapping[str, object], key: str, default: float) -> float:
+    value = as_float(scaling.get(key), key)
+    return default if value is None else value
 
 
 def _mapping(value: object) -> Mapping[str, Json]:

@@ -110,7 +110,7 @@ _BEGINNING = 4096
 DAMAGED = "the file is damaged: copy or download it again; apr tensors FILE --stats shows where"
 """The hint for values that are not finite."""
 
-_CHECKED = 1 << 24
+CHECKED = 1 << 24
 """Values that are checked at a time on a device."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -165,7 +165,7 @@ def fill(network: Network, name: str, target: Tensor) -> None:
     tensor = network.tensors[name]
     if target.dtype == torch.bfloat16 and stays_blocks(tensor):
         decode(upload_blocks(tensor, target.device), target)
-        check_values(network, name, torch.split(target.view(-1), _CHECKED))
+        check_values(network, name, torch.split(target.view(-1), CHECKED))
         return
     flat, done, seen = target.view(-1), 0, False
     for part in values(tensor, target.dtype, network.path):
@@ -232,7 +232,7 @@ def fingerprint(source: Decoder | Network) -> str:
         total.update(f"{name} {list(size)}\n".encode())
         pieces: Iterable[Tensor]
         if isinstance(source, Decoder):
-            pieces = (part.to(torch.bfloat16).cpu() for part in torch.split(live[name].reshape(-1), _CHECKED))
+            pieces = (part.to(torch.bfloat16).cpu() for part in torch.split(live[name].reshape(-1), CHECKED))
         else:
             pieces = values(source.tensors[name], torch.bfloat16, source.path)
         for piece in pieces:

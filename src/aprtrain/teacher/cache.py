@@ -361,7 +361,11 @@ def open_cache(
     if not writes and not folder.is_dir():
         return None
     if writes:
-        _prepare(folder, about)
+        _make(folder)
+        path = folder / "about.json"
+        if not path.exists():
+            layout = FileLayout(path.name, [Literal((json.dumps(about, indent=2) + "\n").encode())])
+            write_file(str(path), layout, WriteOptions(force=True))
     size, dtype = (config.seq_len, teacher.shape.d_model), teacher_dtype(config.teacher_residency, device)
     stores = {
         part: Store(folder, part, len(windows), size, dtype, writes=writes)
@@ -384,13 +388,12 @@ def _about(
     config: Config, teacher: Network, vocabulary: Vocabulary | None, corpus: Corpus, device: torch.device
 ) -> JsonObject:
     """What hidden states follow from: the teacher, how it computes, and the windows."""
-    compared = vocabulary if config.teacher_residency == "fp8" else None
     return {
         "format": 1,
         "teacher": byte_fingerprint(teacher),
         "shape": asdict(teacher.shape),
         "residency": config.teacher_residency,
-        "compared_ids": compared.n_real if compared is not None else None,
+        "compared_ids": vocabulary.n_real if vocabulary and config.teacher_residency == "fp8" else None,
         "dtype": str(teacher_dtype(config.teacher_residency, device)).removeprefix("torch."),
         "device": device.type,
         "compiled": config.is_compiled(device.type),
@@ -403,14 +406,6 @@ def _about(
 def _make(folder: Path) -> None:
     with storage_errors(folder):
         os.makedirs(folder, exist_ok=True)
-
-
-def _prepare(folder: Path, about: JsonObject) -> None:
-    _make(folder)
-    path = folder / "about.json"
-    if not path.exists():
-        layout = FileLayout(path.name, [Literal((json.dumps(about, indent=2) + "\n").encode())])
-        write_file(str(path), layout, WriteOptions(force=True))
 
 
 def _missing(config: Config, stores: dict[str, Store], held_out: Windows, batches: Batches) -> int:

@@ -1,30 +1,268 @@
 """The teacher: a frozen network that gives hidden states, and where its weights live.
 
     bf16    matrices as bf16
-    q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file, see `blocks`
-    fp8     products of the inner layers in e4m3, once that was compared with bf16, see `fp8`
+    q4k     Q4_K, Q6_K and Q8_0 matrices stay the blocks of the file and are decoded where they are needed
+    fp8     products of the inner layers in e4m3, once that was compared with bf16
 
 No matrix is float32 on its way, unless float32 is asked for. There is one forward, that of Decoder.
 
-Shape suffixes: N rows of a batch, T positions, D = d_model, V rows of the head.
+Shape suffixes: N rows of a batch, T positions, S = N T, D = d_model, V rows of the head.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from aprfmt.errors import RefusedError
+from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
+from aprtrain.kernels.fp8 import Fp8Weight, fits, quantize_weight
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import Decoder, head_name, parts_of
+from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of, soft_cap
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import Network, load_decoder, stays_blocks
-from aprtrain.teacher.blocks import BlocksDecoder, load_head
-from aprtrain.teacher.fp8 import Gate, becomes_fp8, convert_to_fp8
+from aprtrain.network.weights import (
+    CHECKED,
+    Network,
+    check_values,
+    fill,
+    load_decoder,
+    stays_blocks,
+    upload_blocks,
+)
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
+
+# --- weights that stay blocks ---
+
+
+def _decode_rows(blocks: Blocks) -> Iterator[Tensor]:
+    """The matrix in pieces of whole rows, bf16."""
+    rows, cols = blocks.shape
+    step = max(1, CHECKED // cols)
+    for first in range(0, rows, step):
+        piece = some_rows(blocks, first, min(step, rows - first))
+        yield decode(piece, torch.empty(piece.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+
+
+class BlocksDecoder(Decoder):
+    """A frozen Decoder in bf16 that keeps Q4_K, Q6_K and Q8_0 matrices as blocks.
+
+    The matrices of all layers share one scratch of a layer's size: parameters are views of it, and before a layer
+    runs its blocks are decoded into them, on the same stream. So a layer sees the very values of a bf16 network.
+    A fused matrix stays blocks only if all its parts can.
+
+    Attributes:
+        stored: blocks by parameter, one a part.
+        notes: which matrices are bf16 all the time, and why.
+    """
+
+    def __init__(self, network: Network, device: torch.device, only: str | None = None) -> None:
+        """Loads it, or the parameter `only` alone. Raises RefusedError where no matrix can stay, else as `fill`."""
+        super().__init__(network.shape, torch.bfloat16, "meta")
+        self.stored: dict[str, tuple[Blocks, ...]] = {}
+        self.notes: list[str] = []
+        self._targets: dict[nn.Module, list[tuple[Blocks, Tensor]]] = {block: [] for block in self.blocks}
+        others: Counter[str] = Counter()
+        for parameter, parts in parts_of(network.shape).items():
+            if only not in (None, parameter):
+                continue
+            tensors = [network.tensors[name] for name, _, _ in parts]
+            if all(map(stays_blocks, tensors)):
+                self.stored[parameter] = tuple(upload_blocks(tensor, device) for tensor in tensors)
+                for tensor, blocks in zip(tensors, self.stored[parameter], strict=True):
+                    check_values(network, tensor.name, _decode_rows(blocks))
+                continue
+            if len(tensors[0].shape) > 1:
+                others[" + ".join(dict.fromkeys(tensor.dtype for tensor in tensors))] += 1
+            whole = torch.empty_like(self.get_parameter(parameter), device=device, requires_grad=False)
+            for name, target in hf_parts(network.shape, parameter, whole):
+                fill(network, name, target)
+            self._put(parameter, whole)
+        if not self.stored and only is None:
+            raise RefusedError(
+                f"the teacher has no {', '.join(BLOCK_TYPES)} matrix to keep as blocks",
+                path=network.path,
+                hint="leave --teacher-residency at bf16, or apr quantize the teacher first",
+            )
+        self.notes += [f"{n} matrices are {dtype} and become bf16" for dtype, n in others.items()]
+        self._share_scratch(device)
+
+    def _put(self, parameter: str, value: Tensor) -> None:
+        owner, _, name = parameter.rpartition(".")
+        self.get_submodule(owner).register_parameter(name, nn.Parameter(value, requires_grad=False))
+
+    def _share_scratch(self, device: torch.device) -> None:
+        scratch: dict[str, Tensor] = {}
+        for parameter, parts in self.stored.items():
+            if not parameter.startswith("blocks."):
+                continue
+            owner, _, name = parameter.rpartition(".")
+            if name not in scratch:
+                scratch[name] = torch.empty_like(self.get_parameter(parameter), device=device)
+            target = scratch[name].detach()
+            self._put(parameter, target)
+            first = 0
+            for part in parts:
+                self._targets[self.get_submodule(owner)].append(
+                    (part, target.narrow(0, first, part.shape[0]))
+                )
+                first += part.shape[0]
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head [V, D], decoded by every use."""
+        return self.head_rows(self.shape.vocab_rows)
+
+    def head_rows(self, n: int) -> Tensor:
+        """The first `n` rows of the head [n, D], decoded by every use."""
+        parts = self.stored.get(head_name(self.shape))
+        if parts is None:
+            return super().head_rows(n)
+        blocks = some_rows(parts[0], 0, n)
+        return decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=blocks.stored_B.device))
+
+    def look_up(self, tokens_NT: Tensor) -> Tensor:
+        """Rows of the embedding [N, T, D], decoded one by one where it stays blocks."""
+        parts = self.stored.get("embed")
+        if parts is None:
+            return super().look_up(tokens_NT)
+        return pick_rows(parts[0], tokens_NT.reshape(-1)).view(*tokens_NT.shape, -1)
+
+    def _run(self, block: nn.Module, *inputs: object) -> Tensor:
+        for blocks, target in self._targets[block]:
+            decode(blocks, target)
+        return super()._run(block, *inputs)
+
+
+# --- products in e4m3 ---
+
+MOST_KL = 0.01
+"""Nats by which the distributions may differ, mean over positions."""
+
+LEAST_AGREEMENT = 0.98
+"""Share of positions that must keep their first choice."""
+
+MATRICES = ("qkv", "out", "gate_up", "down")
+_TRIES: tuple[tuple[str, ...], ...] = ((), ("qkv",), ("qkv", "out"), ("qkv", "out", "down"))
+"""Which matrices stay bf16, the fastest first. By arithmetic Q, K and V are a fifteenth of a layer, but they can
+cause as much of the difference as gate and up, which are more than half."""
+
+_CHUNK = 256
+"""Positions whose logits are held at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How a network in e4m3 compares with itself in bf16.
+
+    Attributes:
+        kl: KL(bf16 || e4m3) in nats, mean over positions.
+        agreement: share of positions with the same first choice.
+        tokens: positions compared.
+        kept: matrices of every layer that stay bf16; the first and the last layer always do.
+    """
+
+    kl: float
+    agreement: float
+    tokens: int
+    kept: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether it may be used. NaN does not pass."""
+        return self.kl <= MOST_KL and self.agreement >= LEAST_AGREEMENT
+
+
+@torch.no_grad()
+def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
+    """Turns the inner layers of a loaded network to e4m3, in place; returns how it compares.
+
+    Args:
+        decoder: in bf16.
+        sample_NT: held-out tokens on its device.
+        n_real: ids that count.
+
+    Raises:
+        RefusedError: its distributions change too much, or no matrix has a size for it.
+    """
+    before = decoder(sample_NT).flatten(0, 1)
+    blocks = list(enumerate(decoder.blocks))
+    weights = {
+        name: {
+            n: quantize_weight(getattr(block, name))
+            for n, block in blocks
+            if becomes_fp8(decoder.shape, f"blocks.{n}.{name}", *getattr(block, name).shape)
+        }
+        for name in MATRICES
+    }
+    if not any(weights.values()):
+        raise RefusedError(
+            "no matrix of the teacher can be 8-bit floats: only layers between the first and the last are, and "
+            "only matrices whose dims are multiples of 16",
+            hint="leave --teacher-residency at bf16",
+        )
+    bf16 = {name: {n: getattr(decoder.blocks[n], name) for n in found} for name, found in weights.items()}
+    for kept in _TRIES:
+        for name in MATRICES:
+            _put(decoder, name, bf16[name] if name in kept else weights[name])
+        gate = compare(decoder, before, decoder(sample_NT).flatten(0, 1), n_real, kept)
+        if gate.passed:
+            return gate
+    raise RefusedError(
+        f"the teacher in 8-bit floats differs too much: KL {gate.kl:.4f} nats (at most {MOST_KL}) and the same "
+        f"first choice at {gate.agreement:.1%} of {gate.tokens} positions (at least {LEAST_AGREEMENT:.0%})",
+        hint="use --teacher-residency bf16 or q4k",
+    )
+
+
+def compare(
+    decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, kept: tuple[str, ...]
+) -> Gate:
+    """The Gate of two sets of hidden states under the decoder's head, a chunk of positions at a time."""
+    # Logits in bf16 would tie and flip first choices, and add a difference of their own.
+    head_VD = decoder.head_weight[:n_real].to(torch.float16 if before_SD.is_cuda else torch.float32)
+    cap = decoder.shape.logit_softcap
+    kl = torch.zeros((), dtype=torch.float64, device=before_SD.device)
+    same = torch.zeros_like(kl)
+    for x, y in zip(torch.split(before_SD, _CHUNK), torch.split(after_SD, _CHUNK), strict=True):
+        p, q = (soft_cap((h.to(head_VD.dtype) @ head_VD.t()).float(), cap).log_softmax(-1) for h in (x, y))
+        kl += (p.exp() * (p - q)).sum(dtype=torch.float64)
+        same += (p.argmax(-1) == q.argmax(-1)).sum()
+    tokens = len(before_SD)
+    return Gate(float(kl) / tokens, float(same) / tokens, tokens, kept)
+
+
+def becomes_fp8(shape: Shape, parameter: str, rows: int, cols: int) -> bool:
+    """Whether a parameter of a Decoder becomes e4m3: matrices that fit, of all layers but the first and the last."""
+    _, _, place = parameter.partition("blocks.")
+    layer, _, name = place.partition(".")
+    return name in MATRICES and 0 < int(layer) < shape.n_layers - 1 and fits(rows, cols)
+
+
+def _put(decoder: Decoder, name: str, weights: dict[int, Fp8Weight] | dict[int, Tensor]) -> None:
+    """An Fp8Weight takes the place of the parameter, as a plain attribute."""
+    for n, weight in weights.items():
+        block = decoder.blocks[n]
+        delattr(block, name)
+        setattr(block, name, weight)
+
+
+# --- the teacher ---
+
+
+def load_head(network: Network, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """The network with its head alone: the other weights take no memory and cannot be used."""
+    decoder, name = Decoder(network.shape, dtype, "meta"), head_name(network.shape)
+    weight = torch.empty_like(decoder.get_parameter(name), device=device, requires_grad=False)
+    fill(network, parts_of(network.shape)[name][0][0], weight)
+    decoder.register_parameter(name, nn.Parameter(weight, requires_grad=False))
+    return decoder
 
 
 class Teacher:
@@ -107,20 +345,13 @@ class Teacher:
 
         Of a q4k teacher it is decoded by every use: take it once a micro-batch and let go of it.
         """
-        rows = self.vocabulary.teacher_width
-        if isinstance(self.decoder, BlocksDecoder):
-            return self.decoder.head_rows(rows)
-        return self.decoder.head_weight[:rows].detach()
+        return self.decoder.head_rows(self.vocabulary.teacher_width)
 
     @property
     def dropped_weight(self) -> Tensor | None:
         """The rows [R, D] of the head that stand for tokens of the teacher alone; None where there are none."""
         rows = self.vocabulary.dropped_rows
-        if rows.start >= rows.stop:
-            return None
-        if isinstance(self.decoder, BlocksDecoder):
-            return self.decoder.head_rows(rows.stop)[rows]
-        return self.decoder.head_weight[rows].detach()
+        return self.decoder.head_rows(rows.stop)[rows] if rows.start < rows.stop else None
 
 
 def teacher_dtype(residency: str, device: torch.device) -> torch.dtype:

@@ -25,9 +25,8 @@ from aprtrain.kernels import blocks as kernel
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.weights import load_decoder, open_network
-from aprtrain.teacher import fp8 as teacher_fp8
-from aprtrain.teacher.blocks import BlocksDecoder
-from aprtrain.teacher.teacher import RESIDENCIES, Teacher, estimate_bytes
+from aprtrain.teacher import teacher as module
+from aprtrain.teacher.teacher import RESIDENCIES, BlocksDecoder, Teacher, estimate_bytes
 
 VOCABULARY = Vocabulary(300, VOCAB, VOCAB)
 
@@ -48,7 +47,7 @@ def teacher(path: Path, residency: str = "q4k", **options: Any) -> Teacher:
 
 @pytest.fixture(autouse=True)
 def _random_weights_have_no_clear_first_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_fp8, "LEAST_AGREEMENT", 0.9)
+    monkeypatch.setattr(module, "LEAST_AGREEMENT", 0.9)
 
 
 @pytest.fixture(scope="module")
@@ -295,18 +294,18 @@ def test_e4m3_is_measured_against_bf16(mixed: Path) -> None:
 
 def test_e4m3_is_of_the_inner_layers(mixed: Path) -> None:
     decoder = teacher(mixed, "fp8").decoder
-    kinds = [type(getattr(block, name)).__name__ for block in decoder.blocks for name in teacher_fp8.MATRICES]
+    kinds = [type(getattr(block, name)).__name__ for block in decoder.blocks for name in module.MATRICES]
     assert kinds == ["Parameter"] * 4 + ["Fp8Weight"] * 4 * (LAYERS - 2) + ["Parameter"] * 4
 
 
 def test_matrices_go_back_to_bf16_where_that_helps(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries_of_all, kls = teacher_fp8._TRIES, []
+    tries_of_all, kls = module._TRIES, []
     for tries in ((), ("qkv",)):
-        monkeypatch.setattr(teacher_fp8, "_TRIES", (tries,))
+        monkeypatch.setattr(module, "_TRIES", (tries,))
         kls.append(gate.kl if (gate := teacher(mixed, "fp8").gate) else float("nan"))
     assert kls[1] < kls[0]
-    monkeypatch.setattr(teacher_fp8, "_TRIES", tries_of_all)
-    monkeypatch.setattr(teacher_fp8, "MOST_KL", (kls[0] + kls[1]) / 2)
+    monkeypatch.setattr(module, "_TRIES", tries_of_all)
+    monkeypatch.setattr(module, "MOST_KL", (kls[0] + kls[1]) / 2)
     one = teacher(mixed, "fp8")
     assert one.gate is not None
     assert one.gate.kept == ("qkv",)
@@ -319,17 +318,17 @@ def test_matrices_go_back_to_bf16_where_that_helps(mixed: Path, monkeypatch: pyt
 def test_e4m3_that_changes_too_much_is_refused(
     mixed: Path, name: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(teacher_fp8, name, value)
+    monkeypatch.setattr(module, name, value)
     with pytest.raises(RefusedError, match="differs too much: KL 0") as error:
         teacher(mixed, "fp8")
     assert "bf16 or q4k" in (error.value.hint or "")
 
 
 def test_nan_passes_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teacher_fp8, "LEAST_AGREEMENT", 0.98)
-    assert teacher_fp8.Gate(0.001, 0.99, 1, ()).passed
+    monkeypatch.setattr(module, "LEAST_AGREEMENT", 0.98)
+    assert module.Gate(0.001, 0.99, 1, ()).passed
     for kl, agreement in ((float("nan"), 1.0), (0.0, float("nan")), (0.02, 1.0), (0.0, 0.97)):
-        assert not teacher_fp8.Gate(kl, agreement, 1, ()).passed
+        assert not module.Gate(kl, agreement, 1, ()).passed
 
 
 def test_two_layers_have_nothing_that_could_be_e4m3(tmp_path: Path) -> None:
