@@ -7,8 +7,20 @@ import re
 import pytest
 from pages import Page
 
-from aprfmt.html.charts import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, thin
-from aprfmt.html.page import page, table, text
+from aprfmt.html.page import (
+    HEIGHT,
+    WIDTH,
+    Cell,
+    Mark,
+    Series,
+    chart,
+    heat_map,
+    histograms,
+    page,
+    table,
+    text,
+    thin,
+)
 
 
 def curve(figure: str, number: int = 0) -> list[tuple[float, float]]:

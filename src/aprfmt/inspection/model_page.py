@@ -14,8 +14,7 @@ from statistics import fmean
 from typing import TypedDict
 
 from aprfmt.errors import CorruptError, UnsupportedError
-from aprfmt.html.charts import STYLE, Cell, heat_map, histograms
-from aprfmt.html.page import facts, fold, grid, heading, page, table, text, tiles
+from aprfmt.html.page import Cell, facts, fold, grid, heading, heat_map, histograms, page, table, text, tiles
 from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
@@ -187,7 +186,7 @@ def html(found: Survey) -> str:
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
         parts += [heading("Values of every layer, first layer on top"), grid(pictures)]
     parts += [*_rest(rest), *_tokenizer(found), *_provenance(found)]
-    return page(f"{found.inspection.file}: {found.inspection.format}", parts, style=STYLE)
+    return page(f"{found.inspection.file}: {found.inspection.format}", parts)
 
 
 def _head(found: Survey) -> Iterator[str]:

@@ -10,8 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import MissingDependencyError, UsageError
-from aprfmt.html.charts import SCRIPT, STYLE, Mark, Series, chart, is_wide
-from aprfmt.html.page import facts, fold, grid, heading, page, table, text, tiles
+from aprfmt.html.page import (
+    Mark,
+    Series,
+    chart,
+    facts,
+    fold,
+    grid,
+    heading,
+    is_wide,
+    page,
+    table,
+    text,
+    tiles,
+)
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
@@ -99,7 +111,7 @@ def html(body: RunReport) -> str:
     point = " Point at a curve to read it." if any(figures) else ""
     foot = f"<footer>Report of {text(body['folder'])}{text(_heard(body))}.{point}</footer>"
     parts += [*_tables(body), *_origin(body), foot]
-    return page(f"{name(body)}: {sentence(body)}", parts, style=STYLE, script=SCRIPT)
+    return page(f"{name(body)}: {sentence(body)}", parts, interactive=True)
 
 
 def name(body: RunReport) -> str:
