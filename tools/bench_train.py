@@ -40,9 +40,9 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprtrain import budget
 from aprtrain.budget import memory_plan
 from aprtrain.config import Config
-from aprtrain.data.batches import Batches
-from aprtrain.data.packing import Windows
-from aprtrain.data.shards import Part
+from aprtrain.data.batches import Batches, Windows
+from aprtrain.data.corpus import Part
+from aprtrain.guards import Stop
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.head import distill_head
 from aprtrain.loss.objective import Objective
@@ -52,7 +52,6 @@ from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 from aprtrain.report.metrics import Recorder
-from aprtrain.signals import Stop
 from aprtrain.teacher import teacher as teacher_module
 from aprtrain.world import World
 from bench_teacher import N_REAL, random_network

@@ -154,7 +154,7 @@ MUTATIONS = (
     Mutation("two runs share a folder", "checkpoints/checkpoint.py",
              "test_saving.py::test_two_runs_do_not_share_a_folder",
         "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "        pass\n"),
-    Mutation("signals are ignored", "signals.py",
+    Mutation("signals are ignored", "guards.py",
         "test_loop.py::test_a_signal_ends_the_run_after_its_step_with_a_checkpoint",
         "stop.number = number", "pass"),
     # resuming
@@ -170,9 +170,9 @@ MUTATIONS = (
         "test_loop.py::test_metrics_after_the_resumed_step_are_dropped",
         "        if is_old:", "        if True:"),
     # data
-    Mutation("labels are the tokens themselves", "data/packing.py", "test_packing.py::test_windows_by_hand",
+    Mutation("labels are the tokens themselves", "data/batches.py", "test_packing.py::test_windows_by_hand",
         "labels[row, : len(piece) - 1] = piece[1:]", "labels[row, : len(piece) - 1] = piece[:-1]"),
-    Mutation("a document predicts the next one", "data/packing.py", "test_packing.py::test_windows_by_hand",
+    Mutation("a document predicts the next one", "data/batches.py", "test_packing.py::test_windows_by_hand",
         "labels[row, borders - 1] = IGNORED", "pass"),
     Mutation("documents see each other", "data/batches.py",
         "test_batches.py::test_a_document_sees_nothing_of_the_one_before_it",

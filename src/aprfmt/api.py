@@ -126,8 +126,7 @@ def report(
     Raises:
         AprError: with code "usage" for another suffix.
     """
-    from aprtrain.report.page import write_report
-    from aprtrain.report.summary import is_run, summarise
+    from aprtrain.report.page import is_run, summarise, write_report
 
     path = Path(formats.path_text(file, "file"))
     target = Path(formats.path_text(output, "output")) if output is not None else None

@@ -24,7 +24,7 @@ import torch
 from aprfmt.errors import RefusedError, RunError, UsageError
 from aprfmt.types import JsonObject
 from aprtrain.config import Config, resolve
-from aprtrain.data.shards import read_header
+from aprtrain.data.corpus import read_header
 from aprtrain.data.sources import list_files
 from aprtrain.loss.head import Logits, head_bytes, logit_weight_bytes
 from aprtrain.loss.vocab import Vocabulary

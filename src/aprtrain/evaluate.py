@@ -26,11 +26,9 @@ from torch.nn import functional
 
 from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
-from aprtrain.data.batches import Batch, batch_of
-from aprtrain.data.corpus import Encoder, ReadProgress
-from aprtrain.data.packing import Windows
-from aprtrain.data.shards import HEADER, Part, open_corpus
-from aprtrain.data.sources import Document, list_files
+from aprtrain.data.batches import Batch, Windows, batch_of
+from aprtrain.data.corpus import Encoder, Part, ReadProgress, open_corpus
+from aprtrain.data.sources import HEADER, Document, list_files
 from aprtrain.guards import check_length
 from aprtrain.loss.objective import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align

@@ -21,7 +21,7 @@ from aprtrain import budget
 from aprtrain.checkpoints.checkpoint import Host, Saver, Snapshot, copy_state
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches
-from aprtrain.guards import Utilisation, Watchdog, nvml_reader
+from aprtrain.guards import Stop, Utilisation, Watchdog, nvml_reader
 from aprtrain.loss.head import Softcaps, distill_head, logit_weight
 from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary
@@ -29,7 +29,6 @@ from aprtrain.models import Origin
 from aprtrain.network.decoder import Decoder, head_name
 from aprtrain.optim.adamw import Optimizer, learning_rate
 from aprtrain.report.metrics import Numbers, Recorder, StepValues
-from aprtrain.signals import Stop
 from aprtrain.teacher.cache import CachedHidden
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World

@@ -17,8 +17,7 @@ from aprfmt.provenance.provenance import Provenance
 from aprfmt.types import JsonObject
 from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
-from aprtrain.data.batches import batch_of
-from aprtrain.data.packing import Windows
+from aprtrain.data.batches import Windows, batch_of
 from aprtrain.guards import check_distinct, check_length
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts

@@ -25,18 +25,16 @@ from aprtrain.budget import check_sharding, flops_of, memory_plan
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
 from aprtrain.config import Config, changed_fields, command_fields, resolve
-from aprtrain.data.batches import Batches
-from aprtrain.data.corpus import prepare
-from aprtrain.data.packing import Windows, check_windows
-from aprtrain.data.shards import Corpus
+from aprtrain.data.batches import Batches, Windows, check_windows
+from aprtrain.data.corpus import Corpus, prepare
 from aprtrain.evaluate import evaluate
+from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair, origin_of
 from aprtrain.optim.adamw import Optimizer, load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
-from aprtrain.signals import catch_signals
 from aprtrain.teacher.cache import check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size

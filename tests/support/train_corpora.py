@@ -16,7 +16,7 @@ from tiny_models import write_byte_tokenizer
 
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprtrain.data.shards import Part
+from aprtrain.data.corpus import Part
 from aprtrain.models import Pair
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Rope, Shape

@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 from train_runs import lines
 
-from aprtrain.data.batches import Batches
-from aprtrain.data.corpus import Encoder
-from aprtrain.data.packing import Windows
-from aprtrain.data.shards import open_corpus
+from aprtrain.data.batches import Batches, Windows
+from aprtrain.data.corpus import Encoder, open_corpus
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.student import make_student

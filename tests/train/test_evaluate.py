@@ -16,9 +16,8 @@ from train_corpora import SHAPE, part, tiny_decoder, varied
 
 from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprtrain import evaluate as module
-from aprtrain.data.batches import batch_of
+from aprtrain.data.batches import Windows, batch_of
 from aprtrain.data.corpus import Encoder
-from aprtrain.data.packing import Windows
 from aprtrain.evaluate import Scores, evaluate, scoring
 from aprtrain.loss.objective import IGNORED
 from aprtrain.loss.vocab import Vocabulary

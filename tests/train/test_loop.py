@@ -22,9 +22,8 @@ from aprfmt.io.write import write_file
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
-from aprtrain.data.corpus import Encoder
-from aprtrain.data.packing import Windows
-from aprtrain.data.shards import open_corpus
+from aprtrain.data.batches import Windows
+from aprtrain.data.corpus import Encoder, open_corpus
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.network.weights import load_decoder, open_network

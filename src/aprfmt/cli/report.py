@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from aprtrain.report.summary import RunReport
+    from aprtrain.report.page import RunReport
 
 
 def command(
@@ -53,7 +53,7 @@ def command(
     """
     from aprfmt.api import report
     from aprfmt.formats import detect
-    from aprtrain.report.summary import is_run
+    from aprtrain.report.page import is_run
 
     if is_run(Path(file)):
         body = report(file, output, force=force)

@@ -29,9 +29,11 @@ from aprfmt.errors import (
     UsageError,
     storage_error,
 )
-from aprtrain.data.shards import HEADER
 
 Document = str | npt.NDArray[np.uint32]
+
+HEADER = "tokens.json"
+"""A folder with it holds token shards."""
 
 MAX_SOURCE_BYTES = 1 << 20
 """Longer files of a source tree are data or generated."""

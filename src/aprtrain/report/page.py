@@ -1,15 +1,30 @@
-"""A run's report as a page that stands alone, or its curves as one picture; both draw the same panels."""
+"""What became of a run, and its report: a page that stands alone, or its curves as one picture.
+
+`summarise` reads `metrics.jsonl` and `distillation_metadata.json` alone, so that a run that still goes on or was
+killed has a report too. Both may be damaged or half written: what cannot be read is skipped, and no value is trusted
+to be of its type. Page and picture draw the same panels.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from aprfmt.errors import MissingDependencyError, UsageError
+from aprfmt.errors import (
+    MissingDependencyError,
+    NotFoundError,
+    UnknownFormatError,
+    UsageError,
+    storage_errors,
+)
 from aprfmt.html.page import (
     Mark,
     Series,
@@ -24,11 +39,13 @@ from aprfmt.html.page import (
     text,
     tiles,
 )
+from aprfmt.io.files import is_file
 from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
-from aprfmt.types import Json
-from aprtrain.report.summary import Measured, RunReport, number, summarise
+from aprfmt.types import Json, JsonObject
+from aprtrain.config import Config, command_fields, resolve, schema, to_json
+from aprtrain.report.metrics import FILE, METADATA
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,6 +62,312 @@ STATUS = {
 
 _GIB = float(1 << 30)
 _LONG = 14  # rows of a table that are shown without folding
+
+CURVES = (
+    *("loss", "ce", "kl", "kl1", "agreement", "grad_norm", "lr", "tokens_per_s"),
+    *("mfu", "utilisation", "memory_bytes"),
+)
+"""Values of a step that are drawn."""
+
+SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
+_SHARES = ("accuracy", "agreement")
+_ENDS = ("done", "interrupted", "failed")
+_COLD = 2  # first steps of a process, which compile and are no measure of speed
+_ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
+
+Measured = dict[str, float | None]
+"""Numbers by name: `step`, `at_tokens` and, for an evaluation, SCORES."""
+
+
+class RunReport(TypedDict):
+    """Everything that a report says; JSON data.
+
+    Attributes:
+        status: done, interrupted, failed, or running (or killed: nobody was left to say so).
+        heard_at: seconds since 1970 of the last line.
+        tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
+        before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
+        teacher, student: name, architecture, parameters; `made` says how a student was made.
+        curves: columns of the logged steps, by name.
+        failed_saves, checkpoints: step and at_tokens; the error, or bytes, seconds, time, best.
+        changed: name, value and default of the fields that are not at their defaults.
+        lineage: hashes of what the run is made of.
+    """
+
+    folder: str
+    command: str
+    status: str
+    error: str | None
+    heard_at: float | None
+    teacher: dict[str, Any] | None
+    student: dict[str, Any]
+    data: str | None
+    device: str | None
+    steps: int
+    total_steps: float | None
+    tokens: float
+    seconds: float | None
+    tokens_per_s: float | None
+    mfu: float | None
+    utilisation: float | None
+    memory_bytes: float | None
+    before: Measured | None
+    after: Measured | None
+    change: Measured
+    evaluations: list[Measured]
+    curves: dict[str, list[float | None]]
+    resumed: list[Measured]
+    failed_saves: list[dict[str, Any]]
+    failed_save_count: int
+    checkpoints: list[dict[str, Any]]
+    changed: list[dict[str, Any]]
+    config: JsonObject
+    environment: JsonObject
+    versions: JsonObject
+    lineage: JsonObject
+    skipped_lines: int
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in `folder`."""
+    return any(is_file(folder / name) for name in (FILE, METADATA))
+
+
+def summarise(folder: Path) -> RunReport:
+    """What became of the run in `folder`.
+
+    Raises NotFoundError for a folder that does not exist, UnknownFormatError (exit 3) for one without a run.
+    """
+    if not folder.exists():
+        raise NotFoundError("no such file or folder", path=folder)
+    if not is_run(folder):
+        hint = f"name the -o of apr distill or apr pretrain: it holds {FILE}"
+        raise UnknownFormatError("not the folder of a run", path=folder, hint=hint)
+    with storage_errors(folder):
+        lines = _read(folder / FILE).split("\n")
+        metadata = _object(_read(folder / METADATA))
+    parsed = [_object(line) for line in lines if line.strip()]
+    events = [event for event in parsed if event]
+    return _report(folder, events, metadata, len(parsed) - len(events))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _object(text: str) -> JsonObject:
+    try:
+        return _mapping(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, skipped: int) -> RunReport:
+    of: dict[str, list[JsonObject]] = {}
+    for event in events:
+        of.setdefault(str(event.get("event")), []).append(event)
+    begun = [i for i, event in enumerate(events) if event.get("event") == "begin"]
+    now = events[begun[-1] :] if begun else events  # of the last process that worked on the run
+    start = (of.get("start") or [{}])[-1]
+    status, end = metadata.get("status"), next((e for e in now if e.get("event") == "end"), {})
+    seen = "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
+    steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
+    at = _clock(steps)
+    evaluations: list[Measured] = [
+        {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}}
+        for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
+    ]
+    command = str(start.get("command") or metadata.get("command") or "distill")
+    own = {row.name for row in command_fields("pretrain" if command == "pretrain" else "distill")}
+    resolved = _mapping(start.get("config") or metadata.get("resolved"))
+    config = {name: value for name, value in resolved.items() if name in own or name not in schema()}
+    failed = of.get("failed_save", [])
+    # The last evaluation may be of a later step than the last line of one.
+    done = [number(metadata.get("steps")), *(n for n, _ in steps), *(e["step"] for e in evaluations)]
+    tokens = [number(v) for v in (metadata.get("tokens"), *(e.get("tokens") for _, e in steps[-1:]))]
+    teacher, student, data = _models(metadata, config)
+    warm = [e for _, e in steps[_COLD:] or steps[-1:]]
+    columns = {name: [number(e.get(name)) for _, e in steps] for name in ("step", "tokens", *CURVES)}
+    return {
+        "folder": str(folder),
+        "command": command,
+        "status": status if isinstance(status, str) and status in _ENDS else seen,
+        "error": next((str(e.get("message")) for e in now if e.get("event") == "error"), None),
+        "heard_at": max((t for e in events if (t := number(e.get("time"))) is not None), default=None),
+        "teacher": teacher,
+        "student": student,
+        "data": data,
+        "device": str(start.get("device") or "") or None,
+        "steps": max(int(n or 0) for n in (0, *done)),
+        "total_steps": number(config.get("steps")),
+        "tokens": max(n or 0 for n in (0, *tokens, *(e["at_tokens"] for e in evaluations))),
+        "seconds": _seconds(events) or number(metadata.get("seconds")),
+        "tokens_per_s": _median(warm, "tokens_per_s"),
+        "mfu": _median(warm, "mfu"),
+        "utilisation": _median(warm, "utilisation"),
+        "memory_bytes": max((v for _, e in steps if (v := number(e.get("memory_bytes")))), default=None),
+        "before": evaluations[0] if evaluations else None,
+        "after": evaluations[-1] if len(evaluations) > 1 else None,
+        "change": _change(evaluations),
+        "evaluations": evaluations,
+        "curves": {name: column for name, column in columns.items() if any(v is not None for v in column)},
+        "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
+        "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
+        "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
+        "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
+        "changed": _find_changes(config),
+        "config": config,
+        "environment": _mapping((of.get("begin") or [{}])[-1].get("environment")),
+        "versions": _mapping(metadata.get("versions")),
+        "lineage": {
+            "configuration": start.get("digest") or metadata.get("config_digest"),
+            "teacher": _mapping(metadata.get("teacher")).get("print"),
+            "student": _mapping(metadata.get("student")).get("print"),
+            "data": metadata.get("data"),
+            "overrides": metadata.get("overrides") or None,
+            "schema": metadata.get("schema"),
+        },
+        "skipped_lines": skipped,
+    }
+
+
+# --- values of no certain type ---
+
+
+def number(value: object) -> float | None:
+    """`value` if it is a finite number of a size that can be drawn, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < _ABSURD else None
+
+
+def _mapping(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Json) -> list[JsonObject]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+# --- steps, and the tokens after them ---
+
+
+def _by_step(events: Iterable[JsonObject]) -> list[tuple[float, JsonObject]]:
+    """(step, event), one event a step, the latest, in the order of steps."""
+    kept = {step: e for e in events if (step := number(e.get("step"))) is not None}
+    return sorted(kept.items(), key=lambda pair: pair[0])
+
+
+def _clock(steps: Sequence[tuple[float, JsonObject]]) -> Callable[[float], float]:
+    """From a step to the tokens after it: between logged steps on a straight line, beyond them at the same rate."""
+    known = [(0.0, 0.0), *((step, number(e.get("tokens")) or 0.0) for step, e in steps if step > 0)]
+
+    def tokens(step: float) -> float:
+        if len(known) == 1:
+            return step
+        i = min(max(bisect_left(known, (step, -math.inf)), 1), len(known) - 1)
+        (a, before), (b, after) = known[i - 1], known[i]
+        return max(0.0, before + (step - a) * (after - before) / (b - a))
+
+    return tokens
+
+
+def _place(event: JsonObject, at: Callable[[float], float]) -> Measured:
+    step = number(event.get("step")) or 0
+    return {"step": step, "at_tokens": round(at(step))}
+
+
+def _change(evaluations: Sequence[Measured]) -> Measured:
+    """From the first evaluation to the last: relative, of shares the difference."""
+    if len(evaluations) < 2:
+        return {}
+    out: Measured = {}
+    for name in SCORES:
+        a, b = evaluations[0][name], evaluations[-1][name]
+        if a is None or b is None:
+            out[name] = None
+        else:
+            out[name] = b - a if name in _SHARES else (b - a) / a if a else None
+    return out
+
+
+def _median(steps: Sequence[JsonObject], name: str) -> float | None:
+    values = [v for e in steps if (v := number(e.get(name))) is not None]
+    return statistics.median(values) if values else None
+
+
+def _seconds(events: Iterable[JsonObject]) -> float:
+    """Time from the first to the last line of each process that worked on the run, added up."""
+    spans: list[list[float]] = []
+    for event in events:
+        if event.get("event") == "begin" or not spans:
+            spans.append([])
+        if (time := number(event.get("time"))) is not None:
+            spans[-1].append(time)
+    return sum(max(span) - min(span) for span in spans if span)
+
+
+def _checkpoints(
+    events: Sequence[JsonObject], metadata: JsonObject, at: Callable[[float], float]
+) -> list[dict[str, Any]]:
+    listed = metadata.get("checkpoints")
+    known: list[JsonObject] = [{"step": n} for n in listed] if isinstance(listed, list) else []
+    return [
+        {
+            **_place(event, at),
+            **{name: number(event.get(name)) for name in ("bytes", "seconds", "time")},
+            "best": bool(event.get("best")),
+        }
+        for _, event in _by_step([*known, *events])
+    ]
+
+
+# --- what the run is ---
+
+
+def _models(
+    metadata: JsonObject, config: JsonObject
+) -> tuple[dict[str, Any] | None, dict[str, Any], str | None]:
+    """Teacher, student, and the name of the data."""
+    teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
+    source = next((config[k] for k in ("student", "init", "like", "teacher") if config.get(k)), None)
+    path = config.get("teacher") or teacher.get("name")
+    made = {
+        **_model(source or student.get("name") or "model", student),
+        "made": config.get("student_init") or config.get("shape"),
+    }
+    return _model(path, teacher) if path else None, made, short_path(config.get("data"))
+
+
+def _model(path: Json, origin: JsonObject) -> dict[str, Any]:
+    parameters = number(origin.get("parameters"))
+    return {"name": short_path(path), "architecture": origin.get("architecture"), "parameters": parameters}
+
+
+def short_path(path: Json) -> str | None:
+    """The last part of a path, with its folder if many files have that name."""
+    if path is None:
+        return None
+    parts = PurePath(str(path)).parts
+    generic = bool(parts) and parts[-1].split(".")[0] in ("model", "data", "train", "text")
+    return "/".join(parts[-2:] if generic else parts[-1:])
+
+
+def _find_changes(config: JsonObject) -> list[dict[str, Any]]:
+    """The fields that are not at their defaults, nor at those that follow from others."""
+    usual = {name: to_json(row.default) for name, row in schema().items()}
+    steps, total = config.get("steps"), config.get("total_steps")
+    usual["total_steps"] = steps
+    if isinstance(steps, int) and isinstance(total, int) and 0 < steps <= total:
+        usual["warmup_steps"] = resolve(Config(steps=steps, total_steps=total)).warmup_steps
+    return [
+        {"name": name, "value": value, "default": usual.get(name)}
+        for name, value in config.items()
+        if value != usual.get(name)
+    ]
+
+
+# --- the page ---
 
 
 @dataclass(frozen=True, slots=True)

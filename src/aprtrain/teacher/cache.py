@@ -38,9 +38,8 @@ from aprfmt.io.segments import FileLayout, Literal
 from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.types import JsonObject
 from aprtrain.config import Config
-from aprtrain.data.batches import Batch, Batches
-from aprtrain.data.packing import Windows
-from aprtrain.data.shards import PARTS, Corpus
+from aprtrain.data.batches import Batch, Batches, Windows
+from aprtrain.data.corpus import PARTS, Corpus
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.weights import Network, byte_fingerprint
 from aprtrain.teacher.teacher import Teacher, teacher_dtype

@@ -13,8 +13,7 @@ from torch.nn import functional
 from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
-from aprtrain.data.batches import Batch, Batches, batch_of, shuffle_index
-from aprtrain.data.packing import Windows
+from aprtrain.data.batches import Batch, Batches, Windows, batch_of, shuffle_index
 from aprtrain.loss.objective import IGNORED
 
 FILLER = 2

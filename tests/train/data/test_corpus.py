@@ -22,8 +22,8 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.tokenizer.hf import read_files
-from aprtrain.data.corpus import Encoder, content_hash, prepare
-from aprtrain.data.shards import HEADER, Corpus, Part, open_corpus
+from aprtrain.data.corpus import Corpus, Encoder, Part, content_hash, open_corpus, prepare
+from aprtrain.data.sources import HEADER
 
 TOKENIZER = byte_tokenizer()
 ENCODER = Encoder(TOKENIZER)

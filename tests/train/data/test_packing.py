@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 
 from aprfmt.errors import AprError, RefusedError
+from aprtrain.data.batches import Windows, check_windows
 from aprtrain.data.corpus import prepare
-from aprtrain.data.packing import Windows, check_windows
 from aprtrain.loss.objective import IGNORED
 
 NO = IGNORED
@@ -152,8 +152,8 @@ def test_large_data_are_looked_at_in_part(monkeypatch: pytest.MonkeyPatch) -> No
         return whole(self, ids)
 
     monkeypatch.setattr(Windows, "tokens", counted)
-    monkeypatch.setattr("aprtrain.data.packing._LOOK_AT", 1600)
-    monkeypatch.setattr("aprtrain.data.packing._AT_ONCE", 170)
+    monkeypatch.setattr("aprtrain.data.batches._LOOK_AT", 1600)
+    monkeypatch.setattr("aprtrain.data.batches._AT_ONCE", 170)
     check_windows(windows)
     assert len(read) == 100
     assert min(read) == 0

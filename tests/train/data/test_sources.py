@@ -24,8 +24,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprtrain.data import sources
-from aprtrain.data.corpus import prepare
-from aprtrain.data.shards import Corpus
+from aprtrain.data.corpus import Corpus, prepare
 from aprtrain.data.sources import list_files, read_documents
 
 TOKENIZER = byte_tokenizer()

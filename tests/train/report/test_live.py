@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from aprtrain.guards import catch_signals
 from aprtrain.report.metrics import Recorder
-from aprtrain.signals import catch_signals
 
 Distil = Callable[..., dict[str, Any]]
 

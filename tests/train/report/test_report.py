@@ -24,8 +24,7 @@ from aprtrain.checkpoints import checkpoint
 from aprtrain.config import Config, resolve
 from aprtrain.loop import Trainer
 from aprtrain.report.metrics import FILE, METADATA, Recorder
-from aprtrain.report.page import PAGE, html, sentence
-from aprtrain.report.summary import summarise
+from aprtrain.report.page import PAGE, html, sentence, summarise
 from aprtrain.run import run
 
 Distil = Callable[..., dict[str, Any]]

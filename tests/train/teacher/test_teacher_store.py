@@ -12,8 +12,7 @@ from torch import Tensor
 from train_children import forked
 from train_corpora import part, varied
 
-from aprtrain.data.batches import Batch, Batches, batch_of
-from aprtrain.data.packing import Windows
+from aprtrain.data.batches import Batch, Batches, Windows, batch_of
 from aprtrain.teacher.cache import CachedHidden, Store
 
 SIZE = (8, 4)
