@@ -153,28 +153,18 @@ def kd_rows(
     s_top, s_z1, s_zT, r_zT, r_gap = zero + LOWEST, zero, zero, zero, zero
     t_top, t_z1, t_zT, s_there = zero + LOWEST, zero, zero, zero + LOWEST
     gap1, gapT, t_mean = zero, zero, zero
-    for start in range(0, whole, BLOCK):
-        i = start + ids
-        s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, False)
-        t = s
-        if TEACHER:
-            t = _load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, False)
-        s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = _collect(
-            s, t, i, n_real, inverse_T,
-            s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there,
-            KIND, TEACHER, ONE, False,
-        )  # fmt: skip
-    for start in range(whole, n_student, BLOCK):
-        i = start + ids
-        s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, True)
-        t = s
-        if TEACHER:
-            t = _load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, True)
-        s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = _collect(
-            s, t, i, n_real, inverse_T,
-            s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there,
-            KIND, TEACHER, ONE, True,
-        )  # fmt: skip
+    for MASK in tl.static_range(2):
+        for start in range(whole if MASK else 0, n_student if MASK else whole, BLOCK):
+            i = start + ids
+            s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, MASK)
+            t = s
+            if TEACHER:
+                t = _load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, MASK)
+            s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there = _collect(
+                s, t, i, n_real, inverse_T,
+                s_top, s_z1, s_zT, r_zT, r_gap, t_top, t_z1, t_zT, gap1, gapT, t_mean, s_there,
+                KIND, TEACHER, ONE, MASK,
+            )  # fmt: skip
 
     out = out_ptr + row
     s_max = tl.max(s_top, 0)
@@ -221,28 +211,20 @@ def kd_rows(
     if GRAD:
         grad_row = grad_ptr + row * grad_stride
         if valid:
-            for start in range(0, whole, BLOCK):
-                i = start + ids
-                s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, False)
-                t = s
-                if KD:
-                    t = tl.maximum(_load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, False), NOTHING)
-                grad = _slope(
-                    s, t, i, label, n_real, inverse_T, ce_grad, kd_grad, beta, s_cap, s_lse1, s_lseT, t_lseT, r_lseT,
-                    mean_log, KIND, CE, KD, S_CAP, False,
-                )  # fmt: skip
-                tl.store(grad_row + i, grad.to(tl.bfloat16))
-            for start in range(whole, n_student, BLOCK):
-                i = start + ids
-                s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, True)
-                t = s
-                if KD:
-                    t = tl.maximum(_load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, True), NOTHING)
-                grad = _slope(
-                    s, t, i, label, n_real, inverse_T, ce_grad, kd_grad, beta, s_cap, s_lse1, s_lseT, t_lseT, r_lseT,
-                    mean_log, KIND, CE, KD, S_CAP, True,
-                )  # fmt: skip
-                tl.store(grad_row + i, tl.where(i < n_student, grad, 0.0).to(tl.bfloat16), mask=i < s_stride)
+            for MASK in tl.static_range(2):
+                for start in range(whole if MASK else 0, n_student if MASK else whole, BLOCK):
+                    i = start + ids
+                    s = _load(s_row, i, s_stride, n_student, scale, s_cap, S_CAP, MASK)
+                    t = s
+                    if KD:
+                        t = tl.maximum(_load(t_row, i, t_stride, n_real, scale, t_cap, T_CAP, MASK), NOTHING)
+                    grad = _slope(
+                        s, t, i, label, n_real, inverse_T, ce_grad, kd_grad, beta, s_cap, s_lse1, s_lseT, t_lseT,
+                        r_lseT, mean_log, KIND, CE, KD, S_CAP, MASK,
+                    )  # fmt: skip
+                    if MASK:
+                        grad = tl.where(i < n_student, grad, 0.0)
+                    tl.store(grad_row + i, grad.to(tl.bfloat16), mask=(i < s_stride) if MASK else None)
         else:
             for start in range(0, n_student, BLOCK):
                 nothing = tl.zeros([LANES, VEC], tl.bfloat16)
