@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.cli import output
-from aprfmt.cli.output import Output, plain, printable, shorten, table
-from aprfmt.cli.progress import Bar
+from aprfmt.cli.output import Output, plain, printable, progress_bar, shorten, table
 from aprfmt.errors import CorruptError
 
 
@@ -148,24 +147,26 @@ def test_table_fits_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.
 def test_no_bar_without_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.out, "mode", "human")
     streams(io.StringIO)
-    assert Bar("x").progress is None
+    with progress_bar("x") as progress:
+        assert progress is None
 
 
 @pytest.mark.parametrize("mode", ["json", "quiet"])
 def test_no_bar_when_quiet(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     monkeypatch.setattr(output.out, "mode", mode)
     streams(Terminal)
-    assert Bar("x").progress is None
+    with progress_bar("x") as progress:
+        assert progress is None
 
 
 def test_bar(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.out, "mode", "human")
     stdout, stderr = streams(Terminal)
     clock = iter([100.0, 101.0, 101.01, 102.0])
-    monkeypatch.setattr("aprfmt.cli.progress.time.monotonic", lambda: next(clock))
-    with Bar("importing") as bar:
-        assert bar.progress is not None
-        advance = bar.progress(4 << 20)
+    monkeypatch.setattr("aprfmt.cli.output.time.monotonic", lambda: next(clock))
+    with progress_bar("importing") as progress:
+        assert progress is not None
+        advance = progress(4 << 20)
         advance(1 << 20, "a")
         advance(1 << 20, "b")  # too soon after the last one: not drawn
         advance(1 << 20, "c")

@@ -26,8 +26,7 @@ from aprfmt.cli.options import (
     TokenizerOption,
     VerifyOption,
 )
-from aprfmt.cli.output import as_text, out, pairs, printable, table
-from aprfmt.cli.progress import Bar
+from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 
@@ -256,8 +255,8 @@ def _run(
     """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
-    with Bar(verb) as bar:
-        report = function(source, output, progress=None if command.plan else bar.progress, **(given | fixed))
+    with progress_bar(verb) as progress:
+        report = function(source, output, progress=None if command.plan else progress, **(given | fixed))
     for warning in report.warnings:
         out.warning(warning)
     out.result(report.to_json(), _plan_text(report) if command.plan else _done_text(report))

@@ -29,11 +29,11 @@ class Row:
 COMMANDS = {
     row.name: row
     for row in (
-        Row("inspect", "inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
-        Row("tensors", "tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
-        Row("validate", "validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
-        Row("diff", "diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
-        Row("architectures", "architectures", "The supported model families.", "Look"),
+        Row("inspect", "look:inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
+        Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
+        Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
+        Row("diff", "look:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
+        Row("architectures", "look:architectures", "The supported model families.", "Look"),
         Row(
             "import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"
         ),
@@ -48,8 +48,8 @@ COMMANDS = {
         ),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
-        Row("eval", "eval", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
-        Row("report", "report", "A page about a training run or a model.", "Train"),
+        Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
+        Row("report", "measure:report", "A page about a training run or a model.", "Train"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
 }

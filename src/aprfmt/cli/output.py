@@ -12,12 +12,21 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 from aprfmt.errors import AprError, StorageError
+from aprfmt.text import format_bytes, format_seconds
 from aprfmt.types import Json
 
+if TYPE_CHECKING:
+    from aprfmt.io.pipe import Progress
+    from aprfmt.io.write import StartProgress
+
+_INTERVAL_S = 0.1
+_BAR_COLUMNS = 24
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -201,3 +210,50 @@ def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) 
         lines.append(" " * indent + out.style(name.ljust(label), "dim") + "  " + parts[0])
         lines += [" " * (indent + label + 2) + part for part in parts[1:]]
     return lines
+
+
+@contextmanager
+def progress_bar(verb: str) -> Iterator[StartProgress | None]:
+    """What the conversion functions take as `progress`: a bar counted in bytes, with rate and ETA, on stderr.
+
+    None where there is no bar: stderr is not a terminal, or --json or --quiet was given.
+    """
+    if out.mode != "human" or not out.error_stream.isatty():
+        yield None
+        return
+    drawn = 0.0
+
+    def start(total: int) -> Progress:
+        done, began = 0, time.monotonic()
+
+        def advance(n_bytes: int, label: str) -> None:
+            nonlocal done, drawn
+            done += n_bytes
+            now = time.monotonic()
+            if now - drawn >= _INTERVAL_S:
+                drawn = now
+                text = _bar(verb, done, total, max(now - began, 1e-9), label)
+                out.error_stream.write("\r" + text[: width() - 1] + "\x1b[K")
+                out.error_stream.flush()
+
+        return advance
+
+    try:
+        yield start
+    finally:
+        if drawn:
+            out.error_stream.write("\r\x1b[2K")
+            out.error_stream.flush()
+
+
+def _bar(verb: str, done: int, total: int, elapsed: float, label: str) -> str:
+    share = min(1.0, done / total) if total else 1.0
+    filled = round(share * _BAR_COLUMNS)
+    rate = done / elapsed
+    left = format_seconds((total - done) / rate) if rate and share < 1 else "0 s"
+    text = (
+        f"{verb} {'█' * filled}{'░' * (_BAR_COLUMNS - filled)} {share:4.0%} "
+        f"{format_bytes(done)}/{format_bytes(total)} {format_bytes(rate)}/s {left}"
+    )
+    room = width() - len(text) - 3
+    return f"{text}  {shorten(printable(label), room)}" if label and room >= 12 else text

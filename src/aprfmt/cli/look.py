@@ -1,0 +1,499 @@
+"""The commands that look: `apr inspect`, `tensors`, `validate`, `diff` and `architectures`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, table, width
+from aprfmt.errors import CorruptError, UnsupportedError, UsageError
+from aprfmt.text import format_bytes, format_count, format_shape, plural
+
+if TYPE_CHECKING:
+    from aprfmt.arch.row import Architecture, Key, TensorRow
+    from aprfmt.codecs.pieces import DtypeTotals
+    from aprfmt.inspection.describe import Inspection, Quality, TokenizerInfo
+    from aprfmt.inspection.diff import Comparison, Difference
+    from aprfmt.inspection.validate import Validation
+    from aprfmt.model import Tensor
+    from aprfmt.types import JsonObject
+
+_IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
+_PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
+_MARKS = {
+    "pass": ("ok  ", "green"),
+    "warn": ("warn", "yellow"),
+    "fail": ("FAIL", "red"),
+    "skip": ("-   ", "dim"),
+}
+_MAX_OF_RULE = 20
+_MAX_DIFFERENCES = 40
+
+
+def inspect(
+    file: ModelArgument,
+    *,
+    vocab: Annotated[bool, typer.Option("--vocab", help="List the tokens with their ids.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="List the tensors.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Score how completely the file documents itself.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show what a model file is: container, dimensions, dtypes, tokenizer, provenance.
+
+    \b
+    apr inspect model.gguf
+    apr inspect model.apr --quality --json
+    """
+    found = aprfmt.inspect(file, vocab=vocab, weights=weights, quality=quality)
+    out.result(found.to_json(), _inspection(found))
+
+
+def _inspection(found: Inspection) -> Iterator[str]:
+    yield out.style(printable(found.file), "bold")
+    yield from pairs(_container(found))
+    yield from _network(found.metadata)
+    if found.dtypes:
+        yield from ("", out.style("Weights", "bold"), *_dtypes(found.dtypes))
+    yield from ("", out.style("Tokenizer", "bold"), *pairs(_tokenizer(found.tokenizer)))
+    yield from ("", out.style("Provenance", "bold"), *pairs(_provenance(found.metadata)))
+    if found.quality is not None:
+        yield from _quality(found.quality)
+    if found.tensors is not None:
+        rows = [[t.name, t.dtype, format_shape(t.shape), format_bytes(t.n_bytes)] for t in found.tensors]
+        yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))
+    if found.vocabulary:
+        tokens = [[str(i), repr(token)] for i, token in enumerate(found.vocabulary)]
+        yield from ("", *table(["id", "token"], tokens, right="id"))
+
+
+def _container(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "format", f"{found.format}, {format_bytes(found.size_bytes)}"
+    yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
+    if set(found.checksum.values()) != {"none"}:
+        words = {"unchecked": "not checked (large file; apr validate checks it)"}
+        yield (
+            "checksum",
+            ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()),
+        )
+    if flags := [name for name, value in found.flags.items() if value]:
+        yield "flags", ", ".join(flags)
+    if found.format.startswith("APR v2"):
+        reasons = "; ".join(found.compat.reasons)
+        yield "reference apr", "can run it" if found.compat.reference_runtime else f"cannot run it: {reasons}"
+    for warning in found.warnings:
+        yield "note", warning
+
+
+def _network(metadata: Mapping[str, object]) -> Iterator[str]:
+    from aprfmt.inspection.describe import DIMS
+
+    dims = [f"{label} {_number(metadata[key])}" for key, label in DIMS if metadata.get(key) is not None]
+    classes = [str(metadata[key]) for key in ("hf_architecture", "hf_model_type") if metadata.get(key)]
+    name = metadata.get("architecture")
+    if not (dims or name):
+        return
+    rows = [("architecture", f"{name or '(unknown)'}" + (f" ({', '.join(classes)})" if classes else ""))]
+    rows += [("dimensions", ", ".join(dims))] if dims else []
+    yield from ("", out.style("Network", "bold"), *pairs(rows))
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _dtypes(dtypes: Mapping[str, DtypeTotals]) -> list[str]:
+    total = sum(row["bytes"] for row in dtypes.values())
+    rows = [
+        [
+            name,
+            f"{row['tensors']:,}",
+            format_count(row["params"]),
+            format_bytes(row["bytes"]),
+            f"{row['bytes'] / total:.1%}" if total else "",
+            f"{8 * row['bytes'] / row['params']:.2f}" if row["params"] else "",
+        ]
+        for name, row in dtypes.items()
+    ]
+    header = ["dtype", "tensors", "params", "size", "share", "bits/weight"]
+    return table(header, rows, right="tensors params size share bits/weight")
+
+
+def _tokenizer(info: TokenizerInfo | None) -> Iterator[tuple[str, str]]:
+    if info is None:
+        yield "model", "(none embedded)"
+        return
+    yield "model", info.model + (f", pre-tokenizer {info.pre}" if info.pre else "")
+    counts = f"{info.vocab_size:,} tokens"
+    counts += f", {info.merges:,} merges" if info.merges else ""
+    yield "vocabulary", counts + (f", {info.added:,} added" if info.added else "")
+    ids = {"bos": info.bos_id, "eos": info.eos_id, "pad": info.pad_id, "unk": info.unk_id}
+    yield "special ids", ", ".join(f"{role} {i}" for role, i in ids.items() if i is not None) or "(none)"
+    yield "chat template", "yes" if info.chat_template else "no"
+
+
+def _provenance(metadata: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key in _IDENTITY:
+        if metadata.get(key):
+            yield key.replace("_", " "), str(metadata[key])
+    for key, label in _PROVENANCE:
+        yield label, str(metadata.get(key) or "(missing)")
+
+
+def _quality(quality: Quality) -> Iterator[str]:
+    from aprfmt.inspection.describe import QUALITY_THRESHOLD
+
+    verdict = "ready to ship" if quality.score >= QUALITY_THRESHOLD else f"below {QUALITY_THRESHOLD}"
+    yield from ("", out.style(f"Quality {quality.score} of 100 ({verdict})", "bold"))
+    for name, part in quality.breakdown.items():
+        yield from pairs([(f"{name} {part.points}/{part.max}", f"based on {part.looked_at}")], label=18)
+        if part.missing:
+            yield from pairs([("", "missing: " + "; ".join(part.missing))], label=18)
+
+
+def tensors(
+    file: ModelArgument,
+    *,
+    filter: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="GLOB",
+            help="Only names that match; without wildcards: names that contain it.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
+    ] = False,
+    hash: Annotated[bool, typer.Option("--hash", help="Add the SHA-256 of the stored bytes.")] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """List the tensors: name, dtype, shape (row-major), offset, size.
+
+    \b
+    apr tensors model.gguf --filter '*attn_q*' --stats
+    apr tensors model.apr --hash --json
+    """
+    with aprfmt.open(file) as model:
+        entries = model.tensors.entries
+        chosen = [t for t in entries if filter is None or _matches(t.name, filter)]
+        shown = chosen[:limit] if limit else chosen
+        # An offset means nothing without its shard.
+        sharded = len(model.sources) > 1
+        with progress_bar("reading") as progress:
+            reads = progress if stats or hash else None
+            advance = reads(sum(t.n_bytes for t in shown)) if reads else None
+            rows = []
+            for tensor in shown:
+                rows.append(_tensor_row(tensor, stats=stats, hash=hash, sharded=sharded))
+                if advance:
+                    advance(tensor.n_bytes, tensor.name)
+        body = {
+            "file": file,
+            "format": model.label,
+            "tensor_count": len(entries),
+            "matched": len(chosen),
+            "tensors": [row.to_json() for row in rows],
+        }
+        out.result(body, _tensor_table(rows))
+        if len(shown) < len(chosen):
+            out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
+        elif not shown and entries:
+            out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if any(c in pattern for c in "*?["):
+        return fnmatchcase(name, pattern)
+    return pattern in name
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorRow:
+    tensor: Tensor
+    file: str | None
+    stats: Mapping[str, float | None] | None
+    error: str | None
+    sha256: str | None
+
+    def to_json(self) -> dict[str, object]:
+        t = self.tensor
+        row: dict[str, object] = {"name": t.name, "dtype": t.dtype, "shape": list(t.shape)}
+        row |= {"offset": t.offset, "size_bytes": t.n_bytes, **(self.stats or {})}
+        more = {"stats_error": self.error, "sha256": self.sha256, "file": self.file}
+        return row | {key: value for key, value in more.items() if value is not None}
+
+
+def _tensor_row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _TensorRow:
+    figures, error, digest = None, None, None
+    if stats:
+        from aprfmt.inspection.stats import Stats, tensor_stats
+
+        try:
+            figures = tensor_stats(tensor).to_json()
+        except (CorruptError, UnsupportedError) as caught:  # one odd tensor does not hide the others
+            figures, error = dict.fromkeys(Stats().to_json()), caught.message
+    if hash:
+        from aprfmt.io.pipe import sha256_of_range
+
+        digest = sha256_of_range(tensor.source, tensor.offset, tensor.n_bytes)
+    return _TensorRow(tensor, Path(tensor.source.path).name if sharded else None, figures, error, digest)
+
+
+def _tensor_table(rows: Sequence[_TensorRow]) -> list[str]:
+    columns = {
+        "name": [row.tensor.name for row in rows],
+        "dtype": [row.tensor.dtype for row in rows],
+        "shape": [format_shape(row.tensor.shape) for row in rows],
+    }
+    figures = [row.stats for row in rows if row.stats is not None]
+    if figures:
+        for key in ("mean", "std", "min", "max"):
+            columns[key] = ["-" if (value := stats[key]) is None else f"{value:.3g}" for stats in figures]
+        zeros = [stats["zero_fraction"] for stats in figures]
+        columns["zeros"] = ["-" if share is None else f"{share:.1%}" for share in zeros]
+        notes = [_tensor_note(row) for row in rows]
+        columns |= {"note": notes} if any(notes) else {}
+    else:
+        columns["size"] = [format_bytes(row.tensor.n_bytes) for row in rows]
+        columns["offset"] = [str(row.tensor.offset) for row in rows]
+    digests = [row.sha256 for row in rows if row.sha256 is not None]
+    if digests:
+        columns["sha256"] = [digest[:12] for digest in digests] if out.data_stream.isatty() else digests
+    cells = list(zip(*columns.values(), strict=True))
+    return table(list(columns), cells, right="size offset mean std min max zeros", indent=0)
+
+
+def _tensor_note(row: _TensorRow) -> str:
+    if row.error is not None:
+        return f"not decoded: {row.error}"
+    counts = (("nan_count", "NaN"), ("inf_count", "inf"))
+    found = ((row.stats[key], word) for key, word in counts) if row.stats else ()
+    return ", ".join(f"{n:,} {word}" for n, word in found if n)
+
+
+def validate(
+    file: ModelArgument,
+    *,
+    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
+    min_score: Annotated[
+        int, typer.Option("--min-score", metavar="N", min=0, max=100, help="Fail below this score.")
+    ] = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Check checksums, extents, values, names, shapes and tokenizer. Exit status: 0 passed, 5 failed.
+
+    \b
+    apr validate model.apr
+    apr validate model.gguf --strict --min-score 95 --json
+    """
+    with progress_bar("validating") as progress:
+        found = aprfmt.validate(file, strict=strict, min_score=min_score, progress=progress)
+    out.result(found.to_json(), _validation(found, min_score))
+    return 0 if found.passed else 5
+
+
+def _validation(found: Validation, min_score: int) -> Iterator[str]:
+    yield f"{out.style(printable(found.file), 'bold')}  {found.format}"
+    shown: dict[str, int] = {}
+    for check in found.checks:
+        n = shown[check.id] = shown.get(check.id, 0) + 1
+        if n <= _MAX_OF_RULE:
+            tensor = f" ({check.tensor})" if check.tensor is not None else ""
+            yield _check_line(check.status, check.id, check.message + tensor)
+    for name, n in shown.items():
+        if n > _MAX_OF_RULE:
+            yield f"        {n - _MAX_OF_RULE} more of {name}; --json lists all"
+    for skip in found.skipped:
+        yield _check_line("skip", skip.id, "not applicable: " + skip.message)
+    word, style = ("passed", "green") if found.passed else ("FAILED", "red")
+    goal = f", below the minimum of {min_score}" if found.score < min_score else ""
+    yield f"{out.style(word, style)}, score {found.score} of 100{goal}"
+
+
+def _check_line(status: str, name: str, message: str) -> str:
+    mark, style = _MARKS[status]
+    text = printable(message)
+    if out.data_stream.isatty():  # whole lines where another program reads them
+        import textwrap
+
+        text = "\n".join(textwrap.wrap(text, max(20, width() - 28), subsequent_indent=" " * 28))
+    return f"  {out.style(mark, style)}  {name:<18}  {text}"
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A model, in any readable form.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
+    *,
+    values: Annotated[
+        bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")
+    ] = False,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            min=0.0,
+            help="With --values: largest difference to accept.",
+        ),
+    ] = 0.0,
+    metadata_only: Annotated[
+        bool, typer.Option("--metadata-only", help="Compare only the metadata.")
+    ] = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
+
+    \b
+    apr diff old.apr new.apr
+    apr diff model.gguf model.apr --values
+    """
+    with progress_bar("comparing") as progress:
+        found = aprfmt.diff(
+            a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, progress=progress
+        )
+    out.result(found.to_json(), _comparison(found))
+    return 0 if found.identical else 1
+
+
+def _comparison(found: Comparison) -> Iterator[str]:
+    for row in found.differences[:_MAX_DIFFERENCES]:
+        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{_difference_detail(row)}"
+        yield f"  {out.style('-', 'red')} {_difference_value(row.a)}"
+        yield f"  {out.style('+', 'green')} {_difference_value(row.b)}"
+    if len(found.differences) > _MAX_DIFFERENCES:
+        yield f"… {len(found.differences) - _MAX_DIFFERENCES} more; --json lists all"
+    yield from found.notes
+    n = found.tensors_compared
+    counts = f", {plural(n, 'tensor')} compared" if n else ""
+    n = len(found.differences)
+    yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
+
+
+def _difference_detail(row: Difference) -> str:
+    if (far := row.distance) is not None:
+        text = f"{far.n_different:,} of {far.n_values:,} values, at most {far.max_diff:.3g} apart"
+        return f": {row.what} ({text})"
+    if row.first_difference is not None:
+        return f": first at item {row.first_difference}"
+    return f": {row.what}" if row.what is not None else ""
+
+
+def _difference_value(value: object) -> str:
+    return "(absent)" if value is None else printable(as_text(value))
+
+
+def architectures(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="A name from the list, a Hugging Face class, a model type or a GGUF architecture.",
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """List the supported architectures; with NAME, show the tensors and keys of one.
+
+    \b
+    apr architectures
+    apr architectures Qwen3ForCausalLM
+    apr architectures gpt_neox --json
+    """
+    from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
+
+    if name is None:
+        rows = list(ARCHITECTURES.values())
+        cells = [[row.id, row.gguf, ", ".join(row.hf_classes)] for row in rows]
+        lines = table(["name", "GGUF", "Hugging Face classes"], cells, indent=0)
+        out.result({"count": len(rows), "architectures": [_architecture(row) for row in rows]}, lines)
+        return
+    row = lookup(name)
+    if row is None:
+        near = nearest(name)
+        raise UsageError(
+            f"unknown architecture {name!r}",
+            hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
+        )
+    body = _architecture(row) | {
+        "tensors": [_tensor_mapping(tensor) for tensor in row.tensors],
+        "keys": [_key_mapping(key, row.gguf) for key in row.keys],
+    }
+    out.result(body, _architecture_text(row))
+
+
+def _architecture(row: Architecture) -> JsonObject:
+    return {
+        "name": row.id,
+        "gguf": row.gguf,
+        "hf_class": row.hf_class,
+        "model_type": row.model_type,
+        "hf_classes": list(row.hf_classes),
+        "model_types": list(row.model_types),
+    }
+
+
+def _tensor_mapping(row: TensorRow) -> JsonObject:
+    return {
+        "hf": list(row.hf),
+        "gguf": list(row.gguf),
+        "shape": list(row.dims),
+        "need": row.need,
+        "layers": row.layers,
+        "change": _change(row),
+    }
+
+
+def _key_mapping(key: Key, prefix: str) -> JsonObject:
+    whole = not key.gguf or key.gguf.startswith(("general.", "tokenizer."))
+    name = key.gguf if whole else f"{prefix}.{key.gguf}"
+    return {"gguf": name, "hf": list(key.hf), "type": key.kind, "constant": plain(key.constant)}
+
+
+def _change(row: TensorRow) -> str:
+    """What happens to the values on the way to a GGUF, in a few words."""
+    steps = [
+        "transposed" if row.transposed else "",
+        *(f"rows {order}" for order in row.order),
+        *(f"columns {order}" for order in row.columns),
+        row.value,
+        f"packed {row.pack}" if row.pack else "",
+        "split" if len(row.gguf) > 1 else "",
+        "stacked" if any("{e}" in name for name in row.hf) else "",
+        "transposed" if any(row.gguf_transposed) else "",
+        "left out" if not row.gguf else "",
+    ]
+    return ", ".join(step for step in steps if step)
+
+
+def _architecture_text(row: Architecture) -> list[str]:
+    facts = [
+        ("GGUF", row.gguf),
+        ("classes", ", ".join(row.hf_classes)),
+        ("model types", ", ".join(row.model_types) or "-"),
+    ]
+    cells = [
+        [" + ".join(t.hf), " + ".join(t.gguf) or "-", ", ".join(filter(None, (t.need, t.layers))), _change(t)]
+        for t in row.tensors
+    ]
+    return [
+        out.style(row.id, "bold"),
+        *pairs(facts),
+        "",
+        *table(["Hugging Face", "GGUF", "need", "change"], cells, indent=0),
+    ]

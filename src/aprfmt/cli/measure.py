@@ -1,0 +1,189 @@
+"""`apr eval` and `apr report`: how well a model predicts text; a page about a training run or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import ForceOption, JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.errors import UsageError
+from aprfmt.text import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.api import EvaluatedModel, Evaluation
+    from aprtrain.report.page import RunReport
+
+
+def evaluate(
+    file: ModelArgument,
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="PATH",
+            help="Text, jsonl or parquet, or a folder of them; for a run's token shards, the held-out part.",
+        ),
+    ],
+    teacher: Annotated[
+        str | None, typer.Option("--teacher", metavar="FILE", help="The model to compare with.")
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="cuda, cuda:N or cpu; nothing else is tried when it is missing.",
+        ),
+    ] = "cuda",
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len",
+            metavar="N",
+            min=2,
+            help="Tokens of a window. [default: 2048, or the model's context if that is less]",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=2,
+            help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
+
+    If the evaluation fails, the exit status is 8 and no score is printed. With the original model as the teacher of
+    a quantized one, the KL shows what quantization cost.
+
+    \b
+    apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
+    apr eval run/model.apr --data run/tokens --json
+    apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
+    """
+    found = aprfmt.evaluate(
+        file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say
+    )
+    out.result(found.to_json(), _evaluation(found))
+
+
+def _say(text: str) -> None:
+    """A line on stderr about how far it is, unless --quiet."""
+    if out.mode != "quiet":
+        print(text, file=out.error_stream, flush=True)
+
+
+def _evaluation(found: Evaluation) -> Iterator[str]:
+    yield f"{printable(found.file)}: {_model_kind(found)}"
+    rows = [
+        ("cross entropy", f"{found.ce:.4f} nats per token, perplexity {found.perplexity:,.3f}"),
+        ("first choice", f"correct for {found.accuracy:.2%} of the tokens"),
+    ]
+    if (teacher := found.teacher) is not None:
+        rows += [
+            ("teacher", f"{teacher.file}: {_model_kind(teacher)}, cross entropy {found.teacher_ce:.4f} nats"),
+            ("KL", f"{found.kl:.4g} nats per token from the teacher to the model"),
+            ("agreement", f"the same first choice at {found.agreement:.2%} of the tokens"),
+        ]
+    read = f"{found.tokens:,} tokens in {found.windows:,} windows of {found.seq_len:,}"
+    left_out = ", ".join(f"{n} {what}" for what, n in found.left_out.items())
+    yield from pairs(
+        [
+            *rows,
+            ("read", f"{read}; {found.data_tokens:,} tokens in documents: {found.documents:,}"),
+            *([("left out", left_out)] if left_out else []),
+            ("time", f"{format_seconds(found.seconds)} on {found.device} in {found.dtype}"),
+        ]
+    )
+
+
+def _model_kind(model: EvaluatedModel) -> str:
+    return f"{model.architecture}, {format_count(model.parameters)} parameters, {model.format}"
+
+
+def report(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="The folder of a training run, even an unfinished one, or a model."
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATH",
+            help="page.html; for a run also curves.png. [default: a summary]",
+        ),
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a self-contained HTML page.
+
+    About a training run: result, curves, configuration, provenance; a .png has only the curves and needs matplotlib.
+    About a model: dimensions, dtypes, the values of every layer, tokenizer, provenance.
+
+    \b
+    apr report run
+    apr report run -o page.html
+    apr report run -o curves.png --force
+    apr report model.gguf -o page.html
+    apr report run --json
+    """
+    from aprfmt.formats import detect
+    from aprtrain.report.page import is_run
+
+    if is_run(Path(file)):
+        body = aprfmt.report(file, output, force=force)
+        out.result(body, _run_report(cast("RunReport", body), output))
+        return
+    if output is None and out.mode != "json":
+        detect(file)  # a path that holds no model is the greater mistake
+        raise UsageError("the report on a model is an HTML page", hint="add -o page.html, or see apr inspect")
+    with progress_bar("reading") as progress:
+        body = aprfmt.report(file, output, force=force, progress=progress)
+    out.result(body, pairs([("tensors", str(body["tensor_count"])), ("wrote", str(output))]))
+
+
+def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
+    from aprtrain.report.page import STATUS, name, sentence
+
+    words, _ = STATUS[body["status"]]
+    yield out.style(printable(f"{name(body)}: {words}"), "bold")
+    of = f" of {body['total_steps']:,.0f}" if body["total_steps"] else ""
+    rows = [
+        ("result", sentence(body)),
+        ("steps", f"{body['steps']:,}{of}, {format_count(int(body['tokens']))} tokens"),
+    ]
+    if body["seconds"] is not None:
+        rows.append(("time", format_seconds(body["seconds"])))
+    speed = [f"{body['tokens_per_s']:,.0f} tokens/s"] if body["tokens_per_s"] is not None else []
+    speed += [f"MFU {body['mfu']:.1%}"] if body["mfu"] is not None else []
+    speed += [f"peak {format_bytes(body['memory_bytes'])}"] if body["memory_bytes"] is not None else []
+    if speed:
+        rows.append(("speed", ", ".join(speed)))
+    if body["error"]:
+        rows.append(("error", body["error"]))
+    if body["failed_save_count"]:
+        rows.append(("failed saves", str(body["failed_save_count"])))
+    if body["skipped_lines"]:
+        rows.append(("damaged lines", f"{body['skipped_lines']}, skipped"))
+    if output is not None:
+        rows.append(("wrote", str(output)))
+    yield from pairs(rows)
