@@ -191,7 +191,7 @@ MUTATIONS = (
         "if end is not None and cursor >= end:", "if False:"),
     Mutation("every epoch has the same order", "data/batches.py",
         "test_batches.py::test_repeating_goes_on_and_says_so",
-        "shuffle_index(i % n, n, self._seed, i // n)", "shuffle_index(i % n, n, self._seed, 0)"),
+        "shuffle_index(i % n, n, self.seed, i // n)", "shuffle_index(i % n, n, self.seed, 0)"),
     Mutation("data of another run are taken", "data/corpus.py",
         "test_saving.py::test_other_data_do_not_replace_those_of_the_run",
         "if wanted not in (None, key):", "if False:"),
@@ -275,6 +275,6 @@ MUTATIONS = (
         "if not all(map(math.isfinite, (ce, kl, teacher_ce))):", "if False:"),
     Mutation("padding rows of the teacher are scored", "evaluate.py",
         "test_evaluate.py::test_rows_of_the_teacher_beyond_the_tokens_change_nothing",
-        "return self.head_VD.shape[0] if self.n_ids is None else self.n_ids", "return self.head_VD.shape[0]"),
+        "teacher.head_weight[: vocabulary.n_real], cap", "teacher.head_weight, cap"),
 )
 # fmt: on

@@ -28,7 +28,7 @@ from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
 from aprtrain.data.batches import Batch, Windows, batch_of
 from aprtrain.data.corpus import Encoder, Part, ReadProgress, open_corpus
-from aprtrain.data.sources import HEADER, Document, list_files
+from aprtrain.data.sources import HEADER, list_files
 from aprtrain.guards import check_length
 from aprtrain.loss.objective import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align
@@ -125,13 +125,13 @@ def evaluate(
             """Sums [6] over the labels of a batch; lets go of the heads, which a teacher may have decoded for it."""
             counts_NT, size = batch.labels_NT != IGNORED, batch.tokens_NT.shape
             hidden = _hidden(student(batch.tokens_NT, batch.documents), size, "model")
-            sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap, None)]
+            sides = [_Side(hidden[counts_NT], student.head_weight, student.shape.logit_softcap)]
             if teacher is not None and vocabulary is not None:
                 found = cached(batch) if cached else teacher.hidden(batch.tokens_NT, batch.documents)
                 hidden, cap = _hidden(found, size, "teacher"), teacher.shape.logit_softcap
-                sides.append(_Side(hidden[counts_NT], teacher.head_weight, cap, vocabulary.n_real))
+                sides.append(_Side(hidden[counts_NT], teacher.head_weight[: vocabulary.n_real], cap))
                 if (dropped := teacher.dropped_weight) is not None:
-                    sides.append(_Side(hidden[counts_NT], dropped, cap, None))
+                    sides.append(_Side(hidden[counts_NT], dropped, cap))
             return _sums(sides, batch.labels_NT[counts_NT])
 
         sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
@@ -156,16 +156,11 @@ def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One model at some positions: hidden states [P, D], head [V, D], softcap, how many of its ids there are."""
+    """One model at some positions: hidden states [P, D], head [V, D] without padding, softcap."""
 
     hidden_PD: Tensor
     head_VD: Tensor
     softcap: float
-    n_ids: int | None
-
-    @property
-    def n_rows(self) -> int:
-        return self.head_VD.shape[0] if self.n_ids is None else self.n_ids
 
     def logits(self, places: slice, rows: slice) -> Tensor:
         """Float32 logits [P, R]."""
@@ -215,10 +210,8 @@ def _sums(sides: list[_Side], labels_P: Tensor) -> Tensor:
         places = slice(start, start + _POSITIONS)
         labels = labels_P[places]
         running = [_Running(len(labels), labels.device) for _ in sides]
-        for first in range(0, max(side.n_rows for side in sides), _HEAD_ROWS):
-            logits = [
-                side.logits(places, slice(first, min(first + _HEAD_ROWS, side.n_rows))) for side in sides
-            ]
+        for first in range(0, max(len(side.head_VD) for side in sides), _HEAD_ROWS):
+            logits = [side.logits(places, slice(first, first + _HEAD_ROWS)) for side in sides]
             if logits[0].shape[1]:
                 running[0].add(logits[0], first, labels)
             if len(sides) > 1 and (width := logits[1].shape[1]):
@@ -249,11 +242,9 @@ def _scores(n_windows: int, count: int, sums: list[float], with_teacher: bool, h
         )
     if kl < -_ROUNDING:
         raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
-    scores = Scores(n_windows, count, ce, math.exp(ce), accuracy)
-    if not with_teacher:
-        return scores
     mass = dropped if has_dropped else None
-    return Scores(n_windows, count, ce, math.exp(ce), accuracy, max(kl, 0.0), agreement, teacher_ce, mass)
+    compared = (max(kl, 0.0), agreement, teacher_ce, mass) if with_teacher else ()
+    return Scores(n_windows, count, ce, math.exp(ce), accuracy, *compared)
 
 
 # --- a file ---
@@ -338,23 +329,18 @@ def _read(
         encoder = Encoder(network.tokenizer)
     if (data / HEADER).is_file():
         return open_corpus(data, encoder.digest).held_out, encoder.separator
+    files = list_files([data], skipped)
+    progress = ReadProgress(sum(file.size for file in files), log)
+    documents = (
+        document
+        for file in files
+        for document in progress.documents(file, encoder.separator, skipped)
+        if not isinstance(document, str) or document.strip()
+    )
     ids = []
-    documents = _documents(data, encoder.separator, skipped, log)
     while some := list(islice(documents, _DOCUMENTS)):
         with scoring():
             ids += encoder.encode(some)
     tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
     ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
     return Part(tokens, ends, np.zeros(len(ids), np.uint64)), encoder.separator
-
-
-def _documents(
-    data: Path, separator: int, skipped: Counter[str], log: Callable[[str], None]
-) -> Iterator[Document]:
-    """Every document that is not empty."""
-    files = list_files([data], skipped)
-    progress = ReadProgress(sum(file.size for file in files), log)
-    for file in files:
-        for document in progress.documents(file, separator, skipped):
-            if not isinstance(document, str) or document.strip():
-                yield document

@@ -32,7 +32,7 @@ from aprtrain.guards import catch_signals
 from aprtrain.loop import Parts, Progress, Trainer
 from aprtrain.loss.objective import Kind, Objective
 from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair, origin_of
-from aprtrain.optim.adamw import Optimizer, load_states
+from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
 from aprtrain.teacher.cache import check_folder, open_cache
@@ -104,9 +104,9 @@ def run(
             )
             for line in lines:
                 recorder.say(line)
-            folder = stack.enter_context(_folder(config, world))
+            folder, saved = stack.enter_context(_folder(config, world))
             pair = stack.enter_context(open_pair(command, config))
-            return _train(command, config, world, recorder, folder, pair, on_stall)
+            return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
         _clear_frames(error)
         if isinstance(error, torch.OutOfMemoryError):
@@ -144,26 +144,18 @@ class _Saved:
     config: JsonObject
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """Where a run lives, and the state that it continues from."""
-
-    path: Path
-    saved: _Saved | None = None
-
-
 def _train(
     command: str,
     config: Config,
     world: World,
     recorder: Recorder,
-    folder: _Folder,
+    folder: Path,
+    saved: _Saved | None,
     pair: Pair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
     check_folder(config)
-    saved = folder.saved
-    corpus = _corpus(config, world, folder, pair, recorder)
+    corpus = _corpus(config, world, folder, saved, pair, recorder)
     windows = Windows(corpus.train, config.seq_len, corpus.separator)
     held_out = Windows(corpus.held_out, config.seq_len, corpus.separator)
     check_windows(windows)
@@ -202,7 +194,7 @@ def _train(
 
     kind, saver = cast(Kind, config.loss), None
     if config.smoke is None and world.is_first:
-        saver = Saver(folder.path, pair.identity, config.keep, recorder.say, recorder.record)
+        saver = Saver(folder, pair.identity, config.keep, recorder.say, recorder.record)
     cached = cache.connect(teacher, load_late) if cache is not None and teacher is not None else {}
     # No more than a step's passes take, for which the memory is planned.
     rows = min(config.windows_per_pass, config.windows_per_step // world.size)
@@ -233,7 +225,9 @@ def _train(
         cached=cached.get("train"),
     )
     if saved is not None:
-        _load_state(folder.path, saved.step, optimizer)
+        with checkpoint.open_state(_state_file(folder, saved.step)) as (state, _):
+            load_states(optimizer, state)
+            torch.set_rng_state(state["rng"])
     recorder.begin(saved.step if saved is not None else None)
     _announce(command, config, world, recorder, origin, teacher)
     if saved is not None:
@@ -244,11 +238,11 @@ def _train(
 
 
 @contextmanager
-def _folder(config: Config, world: World) -> Iterator[_Folder]:
-    """The run's folder; of a smoke run one that is gone afterwards."""
+def _folder(config: Config, world: World) -> Iterator[tuple[Path, _Saved | None]]:
+    """The run's folder, of a smoke run one that is gone afterwards, and the state that the run continues from."""
     if config.smoke is not None:
         with tempfile.TemporaryDirectory(prefix="apr-smoke-") as name:
-            yield _Folder(Path(name))
+            yield Path(name), None
         return
     assert config.output is not None
     path = Path(config.output)
@@ -259,7 +253,7 @@ def _folder(config: Config, world: World) -> Iterator[_Folder]:
             world.barrier()
             if not world.is_first and config.resume:
                 step = checkpoint.read_pointer(path, checkpoint.LATEST)
-            yield _Folder(path, _read_saved(path, step) if step is not None else None)
+            yield path, _read_saved(path, step) if step is not None else None
         except BaseException:
             if world.is_first:
                 clear(path, is_new=is_new)
@@ -283,23 +277,18 @@ def _read_saved(folder: Path, step: int) -> _Saved:
     raise CorruptError("the state does not describe a run", path=path)
 
 
-def _load_state(folder: Path, step: int, optimizer: Optimizer) -> None:
-    """Puts the optimizer and the random numbers where the run continues."""
-    with checkpoint.open_state(_state_file(folder, step)) as (state, _):
-        load_states(optimizer, state)
-        torch.set_rng_state(state["rng"])
-
-
-def _corpus(config: Config, world: World, folder: _Folder, pair: Pair, recorder: Recorder) -> Corpus:
+def _corpus(
+    config: Config, world: World, folder: Path, saved: _Saved | None, pair: Pair, recorder: Recorder
+) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
-    wanted = folder.saved.origin.get("data") if folder.saved is not None else None
+    wanted = saved.origin.get("data") if saved is not None else None
     if not world.is_first:
         world.barrier()
     corpus = prepare(
-        [Path(config.data or "")], pair.student.tokenizer, folder.path / _TOKENS,
+        [Path(config.data or "")], pair.student.tokenizer, folder / _TOKENS,
         held_out=config.held_out, held_out_paths=held_out, log=recorder.say,
-        wanted=wanted if isinstance(wanted, str) else None, own=folder.path,
+        wanted=wanted if isinstance(wanted, str) else None, own=folder,
     )  # fmt: skip
     if world.is_first:
         world.barrier()

@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"data"},
     {"teacher", "optim", "report"},
     {"checkpoints"},
-    {"student", "guards"},
+    {"guards"},
     {"models", "evaluate"},
     {"budget"},
     {"loop"},

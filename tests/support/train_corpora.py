@@ -17,11 +17,10 @@ from tiny_models import write_byte_tokenizer
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.corpus import Part
-from aprtrain.models import Pair
+from aprtrain.models import Pair, initialise
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Rope, Shape
 from aprtrain.network.weights import Network
-from aprtrain.student import initialise
 
 
 @cache

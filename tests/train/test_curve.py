@@ -15,9 +15,9 @@ from train_runs import lines
 
 from aprtrain.data.batches import Batches, Windows
 from aprtrain.data.corpus import Encoder, open_corpus
+from aprtrain.models import make_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import load_decoder, open_network
-from aprtrain.student import make_student
 
 STEPS, PEAK, WEIGHT, HEAT, WARM = 20, 3e-3, 0.7, 3.0, 2
 

@@ -252,14 +252,14 @@ def test_a_batch_that_processes_cannot_share_is_refused(
     from aprtrain.data.batches import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder
-    from aprtrain.run import _batches, _corpus, _Folder
+    from aprtrain.run import _batches, _corpus
 
     config = train_runs.options(
         "distill", corpus_file, tmp_path, teacher=str(teacher_file), student_init="layers:1", steps=2
     )
     world = World(torch.device("cpu"))
     with open_pair("distill", config) as pair:
-        corpus = _corpus(config, world, _Folder(tmp_path, None), pair, Recorder(None, None))
+        corpus = _corpus(config, world, tmp_path, None, pair, Recorder(None, None))
         windows = Windows(corpus.train, config.seq_len, corpus.separator)
     with pytest.raises(UsageError, match="3 processes") as caught:
         _batches(config, windows, World(torch.device("cpu"), 0, 3), Recorder(None, None), 0)

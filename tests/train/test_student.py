@@ -14,9 +14,9 @@ from train_models import Maker, error, our_logits, same_winners
 
 from aprfmt.arch.hparams import to_hf_config
 from aprfmt.errors import AprError, NotFoundError, RefusedError, UnsupportedError, UsageError
+from aprtrain.models import fresh_student, make_student
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, fingerprint, load_decoder, open_network
-from aprtrain.student import fresh_student, make_student
 
 
 @pytest.fixture(scope="module")

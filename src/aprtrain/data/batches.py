@@ -13,7 +13,7 @@ Shape suffixes: N windows or rows, T positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -235,68 +235,56 @@ class Batch:
         documents = self.documents
         if documents is not None:
             documents = Documents(moved(documents.cu_seqlens), documents.max_len)
-        return Batch(
-            moved(self.tokens_NT), moved(self.labels_NT), documents, self.index, self.windows, self.n_valid
+        return replace(
+            self, tokens_NT=moved(self.tokens_NT), labels_NT=moved(self.labels_NT), documents=documents
         )
 
 
+@dataclass
 class Batches:
     """Iterator over steps: each one is the list of this process's micro-batches.
 
     Attributes:
+        windows: what is trained on.
+        windows_per_step: rows of the global batch.
+        windows_per_micro: most rows of a micro-batch.
+        seed: of the order.
+        rank, world: this process and how many there are.
+        epochs: how often every window is seen; None repeats without end.
         cursor: windows taken so far by the whole run; pass it in to continue from there.
+        log: takes a line at the beginning of each epoch.
         n_steps: steps from the first window to the end of the data, None when they are repeated without end.
+
+    Raises:
+        UsageError: a step that the processes cannot share evenly.
     """
 
-    def __init__(
-        self,
-        windows: Windows,
-        *,
-        windows_per_step: int,
-        windows_per_micro: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        epochs: int | None = 1,
-        cursor: int = 0,
-        log: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        """Places an iterator over `windows`.
+    windows: Windows
+    _: KW_ONLY
+    windows_per_step: int
+    windows_per_micro: int
+    seed: int
+    rank: int = 0
+    world: int = 1
+    epochs: int | None = 1
+    cursor: int = 0
+    log: Callable[[str], None] = lambda line: None
+    n_steps: int | None = field(init=False)
 
-        Args:
-            windows: what is trained on.
-            windows_per_step: rows of the global batch.
-            windows_per_micro: most rows of a micro-batch.
-            seed: of the order.
-            rank, world: this process and how many there are.
-            epochs: how often every window is seen; None repeats without end.
-            cursor: where to continue.
-            log: takes a line at the beginning of each epoch.
-
-        Raises:
-            UsageError: a step that the processes cannot share evenly.
-        """
-        if windows_per_step % world:
+    def __post_init__(self) -> None:
+        if self.windows_per_step % self.world:
             raise UsageError(
-                f"{windows_per_step} windows a step cannot be shared evenly by {world} processes",
-                hint=f"choose --tokens-per-step as a multiple of {world * windows.seq_len}",
+                f"{self.windows_per_step} windows a step cannot be shared evenly by {self.world} processes",
+                hint=f"choose --tokens-per-step as a multiple of {self.world * self.windows.seq_len}",
             )
-        self._windows = windows
-        self._per_step = windows_per_step
-        self._per_micro = windows_per_micro
-        self._seed = seed
-        share = windows_per_step // world
-        self._mine = slice(rank * share, (rank + 1) * share)
-        self._epochs = epochs
-        self._log = log
-        self.cursor = cursor
-        self.n_steps = None if epochs is None else -(-len(windows) * epochs // windows_per_step)
+        n = len(self.windows)
+        self.n_steps = None if self.epochs is None else -(-n * self.epochs // self.windows_per_step)
 
     def check(self, n_steps: int) -> None:
         """Refuses a run of `n_steps` steps that the data do not last for. Raises RefusedError."""
         if self.n_steps is not None and n_steps > self.n_steps:
-            t = self._windows.seq_len
-            needed, available = n_steps * self._per_step, len(self._windows)
+            t = self.windows.seq_len
+            needed, available = n_steps * self.windows_per_step, len(self.windows)
             raise RefusedError(
                 f"{n_steps} steps need {needed * t} tokens, the data hold {available * t} in {available} windows: "
                 f"{needed / available:.1f} epochs",
@@ -309,48 +297,49 @@ class Batches:
     def __next__(self) -> list[Batch]:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
         ids = self._ids(self.cursor)
-        n_valid = self._windows.n_labels(ids)
+        n_valid = self.windows.n_labels(ids)
         step = [
-            batch_of(self._windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)
+            batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)
         ]
         self._announce(self.cursor)
-        self.cursor += self._per_step
+        self.cursor += self.windows_per_step
         return step
 
     def upcoming(self) -> Iterator[tuple[int, ...]]:
         """The windows of this process's micro-batches from here to the end of the data; the cursor stays."""
-        steps: Iterable[int] = count(self.cursor, self._per_step)
-        if self._epochs is not None:
-            steps = range(self.cursor, len(self._windows) * self._epochs, self._per_step)
+        steps: Iterable[int] = count(self.cursor, self.windows_per_step)
+        if self.epochs is not None:
+            steps = range(self.cursor, len(self.windows) * self.epochs, self.windows_per_step)
         return (tuple(some) for cursor in steps for some in self._shared(self._ids(cursor)))
 
     def windows_until(self, n_steps: int) -> Iterator[int]:
         """The windows of all processes from here to the end of step `n_steps`; -1 for rows that only fill."""
-        steps = range(self.cursor, n_steps * self._per_step, self._per_step)
+        steps = range(self.cursor, n_steps * self.windows_per_step, self.windows_per_step)
         return (window for cursor in steps for window in self._ids(cursor))
 
     def _shared(self, ids: list[int]) -> list[list[int]]:
         """This process's windows of a step, by micro-batch."""
-        mine = ids[self._mine]
-        return [mine[i : i + self._per_micro] for i in range(0, len(mine), self._per_micro)]
+        share = self.windows_per_step // self.world
+        mine = ids[self.rank * share : (self.rank + 1) * share]
+        return [mine[i : i + self.windows_per_micro] for i in range(0, len(mine), self.windows_per_micro)]
 
     def _ids(self, cursor: int) -> list[int]:
-        n = len(self._windows)
-        end = None if self._epochs is None else n * self._epochs
+        n = len(self.windows)
+        end = None if self.epochs is None else n * self.epochs
         if end is not None and cursor >= end:
             raise RefusedError(
-                f"the data are used up after {self._epochs} epochs of {n} windows",
+                f"the data are used up after {self.epochs} epochs of {n} windows",
                 hint="give more data, fewer --steps, more --epochs or --repeat",
             )
-        places = range(cursor, cursor + self._per_step)
-        return [shuffle_index(i % n, n, self._seed, i // n) if end is None or i < end else -1 for i in places]
+        places = range(cursor, cursor + self.windows_per_step)
+        return [shuffle_index(i % n, n, self.seed, i // n) if end is None or i < end else -1 for i in places]
 
     def _announce(self, cursor: int) -> None:
-        n = len(self._windows)
-        for epoch in range(-(-cursor // n), -(-(cursor + self._per_step) // n)):
-            if self._epochs is None or epoch < self._epochs:
-                total = "" if self._epochs is None else f" of {self._epochs}"
-                self._log(f"epoch {epoch + 1}{total}: {n} windows in a new order")
+        n = len(self.windows)
+        for epoch in range(-(-cursor // n), -(-(cursor + self.windows_per_step) // n)):
+            if self.epochs is None or epoch < self.epochs:
+                total = "" if self.epochs is None else f" of {self.epochs}"
+                self.log(f"epoch {epoch + 1}{total}: {n} windows in a new order")
 
 
 def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:

@@ -29,10 +29,10 @@ from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
+from aprtrain.models import make_student
 from aprtrain.network.weights import open_network
 from aprtrain.report.metrics import METADATA
 from aprtrain.run import run
-from aprtrain.student import make_student
 
 Distil = Callable[..., dict[str, Any]]
 

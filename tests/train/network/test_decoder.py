@@ -18,10 +18,10 @@ from train_models import Maker, error, load, our_logits, same_winners
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
+from aprtrain.models import initialise
 from aprtrain.network.attention import VARLEN_OPTIONS, Documents, choose
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
-from aprtrain.student import initialise
 
 CASES = [case.id for case in all_cases() if case.row in FAMILIES and "longrope" not in case.id]
 PACKED = ["llama", "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "gemma3_text"]
