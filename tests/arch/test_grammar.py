@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from aprfmt.arch.facts import has_layer, is_config_of, is_gguf_of
-from aprfmt.arch.grammar import evaluate, holds, parse_condition, parse_order, shape_of, size_words
+from aprfmt.arch.grammar import (
+    evaluate,
+    has_layer,
+    holds,
+    is_config_of,
+    is_gguf_of,
+    parse_condition,
+    parse_order,
+    shape_of,
+    size_words,
+)
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import rope
+from aprfmt.arch.converter import Scope
 from aprfmt.arch.hparams import (
     defaults_of,
     from_apr,
@@ -27,7 +28,6 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.arch.values import CONVERTERS
-from aprfmt.arch.values.base import Scope
 from aprfmt.errors import AprError
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from aprfmt.arch.facts import LAYER_KINDS, LAYER_RULES
-from aprfmt.arch.grammar import parse_condition, parse_order, size_words
+from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.orders import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
-from aprfmt.arch.values import CONVERTERS, FILES
+from aprfmt.arch.values import CONVERTERS
 
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
 
@@ -111,11 +110,6 @@ def test_keys_name_known_converters_and_fields(row: Architecture) -> None:
         assert not key.field or key.field in Hyperparams.__slots__, key
     fields = [key.field for key in row.keys if key.field and key.hf]
     assert {"num_layers", "hidden_size"} <= set(fields)
-
-
-def test_every_converter_has_one_home() -> None:
-    names = [name for file in FILES for name in file.CONVERTERS]
-    assert len(names) == len(set(names)) == len(CONVERTERS)
 
 
 @by_row

@@ -1,4 +1,4 @@
-"""The two languages of table rows: sizes (`q+2*kv`) and conditions (`moe|!use_bias`). docs/rows.md teaches them.
+"""The two languages of table rows, sizes (`q+2*kv`) and conditions (`moe|!use_bias`), and what their words mean.
 
     size      := product (("+" | "-") product)*
     product   := atom (("*" | "/") atom)*
@@ -9,8 +9,8 @@
     facts     := fact ("&" fact)*
     fact      := ["!"] word ["=" value]
 
-What the words mean stands in `arch.facts`. Each text is parsed on first use and the result is kept. A text outside
-the grammar raises ValueError, which no user can cause: rows are part of the package, and tests parse all of them.
+docs/rows.md teaches them. Each text is parsed on first use and the result is kept. A text outside the grammar raises
+ValueError, which no user can cause: rows are part of the package, and tests parse all of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture
+
 _ATOM = r"(?:\d+|[A-Za-z_]\w*)"
 _SIZE = rf"{_ATOM}(?:[-+*/]{_ATOM})*"
 _TOKEN = rf"{_ATOM}|[-+*/]"
 _FACT = r"(!?)([A-Za-z_][\w.]*)(?:=([\w.-]+))?"
+_LAYER = re.compile(r"blk\.\d+\.")
 
 
 @cache
@@ -105,3 +109,141 @@ def _is_true(found: object, value: str) -> bool:
     if isinstance(found, Collection) and not isinstance(found, str):
         return any(str(item) == value for item in found)
     return str(found) == value
+
+
+# --- sizes ---
+
+
+def sizes_of(h: Hyperparams) -> dict[str, int]:
+    """Every size word that the hyper-parameters give: the standard words and all integers among the config keys."""
+    kv_heads = h.num_kv_heads if h.num_kv_heads is not None else h.num_heads
+    words: dict[str, int | None] = {
+        key: value
+        for key, value in h.extra.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    }
+    words |= {
+        "vocab": h.vocab_size,
+        "hidden": h.hidden_size,
+        "ffn": h.intermediate_size,
+        "heads": h.num_heads,
+        "kv_heads": kv_heads,
+        "head_dim": h.head_dim,
+        "q": _product(h.num_heads, h.head_dim),
+        "kv": _product(kv_heads, h.head_dim),
+        "experts": h.num_experts,
+        "moe_ffn": h.moe_intermediate_size if h.moe_intermediate_size is not None else h.intermediate_size,
+        "positions": h.max_position_embeddings,
+        "layers": h.num_layers,
+    }
+    return {word: size for word, size in words.items() if size is not None}
+
+
+def _product(a: int | None, b: int | None) -> int | None:
+    return a * b if a is not None and b is not None else None
+
+
+# --- layers ---
+
+
+def has_layer(layers: str, h: Hyperparams, layer: int) -> bool:
+    """Whether layer `layer` (from 0) has the tensors of a row with this `layers` condition; "" means every layer.
+
+    A word is a name of LAYER_RULES, else the kind that the layer must be of (LAYER_KINDS); `kind` is its kind.
+    """
+
+    def look_up(word: str) -> object:
+        if word in LAYER_RULES:
+            return LAYER_RULES[word](h, layer)
+        kinds = layer_kinds(h.extra)
+        kind = kinds[layer] if kinds and layer < len(kinds) else None
+        return kind if word == "kind" else kind == word
+
+    return not layers or holds(layers, look_up)
+
+
+def layer_kinds(config: Mapping[str, object]) -> list[object] | None:
+    """The kind of each layer, by whichever config.json key names them; None where none does."""
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    return kinds if isinstance(kinds, list) else None
+
+
+def _int(h: Hyperparams, key: str, default: int = 0) -> int:
+    value = h.extra.get(key, default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _list(h: Hyperparams, key: str) -> list[object] | None:
+    value = h.extra.get(key)
+    return value if isinstance(value, list) else None
+
+
+def _is_moe(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
+    if not h.num_experts:
+        return False
+    kinds = _list(h, "mlp_layer_types")
+    if kinds is not None:
+        return layer < len(kinds) and kinds[layer] != "dense"
+    first = max(
+        _int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    )
+    end = _int(h, "moe_layer_end_index", -1)
+    dense = layer in (_list(h, "mlp_only_layers") or []) or layer < first or 0 <= end < layer
+    return not dense and _is_at_step(h, layer)
+
+
+def _is_at_step(h: Hyperparams, layer: int) -> bool:
+    """Whether experts come in this layer, of those that come every few layers."""
+    frequency = h.extra.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return layer < len(frequency) and bool(frequency[layer])
+    if layer % max(1, _int(h, "moe_layer_freq", 1)):
+        return False
+    steps = (_int(h, key, 1) for key in ("decoder_sparse_step", "moe_layer_interval"))
+    return all((layer + 1) % max(1, step) == 0 for step in steps)
+
+
+LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
+    "moe": _is_moe,
+    "dense": lambda h, layer: not _is_moe(h, layer),
+    "first": lambda h, layer: layer == 0,
+}
+"""Word of a `layers` condition -> whether a layer is meant."""
+
+LAYER_KINDS = frozenset(("full_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe"))
+"""Words of a config's `layer_types` that rows tell apart; `kind=moe` is the kind, `moe` alone the rule."""
+
+# --- needs ---
+
+
+def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
+    """Whether the network must have the tensors of a row with this `need`."""
+
+    def look_up(word: str) -> object:
+        if word == HEAD:
+            return not h.tied and h.hf_architecture not in arch.bare_classes
+        return word == REQUIRED if word in (REQUIRED, OPTIONAL) else h.extra.get(word)
+
+    return holds(need, look_up)
+
+
+# --- which row ---
+
+
+def is_config_of(arch: Architecture, config: Mapping[str, object]) -> bool:
+    """Whether a config.json fulfils the `hf_when` of a row."""
+    return holds(
+        arch.hf_when, lambda word: layer_kinds(config) if word == "layer_types" else config.get(word)
+    )
+
+
+def is_gguf_of(arch: Architecture, kv: Mapping[str, object], tensor_names: Collection[str] | None) -> bool:
+    """Whether a GGUF with these keys and tensors fulfils the `when` of a row."""
+
+    def look_up(word: str) -> object:
+        if word == "tensors":
+            return {_LAYER.sub("", name, count=1) for name in tensor_names or ()}
+        return kv.get(word if word.startswith(("general.", "tokenizer.")) else f"{arch.gguf}.{word}")
+
+    return holds(arch.when, look_up)

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 
 from aprfmt.arch import rope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, look_up
 from aprfmt.arch.fields import (
     GgufKey,
     as_float,
@@ -30,16 +31,7 @@ from aprfmt.arch.fields import (
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
-from aprfmt.arch.values import CONVERTERS
-from aprfmt.arch.values.base import (
-    DEFAULT,
-    ConfigKeys,
-    GgufKeys,
-    Scope,
-    check_layers,
-    head_dim_is_named,
-    look_up,
-)
+from aprfmt.arch.values import CONVERTERS, head_dim_is_named
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 
 EXTRA_KEY = "aprfmt.hparams"

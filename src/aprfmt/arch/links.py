@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from aprfmt.arch.facts import has_layer, sizes_of
-from aprfmt.arch.grammar import evaluate, parse_order, shape_of
+from aprfmt.arch.grammar import evaluate, has_layer, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, matches, spell
 from aprfmt.arch.orders import ORDERS, VALUES, Order, check_order

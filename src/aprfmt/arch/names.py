@@ -9,8 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
-from aprfmt.arch.facts import has_layer, is_needed, sizes_of
-from aprfmt.arch.grammar import evaluate, shape_of
+from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import cache
 
-from aprfmt.arch.facts import is_config_of, is_gguf_of
+from aprfmt.arch.grammar import is_config_of, is_gguf_of
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import ROWS
 

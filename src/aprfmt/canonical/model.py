@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
-from aprfmt.arch.facts import has_layer
+from aprfmt.arch.grammar import has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
