@@ -32,7 +32,7 @@ from aprfmt.convert.quantize.mixes import (
     usual_bits,
 )
 from aprfmt.errors import RefusedError
-from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.gguf import GgufType
 
 Shape = tuple[int, ...]
 

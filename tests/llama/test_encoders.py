@@ -12,7 +12,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.formats import hf_pooling
+from aprfmt.formats import hf_files
 from aprfmt.llama.client import Llama
 from aprfmt.llama.engine import ENGINES
 from aprfmt.llama.verify import PROMPT, encoder_pooling
@@ -25,7 +25,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BertModel with mean pooling, of all-MiniLM's class."""
     folder = tmp_path_factory.mktemp("bert")
     build(find_case("bert"), folder / "m", write_tokenizers(folder / "tokenizers", ["bert"]))
-    for name, data in hf_pooling.files("mean", 64).items():
+    for name, data in hf_files.pooling_files("mean", 64).items():
         (folder / "m" / name).parent.mkdir(exist_ok=True)
         (folder / "m" / name).write_bytes(data)
     return folder / "m"

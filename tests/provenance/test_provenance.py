@@ -14,7 +14,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.errors import UsageError
 from aprfmt.formats import gguf_write
-from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.gguf import GgufType
 from aprfmt.io.segments import FileLayout
 from aprfmt.provenance import model_card, provenance
 from aprfmt.provenance.model_card import parse_card
@@ -106,7 +106,7 @@ SET_BY_OTHERS = ("general.architecture", "general.type", "general.file_type", "g
 
 def general_keys(path: Path) -> list[tuple[str, str, Any]]:
     with aprfmt.open(path) as model:
-        entries = gguf_parts(model)[0].entries
+        entries = gguf_parts(model)[0].kv.entries
         return [
             (key, " of ".join(t.name for t in (entry.type, entry.elem_type) if t is not None), model.metadata[key])
             for key, entry in entries.items()

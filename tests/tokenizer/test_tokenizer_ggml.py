@@ -46,7 +46,7 @@ def gguf_keys(path: Path) -> list[tuple[str, Any, Any]]:
                 entry.type.name if entry.elem_type is None else (entry.type.name, entry.elem_type.name),
                 part.kv[key] if entry.elem_type is None else list(part.kv[key]),
             )
-            for key, entry in part.entries.items()
+            for key, entry in part.kv.entries.items()
             if key.startswith("tokenizer.")
         ]
 

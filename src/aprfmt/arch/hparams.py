@@ -245,7 +245,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, o
         "bos_token_id": h.bos_token_id,
         "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
     }
-    config.pop("pooling", None)  # stands in files of its own, see formats.hf_pooling
+    config.pop("pooling", None)  # stands in files of its own, see formats.hf_files
     return dict(sorted({**config, **row.config}.items()))
 
 

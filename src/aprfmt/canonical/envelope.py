@@ -30,7 +30,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import encode
 from aprfmt.formats import apr2, apr_metadata, gguf_write
-from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.io.files import is_file
 from aprfmt.model import Model

@@ -4,8 +4,11 @@
 4   4  u32 version
 8   8  u64 tensor count
 16  8  u64 key-value count
-24     key-value entries (gguf_kv), tensor infos, zeros up to the alignment, tensor data
+24     key-value entries, tensor infos, zeros up to the alignment, tensor data
 
+entry       = key string | u32 type | value
+string      = u64 length | bytes (UTF-8, no terminator)
+array       = u32 element type | u64 count | elements, which may be arrays again
 tensor info = name string | u32 n_dims | u64 dims, fastest first | u32 ggml type | u64 offset in the data
 """
 
@@ -14,9 +17,10 @@ from __future__ import annotations
 import re
 import struct
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,15 +30,15 @@ from aprfmt.errors import (
     CorruptError,
     LimitError,
     RefusedError,
+    TruncatedError,
     UnknownFormatError,
     UnsupportedError,
     UsageError,
 )
-from aprfmt.formats.gguf_kv import Cursor, GgufType, KvEntry, KvMapping
 from aprfmt.io.files import exists
 from aprfmt.io.segments import padding
 from aprfmt.io.source import Source
-from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES
+from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
@@ -57,6 +61,269 @@ _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suff
 _BIG_ENDIAN_HINT = "convert it with llama.cpp's gguf-py script gguf_convert_endian.py first"
 
 
+# --- key-value pairs ---
+
+
+class GgufType(IntEnum):
+    """Value types, with their numbers in the file (gguf.h)."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+FORMATS: dict[GgufType, str] = {
+    GgufType.UINT8: "B",
+    GgufType.INT8: "b",
+    GgufType.UINT16: "H",
+    GgufType.INT16: "h",
+    GgufType.UINT32: "I",
+    GgufType.INT32: "i",
+    GgufType.FLOAT32: "f",
+    GgufType.BOOL: "?",
+    GgufType.UINT64: "Q",
+    GgufType.INT64: "q",
+    GgufType.FLOAT64: "d",
+}
+"""Scalar types and their `struct` codes."""
+
+# Least bytes of one array element: what a count is held against before anything is walked.
+_LEAST_BYTES = {kind: struct.calcsize("<" + code) for kind, code in FORMATS.items()}
+_LEAST_BYTES |= {GgufType.STRING: 8, GgufType.ARRAY: 12}
+
+_TYPES = {int(kind): kind for kind in GgufType}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(slots=True)
+class KvEntry:
+    """Where one pair lies; positions are bytes from the start of the file.
+
+    Attributes:
+        key: the key.
+        type: of the value.
+        elem_type: of an array's elements, None for scalars.
+        count: of an array's elements, None for scalars.
+        start: of the whole entry (the key's length field).
+        value_start: of the value, behind the type; for arrays that is the element type.
+        end: one past the entry.
+    """
+
+    key: str
+    type: GgufType
+    elem_type: GgufType | None
+    count: int | None
+    start: int
+    value_start: int
+    end: int
+
+
+class Cursor:
+    """Walks the header of a GGUF file; every step is checked against the bytes that are left.
+
+    `data` begins at the start of the file and holds at most MAX_HEADER_BYTES of it; `more` says that the file
+    goes on behind it.
+    """
+
+    __slots__ = ("data", "more", "path", "pos")
+
+    def __init__(self, data: memoryview, path: str, *, more: bool = False) -> None:
+        self.data = data
+        self.path = path
+        self.pos = 0
+        self.more = more
+
+    def need(self, n_bytes: int, what: str) -> None:
+        """Raises TruncatedError (LimitError at the header cap) unless `n_bytes` bytes are left."""
+        left = len(self.data) - self.pos
+        if n_bytes <= left:
+            return
+        if self.more:
+            raise LimitError(
+                f"{what} ends beyond the {MAX_HEADER_BYTES} bytes that a header may have",
+                path=self.path,
+                offset=self.pos,
+            )
+        raise TruncatedError(
+            f"{what} needs {n_bytes} bytes, {left} are left",
+            path=self.path,
+            offset=self.pos,
+        )
+
+    def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
+        """The fields of `form` at the cursor, which moves behind them."""
+        self.need(form.size, what)
+        fields = form.unpack_from(self.data, self.pos)
+        self.pos += form.size
+        return fields
+
+    def u32(self, what: str) -> int:
+        """A little-endian u32."""
+        value: int = self.unpack(_U32, what)[0]
+        return value
+
+    def u64(self, what: str) -> int:
+        """A little-endian u64."""
+        value: int = self.unpack(_U64, what)[0]
+        return value
+
+    def string(self, cap: int, what: str) -> str:
+        """A string of at most `cap` bytes; bytes that are not UTF-8 become lone surrogates."""
+        length = self.u64(what)
+        if length > cap:
+            raise LimitError(
+                f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8
+            )
+        self.need(length, what)
+        self.pos += length
+        return str(self.data[self.pos - length : self.pos], "utf-8", "surrogateescape")
+
+    def entry(self) -> KvEntry:
+        """The pair at the cursor, located but not decoded. Raises CorruptError and its kinds."""
+        start = self.pos
+        key = self.string(MAX_KEY_BYTES, "a key")
+        if not key:
+            raise CorruptError("a key is empty", path=self.path, offset=start)
+        kind = self._kind(key)
+        value_start = self.pos
+        elem_type: GgufType | None = None
+        count: int | None = None
+        if kind is GgufType.ARRAY:
+            elem_type, count = self._skip_array(key, 1)
+        elif kind is GgufType.STRING:
+            length = self.u64(f"the value of {key!r}")
+            self._skip(length, key)
+        else:
+            self._skip(_LEAST_BYTES[kind], key)
+        return KvEntry(key, kind, elem_type, count, start, value_start, self.pos)
+
+    def _kind(self, key: str) -> GgufType:
+        number = self.u32(f"the type of {key!r}")
+        kind = _TYPES.get(number)
+        if kind is None:
+            raise CorruptError(
+                f"key {key!r} has the unknown type {number}", path=self.path, offset=self.pos - 4
+            )
+        return kind
+
+    def _skip(self, n_bytes: int, key: str) -> None:
+        self.need(n_bytes, f"the value of {key!r}")
+        self.pos += n_bytes
+
+    def _skip_array(self, key: str, depth: int) -> tuple[GgufType, int]:
+        if depth > MAX_ARRAY_DEPTH:
+            raise LimitError(
+                f"arrays of {key!r} are nested deeper than {MAX_ARRAY_DEPTH}", path=self.path, offset=self.pos
+            )
+        elem_type = self._kind(key)
+        count = self.u64(f"the count of {key!r}")
+        self.need(count * _LEAST_BYTES[elem_type], f"the array {key!r} of {count} elements")
+        if elem_type is GgufType.STRING:
+            self._skip_strings(key, count)
+        elif elem_type is GgufType.ARRAY:
+            for _ in range(count):
+                self._skip_array(key, depth + 1)
+        else:
+            self.pos += count * _LEAST_BYTES[elem_type]
+        return elem_type, count
+
+    def _skip_strings(self, key: str, count: int) -> None:
+        # The hot loop of opening a file: vocabularies have 150,000 strings. Reading past the end raises.
+        data, pos, unpack = self.data, self.pos, _U64.unpack_from
+        try:
+            for _ in range(count):
+                pos += unpack(data, pos)[0] + 8
+        except (struct.error, OverflowError):
+            pos = len(data) + 1
+        self.need(pos - self.pos, f"the strings of {key!r}")
+        self.pos = pos
+
+
+def decode(data: memoryview, entry: KvEntry) -> Any:
+    """The value of `entry`, located by a Cursor in `data`: int, float, bool, str or a list of values."""
+    if entry.type is GgufType.ARRAY:
+        # A copy, because slices of bytes are several times cheaper than slices of a memoryview.
+        return _decode_array(bytes(data[entry.value_start : entry.end]), 0)[0]
+    if entry.type is GgufType.STRING:
+        return str(data[entry.value_start + 8 : entry.end], "utf-8", "surrogateescape")
+    return struct.unpack_from("<" + FORMATS[entry.type], data, entry.value_start)[0]
+
+
+def _decode_array(data: bytes, pos: int) -> tuple[list[Any], int]:
+    elem_type = _TYPES[_U32.unpack_from(data, pos)[0]]
+    count: int = _U64.unpack_from(data, pos + 4)[0]
+    pos += 12
+    if elem_type in FORMATS:
+        values = list(struct.unpack_from(f"<{count}{FORMATS[elem_type]}", data, pos))
+        return values, pos + count * _LEAST_BYTES[elem_type]
+    values = []
+    for _ in range(count):
+        if elem_type is GgufType.ARRAY:
+            value, pos = _decode_array(data, pos)
+            values.append(value)
+        else:
+            end = pos + 8 + _U64.unpack_from(data, pos)[0]
+            values.append(data[pos + 8 : end].decode("utf-8", "surrogateescape"))
+            pos = end
+    return values, pos
+
+
+class KvMapping(Mapping[str, Any]):
+    """Key-value pairs in file order, each decoded when it is first asked for.
+
+    `entries` tells types and counts without decoding; the bytes stay readable after the model is closed.
+    """
+
+    def __init__(self, data: memoryview, entries: dict[str, KvEntry]) -> None:
+        self.entries = entries
+        self._data = data
+        self._values: dict[str, Any] = {}
+
+    def raw(self, key: str) -> memoryview:
+        """The bytes of the whole entry: key, type and value. Raises KeyError."""
+        entry = self.entries[key]
+        return self._data[entry.start : entry.end]
+
+    def kind(self, key: str) -> str | tuple[str, str] | None:
+        """The type's name, ("ARRAY", element type's name) for arrays, None for arrays of arrays. Raises KeyError."""
+        entry = self.entries[key]
+        if entry.elem_type is None:
+            return entry.type.name
+        return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
+
+    def remember(self, key: str, value: Any) -> None:
+        """Takes `value` for what the entry would be decoded to."""
+        self._values[key] = value
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._values:
+            self._values[key] = decode(self._data, self.entries[key])
+        return self._values[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+# --- the model ---
+
+
 @dataclass(slots=True)
 class GgufPart:
     """One file of a model.
@@ -65,15 +332,13 @@ class GgufPart:
         source: the open file.
         version: 2 or 3.
         alignment: of the tensor data.
-        entries: the pairs in file order, located but not decoded.
         tensors: in file order.
-        kv: the pairs, decoded on access.
+        kv: the pairs in file order, decoded on access.
     """
 
     source: Source
     version: int
     alignment: int
-    entries: dict[str, KvEntry]
     tensors: list[Tensor]
     kv: KvMapping
 
@@ -195,7 +460,7 @@ def _split_number(part: GgufPart, key: str, default: int) -> int:
     value = part.kv.get(key, default)
     if type(value) is not int:
         raise CorruptError(
-            f"{key!r} is not an integer", path=part.source.path, offset=part.entries[key].start
+            f"{key!r} is not an integer", path=part.source.path, offset=part.kv.entries[key].start
         )
     return value
 
@@ -208,14 +473,13 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     data = source.view(0, min(source.size, MAX_HEADER_BYTES))
     cursor = Cursor(data, source.path, more=source.size > len(data))
     version, n_tensors, n_kv = _read_header(cursor)
-    entries = _read_entries(cursor, n_kv)
-    kv = KvMapping(data, entries)
+    kv = KvMapping(data, _read_entries(cursor, n_kv))
     alignment = _alignment(kv, source.path)
     infos = _read_infos(cursor, n_tensors)
     data_start = cursor.pos + padding(cursor.pos, alignment)
     tensors = [_tensor(info, data_start, alignment, source) for info in infos]
     _check_overlap(tensors, source.path)
-    return GgufPart(source, version, alignment, entries, tensors, kv)
+    return GgufPart(source, version, alignment, tensors, kv)
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
@@ -251,10 +515,9 @@ def _read_entries(cursor: Cursor, n_kv: int) -> dict[str, KvEntry]:
     return entries
 
 
-def _alignment(kv: Mapping[str, Any], path: str) -> int:
+def _alignment(kv: KvMapping, path: str) -> int:
     if "general.alignment" not in kv:
         return DEFAULT_ALIGNMENT
-    assert isinstance(kv, KvMapping)
     entry = kv.entries["general.alignment"]
     value = kv["general.alignment"]
     if entry.type is not GgufType.UINT32 or value < 1 or value & (value - 1):

@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, MAX_DIMS
-from aprfmt.formats.gguf_kv import FORMATS, Cursor, GgufType, decode
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, MAX_DIMS, Cursor, GgufType, decode
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import Literal, Segment, Zeros, padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES

@@ -16,12 +16,14 @@ from aprfmt.errors import (
     NotFoundError,
     RefusedError,
 )
-from aprfmt.formats import HF_INDEX_SUFFIX, hf_pooling
+from aprfmt.formats import HF_INDEX_SUFFIX
 from aprfmt.formats.hf_files import (
+    POOLING_KEY,
     list_names,
     load_tokenizer,
     parse_config,
     parse_object,
+    read_pooling,
     read_text_file,
     select_files,
 )
@@ -116,8 +118,8 @@ def _load_hparams(native: HfNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
     h = from_hf_config(_config(native) or {})
-    if (word := hf_pooling.read(native.text_file)) is not None:
-        h.extra[hf_pooling.CONFIG_KEY] = word
+    if (word := read_pooling(native.text_file)) is not None:
+        h.extra[POOLING_KEY] = word
     return h
 
 

@@ -270,7 +270,7 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
     from aprfmt.formats.gguf import GgufNative
 
     if (gguf := model.native_as(GgufNative)) is not None:
-        entries = {key: e for key, e in gguf.parts[0].entries.items() if key.startswith("tokenizer.")}
+        entries = {key: e for key, e in gguf.parts[0].kv.entries.items() if key.startswith("tokenizer.")}
         scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
         counts = {key: entry.count for key, entry in entries.items()}
         return _info(

@@ -15,7 +15,7 @@ from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError
-from aprfmt.formats import gguf, gguf_kv
+from aprfmt.formats import gguf
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES, MAX_NAME_BYTES
 
 Put = Callable[[bytes], Path]
@@ -134,8 +134,7 @@ def test_a_49_byte_file_with_a_huge_array_fails_at_once(put: Put) -> None:
 
 
 def test_the_header_cap(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (gguf, gguf_kv):
-        monkeypatch.setattr(module, "MAX_HEADER_BYTES", 4096)
+    monkeypatch.setattr(gguf, "MAX_HEADER_BYTES", 4096)
     body = array(STRING, 500, string(b"x") * 500)
     with pytest.raises(LimitError, match="a header may have"):
         aprfmt.open(put(image([pair(b"k", ARRAY, body)])))
@@ -199,7 +198,7 @@ def test_twenty_cuts_of_a_real_file_are_refused(smollm2_gguf: Path, tmp_path: Pa
     size = smollm2_gguf.stat().st_size
     with aprfmt.open(smollm2_gguf) as model:
         part = gguf_parts(model)[0]
-        marks = [e.value_start + 5 for e in part.entries.values() if e.count][:4]
+        marks = [e.value_start + 5 for e in part.kv.entries.values() if e.count][:4]
         start = min(tensor.offset for tensor in model.tensors.entries)
         marks += [start, start - 40, start - 47]
     cuts = [0, 1, 3, 4, 7, 23, 24, 31, *marks, size // 2, size - 1, size - 4096, size // 3, 100_000]

@@ -17,7 +17,7 @@ from natives import gguf_parts
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_GGML_ID
 from aprfmt.formats import gguf as ours
-from aprfmt.formats.gguf_kv import FORMATS, GgufType, KvMapping
+from aprfmt.formats.gguf import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, run_jobs
@@ -221,11 +221,11 @@ def test_entries_cover_the_key_value_block_without_gaps(tmp_path: Path) -> None:
     write_peer(path, fields(), tensors)
     with aprfmt.open(path) as model:
         part = gguf_parts(model)[0]
-        entries = list(part.entries.values())
+        entries = list(part.kv.entries.values())
         assert entries[0].start == 24
         assert all(a.end == b.start for a, b in pairwise(entries))
         assert entries[-1].end < min(tensor.offset for tensor in model.tensors.entries)
-        copied = layout([bytes(part.kv.raw(key)) for key in part.entries], out_tensors(tensors))
+        copied = layout([bytes(part.kv.raw(key)) for key in part.kv.entries], out_tensors(tensors))
     assert to_bytes(copied) == path.read_bytes()
 
 

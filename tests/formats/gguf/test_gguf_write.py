@@ -15,7 +15,7 @@ from natives import gguf_parts
 
 import aprfmt
 from aprfmt.errors import AprError, UnsupportedError, UsageError
-from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.gguf import GgufType
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, encode_value, layout
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import write_layout

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aprfmt.formats import hf_pooling
+from aprfmt.formats import hf_files
 
 _MODULES = json.dumps(
     [
@@ -18,7 +18,7 @@ _MODULES = json.dumps(
 
 
 def _read(config: bytes | None, modules: bytes | None = _MODULES) -> str | None:
-    return hf_pooling.read({"modules.json": modules, "1_Pooling/config.json": config}.get)
+    return hf_files.read_pooling({"modules.json": modules, "1_Pooling/config.json": config}.get)
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_folder_without_a_pooling_module_says_nothing(modules: bytes | None) -
 
 @pytest.mark.parametrize("word", ["mean", "cls", "last"])
 def test_files_are_read_back(word: str) -> None:
-    made = hf_pooling.files(word, 384)
-    assert hf_pooling.read(made.get) == word
+    made = hf_files.pooling_files(word, 384)
+    assert hf_files.read_pooling(made.get) == word
     assert json.loads(made["1_Pooling/config.json"])["word_embedding_dimension"] == 384
 
 
 @pytest.mark.parametrize("word", ["rank", "none", "cls+max"])
 def test_no_files_for_what_has_no_word(word: str) -> None:
-    assert hf_pooling.files(word, 384) == {}
+    assert hf_files.pooling_files(word, 384) == {}

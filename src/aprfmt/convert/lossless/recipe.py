@@ -37,8 +37,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
-from aprfmt.formats.gguf import GgufNative, GgufPart
-from aprfmt.formats.gguf_kv import GgufType
+from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
@@ -502,7 +501,7 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
     for part in parts:
         source, position = part.source, 0
         writer.start(source.path.rpartition("/")[2])
-        found = [(entry, which) for key, which in _LIST_KEYS.items() if (entry := part.entries.get(key))]
+        found = [(entry, which) for key, which in _LIST_KEYS.items() if (entry := part.kv.entries.get(key))]
         for entry, which in sorted(found, key=lambda pair: pair[0].start):
             writer.literal(source.view(position, entry.value_start - position))
             writer.gguf_list(which, source.view(entry.value_start, entry.end - entry.value_start))

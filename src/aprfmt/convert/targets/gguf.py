@@ -22,8 +22,7 @@ from aprfmt.convert.quantize.quantization import Quantization, mix_of
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import apr2, gguf, gguf_write
-from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative
-from aprfmt.formats.gguf_kv import GgufType, KvMapping
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.io.segments import FileLayout, padding

@@ -16,7 +16,7 @@ from aprfmt.convert.lossless.recipe import CONFIG, Recipe, overlay, restorable
 from aprfmt.convert.targets.base import Output, Work
 from aprfmt.convert.targets.safetensors import TORCH_NAMES, hf_tensors, keeps_all
 from aprfmt.errors import RefusedError
-from aprfmt.formats import hf_pooling, safetensors
+from aprfmt.formats import hf_files, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -44,7 +44,7 @@ def folder_output(c: Canonical, work: Work, recipe: Recipe | None, framework: st
     tensors = hf_tensors(c, work.options.dtype, losses)
     source = _source_texts(c, recipe)
     texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
-    texts = texts if hf_pooling.MODULES in texts else texts | _pooling_files(c)
+    texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
     kept = keeps_all(c, tensors)
@@ -73,8 +73,8 @@ def folder_output(c: Canonical, work: Work, recipe: Recipe | None, framework: st
 
 def _pooling_files(c: Canonical) -> dict[str, bytes]:
     """What makes a sentence-transformers folder of an encoder that is known to pool."""
-    word = c.hparams.extra.get(hf_pooling.CONFIG_KEY)
-    return hf_pooling.files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
+    word = c.hparams.extra.get(hf_files.POOLING_KEY)
+    return hf_files.pooling_files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
 
 
 def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
