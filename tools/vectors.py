@@ -122,7 +122,7 @@ def write_stamped(record: Record, base: Path, out: Path) -> None:
             metadata["tokenizer.vocab_size"] = len(patch["tokenizer_vocab"])
         has_vocab = aprfmt.APR_FLAGS["has_vocab"] if patch.get("tokenizer_vocab") else 0
         tensors = [(t.name, aprfmt.RawTensor(t.dtype, t.shape, t.raw())) for t in model.tensors.entries]
-        aprfmt.save_file(tensors, out, metadata, native_of(model).flags | has_vocab, force=True)
+        aprfmt.save_file(tensors, out, metadata, native_of(model).header.flags | has_vocab, force=True)
 
 
 def compare(what: str, got: Any, want: Any) -> Iterator[str]:

@@ -56,7 +56,7 @@ def build(path: Path) -> None:
 
 
 def _metadata() -> list[KV]:
-    from aprfmt.formats.gguf_write import GgufType as T
+    from aprfmt.formats.gguf import GgufType as T
 
     tokens, merges = vocabulary()
     types = [3 if i < len(_SPECIAL) else 1 for i in range(len(tokens))]

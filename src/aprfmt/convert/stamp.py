@@ -126,7 +126,7 @@ def stamp(
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
         layout = FileLayout(
-            os.path.basename(target), _segments(model, native.flags, patch, tokenizer), crc_footer=True
+            os.path.basename(target), _segments(model, native.header.flags, patch, tokenizer), crc_footer=True
         )
         write_file(target, layout, WriteOptions(force or in_place))
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}

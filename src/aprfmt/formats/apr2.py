@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_APR_ID, Dtype
 from aprfmt.errors import (
@@ -99,6 +99,7 @@ class Index:
         blobs_end: end of the last blob; data_end: the same with its padding, at least the data offset.
         is_aligned: whether every blob starts at a multiple of 64.
         stored_shapes: position -> shape in the index, where a true dtype replaced it.
+        joined_order: of shards joined to one index, the positions in the order of their blobs, shard after shard.
     """
 
     tensors: list[Tensor]
@@ -108,12 +109,15 @@ class Index:
     data_end: int
     is_aligned: bool
     stored_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    joined_order: list[int] | None = None
 
     def blob_order(self) -> list[int]:
         """Index positions in the order of their blobs; a zero-size tensor stands before the blob it shares a
         start with.
         """
         tensors = self.tensors
+        if self.joined_order is not None:
+            return self.joined_order
         return sorted(range(len(tensors)), key=lambda i: (tensors[i].offset, tensors[i].n_bytes > 0, i))
 
 
@@ -147,20 +151,10 @@ class Apr2Native:
     source: Source
     header: Header
     index: Index
-    _footer: str | None = field(default=None, repr=False)
-
-    @property
-    def flags(self) -> int:
-        """The header's flags."""
-        return self.header.flags
 
     def metadata_bytes(self) -> bytes:
         """The metadata section as stored, without padding."""
         return self.source.read(self.header.metadata_offset, self.header.metadata_size)
-
-    def metadata_tail(self, n_bytes: int) -> bytes:
-        """Its last bytes."""
-        return self.source.read(self.header.metadata_offset + self.header.metadata_size - n_bytes, n_bytes)
 
     @cached_property
     def metadata(self) -> apr_metadata.AprMetadata:
@@ -179,11 +173,10 @@ class Apr2Native:
         The footer is "ok" where the CRC-32 stands right after the last padded blob or in the last four bytes
         of the file, "absent" where less than four bytes follow the blobs, else "bad".
         """
-        if self._footer is None:
-            self._footer = self._check_footer()
         return {"header": "ok", "footer": self._footer}
 
-    def _check_footer(self) -> str:
+    @cached_property
+    def _footer(self) -> str:
         last = self.source.size - 4
         if last < self.index.data_end:
             return "absent"
@@ -216,28 +209,24 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
     on error.
     """
     try:
-        return _open(source, path, format, label)
+        header = read_header(source, legacy=format != "apr-v2")
+        index = read_index(
+            source,
+            header.tensor_count,
+            header.tensor_index_offset,
+            header.data_offset,
+            first_edition=header.magic != MAGIC,
+        )
+        _check_sections(header, index)
+        native = Apr2Native(source, header, index)
+        warnings = _geometry_warnings(source.size, index)
+        if header.metadata_size <= _EAGER_METADATA_BYTES:
+            _ = native.metadata
+        if _U8 in index.dtype_ids:
+            warnings += apply_true_dtypes(index, _true_dtypes(native))
     except AprError as error:
         error.path = error.path or str(path)
         raise
-
-
-def _open(source: Source, path: Path, format: str, label: str) -> Model:
-    header = read_header(source, legacy=format != "apr-v2")
-    index = read_index(
-        source,
-        header.tensor_count,
-        header.tensor_index_offset,
-        header.data_offset,
-        first_edition=header.magic != MAGIC,
-    )
-    _check_sections(header, index)
-    native = Apr2Native(source, header, index)
-    warnings = _geometry_warnings(source.size, index)
-    if header.metadata_size <= _EAGER_METADATA_BYTES:
-        _ = native.metadata
-    if _U8 in index.dtype_ids:
-        warnings += apply_true_dtypes(index, _true_dtypes(native))
     return Model(
         path=path,
         format=format,
@@ -326,7 +315,8 @@ def _true_dtypes(native: Apr2Native) -> dict[str, object]:
     else:
         start, raw = -1, b""
         for n_bytes in (min(_TAIL_BYTES, native.header.metadata_size), native.header.metadata_size):
-            raw = native.metadata_tail(n_bytes)
+            end = native.header.metadata_offset + native.header.metadata_size
+            raw = native.source.read(end - n_bytes, n_bytes)
             # A quote inside a JSON string is escaped, so this is a key, though perhaps one of a nested object:
             # then the tail does not end where the section ends and is not JSON text.
             start = raw.rfind(f',"{key}":'.encode())
@@ -384,7 +374,7 @@ def read_index(
     pos = blobs_end = starts = 0
     previous = b""
     in_order = True
-    # The hot loop of opening a file: plain arithmetic here, whatever needs a closer look in functions.
+    # The hot loop of opening a file: plain arithmetic here, what needs a closer look in functions.
     for _ in range(count):
         start = pos
         try:
@@ -393,10 +383,15 @@ def read_index(
             dtype_id = data[pos]
             ndim = data[pos + 1]
             if ndim > MAX_NDIM:
-                _fail_ndim(raw_name, ndim, index_offset + pos + 1)
+                name, at = raw_name.decode("utf-8", "surrogateescape"), index_offset + pos + 1
+                raise LimitError(f"{ndim} dimensions, more than {MAX_NDIM}", tensor=name, offset=at)
             fields = _TAILS[ndim].unpack_from(data, pos + 2)
         except (IndexError, struct.error):
-            _fail_bounds(data, start, index_offset)
+            raise CorruptError(
+                f"an index entry runs past the {len(data) - start} bytes that are left of the index",
+                offset=index_offset + start,
+                hint="the file is damaged: copy or download it again",
+            ) from None
         pos += 18 + 8 * ndim
         name = raw_name.decode("utf-8", "surrogateescape")
         if dtype_id not in kinds:
@@ -408,13 +403,20 @@ def read_index(
             )
         previous = raw_name
         dims, size = fields[:ndim], fields[-1]
-        if value_bytes * prod(dims) != size:
-            _check_size(DTYPES[dtype], dims, size, name, index_offset + start)
+        if value_bytes * prod(dims) != size and not _size_fits(DTYPES[dtype], dims, size):
+            raise CorruptError(
+                f"{size} bytes do not hold {dtype} values of shape {list(dims)}",
+                tensor=name,
+                offset=index_offset + start,
+            )
         offset = fields[ndim] + data_offset
         starts |= offset
         end = offset + size
         if end > file_size:
-            _fail_extent(name, offset, end, file_size)
+            raise TruncatedError(
+                f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long",
+                tensor=name,
+            )
         if offset < blobs_end:
             in_order = False
         blobs_end = end if end > blobs_end else blobs_end
@@ -430,34 +432,6 @@ def read_index(
 def _lossy(raw_name: bytes) -> str:
     """A name as the reference compares it; a name cut inside a character can move by it."""
     return raw_name.decode("utf-8", "replace")
-
-
-def _fail_ndim(raw_name: bytes, ndim: int, offset: int) -> NoReturn:
-    name = raw_name.decode("utf-8", "surrogateescape")
-    raise LimitError(f"{ndim} dimensions, more than {MAX_NDIM}", tensor=name, offset=offset)
-
-
-def _fail_bounds(data: bytes, start: int, index_offset: int) -> NoReturn:
-    left = len(data) - start
-    raise CorruptError(
-        f"an index entry runs past the {left} bytes that are left of the index",
-        offset=index_offset + start,
-        hint="the file is damaged: copy or download it again",
-    )
-
-
-def _fail_extent(name: str, offset: int, end: int, file_size: int) -> NoReturn:
-    raise TruncatedError(
-        f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long",
-        tensor=name,
-    )
-
-
-def _check_size(row: Dtype, dims: tuple[int, ...], size: int, name: str, offset: int) -> None:
-    if not _size_fits(row, dims, size):
-        raise CorruptError(
-            f"{size} bytes do not hold {row.name} values of shape {list(dims)}", tensor=name, offset=offset
-        )
 
 
 def _size_fits(row: Dtype, dims: tuple[int, ...], size: int) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from aprfmt.codecs.dtypes import Dtype, find_dtype
+from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import (
     AprError,
     CorruptError,
@@ -183,7 +183,10 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
         raise CorruptError("an index entry lacks a shape, an offset or a size", path=path, tensor=name)
     if len(shape) > MAX_NDIM or len(name.encode()) > MAX_NAME_BYTES:
         raise LimitError("too many dimensions or too long a name", path=path, tensor=name)
-    row, dims = _dtype(entry.get("dtype"), name, path), tuple(shape)
+    try:
+        row, dims = find_dtype(str(entry.get("dtype"))), tuple(shape)
+    except UsageError as error:
+        raise UnsupportedError(f"unknown dtype {entry.get('dtype')!r}", path=path, tensor=name) from error
     if data + offset + n_bytes > end:
         raise TruncatedError(
             "the data runs past the end of the file", path=path, tensor=name, offset=data + offset
@@ -202,13 +205,6 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
 def _count(value: object) -> int:
     """`value` where it is a non-negative integer, else -1."""
     return value if type(value) is int and value >= 0 else -1
-
-
-def _dtype(spelling: object, name: str, path: Path) -> Dtype:
-    try:
-        return find_dtype(str(spelling))
-    except UsageError as error:
-        raise UnsupportedError(f"unknown dtype {spelling!r}", path=path, tensor=name) from error
 
 
 def _check_footer(image: Source, base: int) -> dict[str, str]:
@@ -382,7 +378,8 @@ def _detect_apr2(source: Source, path: Path) -> str:
     _refuse_tuner(source, path, b"[", "training samples")
     if _is_early_v2(source, path):
         return "apr-legacy"
-    raise _no_form("APR2", path, "an early v2 header, a compression wrapper")
+    problem = "begins with APR2, but what follows is not an early v2 header, a compression wrapper"
+    raise CorruptError(problem, path=path, offset=4)
 
 
 def _detect_apr1(source: Source, path: Path) -> str:
@@ -391,7 +388,8 @@ def _detect_apr1(source: Source, path: Path) -> str:
         n_bytes = int.from_bytes(source.read(4, 4), "little")
         if source.read(8, 1) in b"{ \t\r\n" and n_bytes <= source.size - 8:
             return "apr-legacy"
-    raise _no_form("APR1", path, "a JSON-index container")
+    problem = "begins with APR1, but what follows is not a JSON-index container"
+    raise CorruptError(problem, path=path, offset=4)
 
 
 def _is_early_v2(source: Source, path: Path) -> bool:
@@ -418,10 +416,6 @@ def _refuse_tuner(source: Source, path: Path, opening: bytes, what: str) -> None
         raise UnsupportedError(
             f"the compute crate's tuner cache ({what}), not a model", path=path, hint="nothing to convert"
         )
-
-
-def _no_form(magic: str, path: Path, expected: str) -> AprError:
-    return CorruptError(f"begins with {magic}, but what follows is not {expected}", path=path, offset=4)
 
 
 _RULES = {b"APR\0": _detect_apr0, b"APRN": _detect_aprn, b"APR2": _detect_apr2, b"APR1": _detect_apr1}

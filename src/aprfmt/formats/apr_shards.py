@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError,
 from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
 from aprfmt.formats.apr2 import FLAGS, Apr2Native, Index
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
-from aprfmt.formats.hf_files import list_names, parse_object, read_text_file
+from aprfmt.formats.hf_files import check_file_name, list_names, parse_object, read_text_file
 from aprfmt.io.files import is_folder
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
@@ -140,17 +140,6 @@ def _native(shard: Model) -> Apr2Native:
 
 
 @dataclass
-class JoinedIndex(Index):
-    """The index that the one file would have; `order` are its positions in the order of the blobs."""
-
-    order: list[int] = field(default_factory=list)
-
-    def blob_order(self) -> list[int]:
-        """Index positions, shard after shard."""
-        return self.order
-
-
-@dataclass
 class JoinedNative(Apr2Native):
     """The one file that the shards were cut from: its header flags, index and metadata, for writers of APR.
 
@@ -239,11 +228,12 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
     )
 
 
-def _join_index(parts: Sequence[Index]) -> JoinedIndex:
+def _join_index(parts: Sequence[Index]) -> Index:
+    """The index that the one file would have."""
     entries = [(shard, i) for shard, part in enumerate(parts) for i in range(len(part.tensors))]
     entries.sort(key=lambda entry: sort_key(parts[entry[0]].tensors[entry[1]].name))
     position = {entry: place for place, entry in enumerate(entries)}
-    return JoinedIndex(
+    return Index(
         tensors=[parts[shard].tensors[i] for shard, i in entries],
         dtype_ids=[parts[shard].dtype_ids[i] for shard, i in entries],
         end=parts[0].end,
@@ -255,7 +245,7 @@ def _join_index(parts: Sequence[Index]) -> JoinedIndex:
             for shard, part in enumerate(parts)
             for i, shape in part.stored_shapes.items()
         },
-        order=[position[shard, i] for shard, part in enumerate(parts) for i in part.blob_order()],
+        joined_order=[position[shard, i] for shard, part in enumerate(parts) for i in part.blob_order()],
     )
 
 
@@ -323,8 +313,7 @@ def _shard_info(row: object, path: Path) -> ShardInfo:
         or not all(isinstance(tensor, str) for tensor in tensors)
     ):
         raise CorruptError("a shard of the manifest lacks filename, index, size or tensors", path=path)
-    if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-        raise CorruptError(f"the manifest names {name!r}, which is not a file of its folder", path=path)
+    check_file_name(name, "the manifest", path)
     sha256, crc32 = known.get("sha256"), known.get("crc32")
     if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
         raise CorruptError(f"the sha256 of {name} is not 64 hexadecimal digits", path=path)

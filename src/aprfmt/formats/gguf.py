@@ -170,13 +170,11 @@ class Cursor:
 
     def u32(self, what: str) -> int:
         """A little-endian u32."""
-        value: int = self.unpack(_U32, what)[0]
-        return value
+        return int(self.unpack(_U32, what)[0])
 
     def u64(self, what: str) -> int:
         """A little-endian u64."""
-        value: int = self.unpack(_U64, what)[0]
-        return value
+        return int(self.unpack(_U64, what)[0])
 
     def string(self, cap: int, what: str) -> str:
         """A string of at most `cap` bytes; bytes that are not UTF-8 become lone surrogates."""

@@ -13,8 +13,6 @@ from aprfmt.formats.out import OutTensor
 from aprfmt.io.segments import Literal, Segment, Zeros, padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES
 
-__all__ = ["KV", "GgufType", "ValueType", "encode_kv", "encode_value", "layout"]
-
 ValueType: TypeAlias = "GgufType | tuple[GgufType, ValueType]"
 """A scalar type, or (GgufType.ARRAY, element type); element types may be arrays again."""
 
@@ -22,26 +20,22 @@ KV: TypeAlias = tuple[str, ValueType, object]
 """Key, type, value; an array's value is a sequence."""
 
 
-def encode_value(type: ValueType, value: object) -> bytes:
+def encode_value(type: ValueType, value: object, depth: int = 0) -> bytes:
     """The bytes of `value` without its type; arrays begin with element type and count.
 
     Strings may be given as str (lone surrogates of undecodable bytes become those bytes again) or bytes.
-    Raises UsageError when the value does not fit the type.
+    `depth` counts the arrays around it. Raises UsageError when the value does not fit the type.
     """
-    return _encode(type, value, 0)
-
-
-def _encode(kind: ValueType, value: object, depth: int) -> bytes:
     try:
-        if isinstance(kind, tuple):
-            return _encode_array(kind, value, depth + 1)
-        if kind is GgufType.STRING:
+        if isinstance(type, tuple):
+            return _encode_array(type, value, depth + 1)
+        if type is GgufType.STRING:
             return _encode_string(value)
-        if kind is GgufType.ARRAY:
+        if type is GgufType.ARRAY:
             raise UsageError("an array needs its element type: (GgufType.ARRAY, element type)")
-        return struct.pack("<" + FORMATS[kind], value)
+        return struct.pack("<" + FORMATS[type], value)
     except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
-        raise UsageError(f"the value does not fit {_spell(kind)}: {error}") from error
+        raise UsageError(f"the value does not fit {_spell(type)}: {error}") from error
 
 
 def _encode_string(value: object) -> bytes:
@@ -83,7 +77,7 @@ def _encode_array(kind: tuple[GgufType, ValueType], values: object, depth: int) 
         return head + struct.pack(f"<{len(values)}{FORMATS[elem]}", *values)
     if elem is GgufType.STRING:
         return head + _encode_strings(values)
-    return head + b"".join(_encode(elem, value, depth) for value in values)
+    return head + b"".join(encode_value(elem, value, depth) for value in values)
 
 
 def _number(kind: ValueType) -> int:

@@ -108,6 +108,12 @@ def parse_object(raw: bytes, path: str, what: str, *, unique: bool = True) -> Js
     return value
 
 
+def check_file_name(name: str, what: str, path: Path) -> None:
+    """Refuses a name that leads out of its folder. `what` names it in the file `path`. Raises CorruptError."""
+    if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
+        raise CorruptError(f"{what} names {name!r}, which is not a file of its folder", path=path)
+
+
 def read_config(path: Path) -> JsonObject:
     """config.json as a dict. Raises CorruptError, NotFoundError."""
     return parse_config(read_text_file(path), path)

@@ -19,6 +19,7 @@ from aprfmt.errors import (
 from aprfmt.formats import HF_INDEX_SUFFIX
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
+    check_file_name,
     list_names,
     load_tokenizer,
     parse_config,
@@ -131,24 +132,20 @@ def _config(native: HfNative) -> JsonObject | None:
 
 
 def _find_index(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The index, unless it is left over from shards that are gone and the whole model lies beside it; warnings."""
     found = [name for name in names if name.endswith(HF_INDEX_SUFFIX)]
     if INDEX_NAME in found:
-        return _prefer_single(folder, names)
+        if SINGLE_NAME not in names:
+            return INDEX_NAME, []
+        shards = set(read_weight_map(read_text_file(folder / INDEX_NAME), folder / INDEX_NAME).values())
+        if SINGLE_NAME in shards or shards <= set(names):
+            return INDEX_NAME, []
+        return None, [f"{INDEX_NAME} names files that are not there; {SINGLE_NAME} is used"]
     if len(found) > 1:
         raise RefusedError(
             "the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}"
         )
     return (found[0] if found and SINGLE_NAME not in names else None), []
-
-
-def _prefer_single(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The index, unless it is left over from shards that are gone and the whole model lies beside it."""
-    if SINGLE_NAME not in names:
-        return INDEX_NAME, []
-    shards = set(read_weight_map(read_text_file(folder / INDEX_NAME), folder / INDEX_NAME).values())
-    if SINGLE_NAME in shards or shards <= set(names):
-        return INDEX_NAME, []
-    return None, [f"{INDEX_NAME} names files that are not there; {SINGLE_NAME} is used"]
 
 
 def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
@@ -161,8 +158,7 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
     if len(shards) > MAX_SPLITS:
         raise LimitError(f"the index names {len(shards)} files; the limit is {MAX_SPLITS}", path=path)
     for name in shards:
-        if not name or name in (".", "..") or set(name) & set("/\\:\0") or not name.isprintable():
-            raise CorruptError(f"the index names {name!r}, which is not a file of its folder", path=path)
+        check_file_name(name, "the index", path)
     return weight_map
 
 

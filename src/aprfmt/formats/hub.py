@@ -126,8 +126,6 @@ def _download(wanted: HubPath, cache: Path, address: str) -> Path:
     except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
         hint = "check the name; a private or gated repository needs HF_TOKEN"
         raise NotFoundError(f"{address} is not on the hub", hint=hint) from error
-    except AprError:
-        raise
     except Exception as error:  # the library passes on whatever its HTTP client raises
         raise StorageError(
             f"{address} could not be fetched: {error}", hint="check the network, or give a path to a folder"

@@ -126,6 +126,8 @@ class _Reader:
 
 
 def _read_old(source: Source) -> Imatrix:
+    import numpy as np
+
     reader = _Reader(source)
     n_entries = reader.number("the number of entries", 1)
     if n_entries * _LEAST_ENTRY_BYTES > reader.left:
@@ -137,22 +139,15 @@ def _read_old(source: Source) -> Imatrix:
         )
     entries: dict[str, Array] = {}
     for _ in range(n_entries):
-        name, values = _old_entry(reader)
-        entries[name] = values
+        name = reader.text("a tensor name")
+        calls = reader.number(f"the calls of {name!r}", -(1 << 31))
+        n_values = reader.number(f"the number of values of {name!r}", 1)
+        values = np.frombuffer(reader.take(4 * n_values, f"the values of {name!r}"), dtype="<f4")
+        with np.errstate(all="ignore"):
+            entries[name] = values / np.float32(calls) if calls > 0 else values.copy()
     chunks = reader.number("the number of chunks", -(1 << 31)) if reader.left >= 4 else 0
     dataset = reader.text("the name of the data set") if reader.left >= 4 else ""
     return Imatrix(source.path, entries, (dataset,) if dataset else (), max(0, chunks))
-
-
-def _old_entry(reader: _Reader) -> tuple[str, Array]:
-    import numpy as np
-
-    name = reader.text("a tensor name")
-    calls = reader.number(f"the calls of {name!r}", -(1 << 31))
-    n_values = reader.number(f"the number of values of {name!r}", 1)
-    values = np.frombuffer(reader.take(4 * n_values, f"the values of {name!r}"), dtype="<f4")
-    with np.errstate(all="ignore"):
-        return name, values / np.float32(calls) if calls > 0 else values.copy()
 
 
 # --- the new form ---

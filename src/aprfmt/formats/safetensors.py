@@ -97,35 +97,28 @@ def _config(native: SafetensorsNative) -> JsonObject | None:
 def read_shard(path: Path, stack: ExitStack) -> Shard:
     """Opens and validates one file; `stack` closes it. Raises what `open_model` raises."""
     source = stack.enter_context(Source.open(path))
-    header_bytes = _header_bytes(source)
+    source.check(0, 8, "the header length")
+    header_bytes = int.from_bytes(source.read(0, 8), "little")
+    cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
+    if header_bytes > cap:
+        raise LimitError(
+            f"the header has {header_bytes} bytes; the limit is {cap}", path=source.path, offset=0
+        )
+    source.check(8, header_bytes, "the header")
     raw = source.read(8, header_bytes)
     if raw[:1] != b"{":
         raise CorruptError("the header does not begin with '{'", path=source.path, offset=8)
     header = parse_object(raw, source.path, "the header")
-    metadata = _metadata(header.pop(METADATA_KEY, None), source.path)
+    found = header.pop(METADATA_KEY, None)
+    stated = {} if found is None else found
+    metadata = {k: v for k, v in stated.items() if isinstance(v, str)} if isinstance(stated, dict) else {}
+    if not isinstance(stated, dict) or len(metadata) < len(stated):
+        raise CorruptError(f"{METADATA_KEY} is not an object of strings", path=source.path)
     tensors = [_tensor(name, info, 8 + header_bytes, source) for name, info in header.items()]
     # The order of the header's keys means nothing; empty tensors come before the one at the same place.
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.n_bytes))
     _check_contiguous(tensors, 8 + header_bytes, source)
     return Shard(source, metadata, tensors)
-
-
-def _header_bytes(source: Source) -> int:
-    source.check(0, 8, "the header length")
-    n_bytes = int.from_bytes(source.read(0, 8), "little")
-    cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
-    if n_bytes > cap:
-        raise LimitError(f"the header has {n_bytes} bytes; the limit is {cap}", path=source.path, offset=0)
-    source.check(8, n_bytes, "the header")
-    return n_bytes
-
-
-def _metadata(value: object, path: str) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise CorruptError(f"{METADATA_KEY} is not an object of strings", path=path)
-    return value
 
 
 def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
@@ -219,7 +212,10 @@ def layout(tensors: Sequence[OutTensor], metadata: Mapping[str, str] | None = No
             "data_offsets": [offset, offset + tensor.n_bytes],
         }
         offset += tensor.n_bytes
-    raw = _dump(header)
+    try:
+        raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a name or metadata value is not UTF-8 text: {error.object[:40]!r}") from error
     raw += b" " * padding(len(raw), 8)
     if len(raw) > MAX_LIBRARY_HEADER_BYTES:
         raise LimitError(f"the header has {len(raw)} bytes, the library reads {MAX_LIBRARY_HEADER_BYTES}")
@@ -240,10 +236,3 @@ def _spelling(tensor: OutTensor) -> str:
             tensor=tensor.name,
         )
     return dtype.safetensors
-
-
-def _dump(header: Mapping[str, object]) -> bytes:
-    try:
-        return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"a name or metadata value is not UTF-8 text: {error.object[:40]!r}") from error

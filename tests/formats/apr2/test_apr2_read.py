@@ -55,7 +55,7 @@ def test_fields_of_an_opened_model(write_image: Write) -> None:
             "has_vocab",
             "layout_row_major",
         }
-        assert apr2_native(model).flags == 0xF620
+        assert apr2_native(model).header.flags == 0xF620
         assert model.metadata["model_type"] == ""
         assert model.checksum() == {"header": "ok", "footer": "ok"}
         raw = tensor.raw()

@@ -145,7 +145,7 @@ def test_what_is_written_is_read_and_written_again(
     pairs = [(name, RawTensor("U8", (len(data),), data)) for name, data in items]
     save_file(pairs, path, {"model_type": "m", "x": [1, 2.5]}, flags, streaming, generation=generation)
     with apr2.open_model(path) as model:
-        assert apr2_native(model).flags == flags | 0x0400
+        assert apr2_native(model).header.flags == flags | 0x0400
         assert model.checksum() == {"header": "ok", "footer": "ok"}
         want = sorted(items, key=lambda item: item[0].encode())
         assert [(t.name, bytes(t.raw())) for t in model.tensors.entries] == want
@@ -168,7 +168,7 @@ def test_laying_out_anew_keeps_ids_order_flags_and_version(path: Path, tmp_path:
             assert other.metadata["added"] == 1
             assert apr2_native(other).index.dtype_ids == apr2_native(model).index.dtype_ids
             assert apr2_native(other).header.version == apr2_native(model).header.version
-            assert apr2_native(other).flags == apr2_native(model).flags | 0x0400
+            assert apr2_native(other).header.flags == apr2_native(model).header.flags | 0x0400
             assert apr2_native(other).index.blob_order() == apr2_native(model).index.blob_order()
             for a, b in zip(model.tensors.entries, other.tensors.entries, strict=True):
                 assert (a.name, a.dtype, a.shape, a.raw()) == (b.name, b.dtype, b.shape, b.raw())
@@ -184,7 +184,7 @@ def test_legacy_images_come_out_current(write_image: Write, tmp_path: Path) -> N
         model = apr2.open_source(source, path, format="apr-legacy", label="APR2")
         apr2_write.rewrite(model, out)
     with apr2.open_model(out) as model:
-        assert (apr2_native(model).index.dtype_ids, apr2_native(model).flags) == ([30, 128], 0x0400)
+        assert (apr2_native(model).index.dtype_ids, apr2_native(model).header.flags) == ([30, 128], 0x0400)
 
 
 def test_an_absent_footer_and_padding_are_supplied(write_image: Write, tmp_path: Path) -> None:

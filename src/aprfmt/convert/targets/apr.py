@@ -165,5 +165,5 @@ def _flags(c: Canonical, tensors: list[OutTensor]) -> int:
     if (folder := c.model.native_as(HfNative)) and any(p.name == CARD for p in folder.other_files):
         flags |= HAS_MODEL_CARD
     if (apr := c.model.native_as(Apr2Native)) is not None:
-        flags |= apr.flags & HAS_MODEL_CARD
+        flags |= apr.header.flags & HAS_MODEL_CARD
     return flags

@@ -64,7 +64,7 @@ def copy(model: Model, options: Options) -> Output | None:
     shards = shard_layouts(
         metadata,
         tensors,
-        flags=native.flags,
+        flags=native.header.flags,
         max_bytes=_max_bytes(options),
         generation=metadata.generation,
     )
@@ -96,7 +96,7 @@ def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
     text = apr_metadata.dump(dict(metadata), metadata.generation)
     if text != metadata.raw or native.header.data_offset < HEADER_BYTES:
         return False
-    layout = FileLayout("", apr2_write.layout(text, tensors, flags=native.flags, streaming=True), True)
+    layout = FileLayout("", apr2_write.layout(text, tensors, flags=native.header.flags, streaming=True), True)
     head = layout.segments[0]
     assert isinstance(head, Literal)
     return layout.n_bytes == native.source.size and native.source.read(0, head.n_bytes) == head.data
