@@ -23,7 +23,7 @@ from pathlib import Path
 if importlib.util.find_spec("llama_cpp") is None:
     sys.exit("it is not installed")
 import aprfmt
-from aprfmt.cli.demo_model import build
+from aprfmt.cli.demo import build
 from aprfmt.llama.client import Llama
 
 with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli.demo_model import build
+from aprfmt.cli.demo import build
 from aprfmt.cli.main import run
 
 

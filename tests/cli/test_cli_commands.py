@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aprfmt.cli.convert import parse_assignments
-from aprfmt.cli.demo_model import MERGES, N_TOKENS, build, vocabulary
+from aprfmt.cli.demo import MERGES, N_TOKENS, build, vocabulary
 from aprfmt.errors import UsageError
 
 Apr = Callable[..., Any]

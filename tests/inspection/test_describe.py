@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import aprfmt
-from aprfmt.cli.demo_model import build
+from aprfmt.cli.demo import build
 from aprfmt.inspection.describe import describe, inspect, tokenizer_info
 
 

@@ -14,7 +14,7 @@ import pytest
 from pages import Page
 
 import aprfmt
-from aprfmt.cli.demo_model import build
+from aprfmt.cli.demo import build
 from aprfmt.cli.main import run as apr
 from aprfmt.inspection.model_page import Histogram, html, survey
 

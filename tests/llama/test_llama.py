@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.cli.demo_model import HIDDEN, N_TOKENS, build
+from aprfmt.cli.demo import HIDDEN, N_TOKENS, build
 from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama.client import Llama, reason_in

@@ -17,7 +17,7 @@ from train_children import forked
 from train_corpora import SHAPE, student_alone
 
 import aprfmt
-from aprfmt.cli import demo_model
+from aprfmt.cli import demo
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
 from aprtrain import budget, guards
 from aprtrain.budget import Row
@@ -34,7 +34,7 @@ Distil = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def random_teacher(tmp_path: Path) -> Path:
-    demo_model.build(tmp_path / "random.gguf")
+    demo.build(tmp_path / "random.gguf")
     return tmp_path / "random.gguf"
 
 

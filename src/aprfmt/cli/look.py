@@ -165,13 +165,9 @@ def tensors(
     *,
     filter: Annotated[
         str | None,
-        typer.Option(
-            "--filter",
-            metavar="GLOB",
-            help="Only names that match; without wildcards: names that contain it.",
-        ),
+        typer.Option(metavar="GLOB", help="Only names that match; without wildcards: names that contain it."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
     stats: Annotated[
         bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
     ] = False,
@@ -287,9 +283,7 @@ def validate(
     file: ModelArgument,
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
-    min_score: Annotated[
-        int, typer.Option("--min-score", metavar="N", min=0, max=100, help="Fail below this score.")
-    ] = 0,
+    min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -341,13 +335,7 @@ def diff(
         bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")
     ] = False,
     tolerance: Annotated[
-        float,
-        typer.Option(
-            "--tolerance",
-            metavar="X",
-            min=0.0,
-            help="With --values: largest difference to accept.",
-        ),
+        float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
     ] = 0.0,
     metadata_only: Annotated[
         bool, typer.Option("--metadata-only", help="Compare only the metadata.")

@@ -31,21 +31,14 @@ def evaluate(
             help="Text, jsonl or parquet, or a folder of them; for a run's token shards, the held-out part.",
         ),
     ],
-    teacher: Annotated[
-        str | None, typer.Option("--teacher", metavar="FILE", help="The model to compare with.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(metavar="FILE", help="The model to compare with.")] = None,
     device: Annotated[
         str,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            help="cuda, cuda:N or cpu; nothing else is tried when it is missing.",
-        ),
+        typer.Option(metavar="NAME", help="cuda, cuda:N or cpu; nothing else is tried when it is missing."),
     ] = "cuda",
     seq_len: Annotated[
         int | None,
         typer.Option(
-            "--seq-len",
             metavar="N",
             min=2,
             help="Tokens of a window. [default: 2048, or the model's context if that is less]",
@@ -54,7 +47,6 @@ def evaluate(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit",
             metavar="N",
             min=2,
             help="Score about N tokens, spread evenly; text is still tokenised in full. [default: all]",

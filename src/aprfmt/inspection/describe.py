@@ -193,6 +193,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
     """What an opened model is; `quality` adds the score and verifies checksums of any size."""
     entries = model.tensors.entries
     metadata = typed_metadata(model)
+    stated = metadata.get("architecture")
     # The footer of a huge file takes long: apr validate looks at it.
     large = model.convention == "apr" and model.size_bytes > FOOTER_LIMIT_BYTES and not quality
     checksum = {"header": "ok", "footer": "unchecked"} if large else model.checksum()
@@ -212,7 +213,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         param_count=sum(n_elements(t.shape) for t in entries),
         checksum=checksum,
         flags=dict(model.flags),
-        architecture=model.hparams.architecture or _text(metadata.get("architecture")),
+        architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
         metadata=metadata,
         dtypes=dict(totals),
         tokenizer=tokenizer,
@@ -220,10 +221,6 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         warnings=warnings,
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
     )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def typed_metadata(model: Model) -> dict[str, object]:
@@ -328,22 +325,15 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
     dtypes = sorted({t.dtype for t in model.tensors.entries} - set(_RUNTIME_DTYPES))
     if dtypes:
         reasons.append(f"the runtime cannot decode {', '.join(dtypes)}; convert with --dtype f16")
-    reasons += _embedding_reasons(model, metadata)
-    return Compatibility(not reasons, reasons)
-
-
-def _embedding_reasons(model: Model, metadata: Mapping[str, object]) -> list[str]:
     dims = [n for name in ("vocab_size", "hidden_size") if isinstance(n := metadata.get(name), int)]
-    if len(dims) < 2:
-        return []
-    found = (
-        model.tensors.get(name) for name in (*spellings("token_embd.weight"), *spellings("output.weight"))
-    )
-    return [
-        f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
-        for t in found
-        if t is not None and sorted(t.shape) != sorted(dims)
-    ]
+    if len(dims) == 2:
+        found = (model.tensors.get(name) for name in (*spellings(EMBEDDING), *spellings(HEAD)))
+        reasons += [
+            f"{t.name} is {list(t.shape)}, metadata says vocabulary {dims[0]} and width {dims[1]}"
+            for t in found
+            if t is not None and sorted(t.shape) != sorted(dims)
+        ]
+    return Compatibility(not reasons, reasons)
 
 
 # --- quality ---
@@ -367,11 +357,16 @@ def quality_of(
         "whether license, data_source and data_license are stated, licences as SPDX ids; "
         "not whether they are true"
     )
+    odd = {
+        name: f"{name} {value!r} is not an SPDX id"
+        for name in ("license", "data_license")
+        if not is_spdx(str(value := metadata.get(name)))
+    }
     return Quality(
         {
             "physics": _checksum_part(checksum),
             "structural": _fields_part(metadata, structure, what, _contradictions(model, metadata)),
-            "provenance": _fields_part(metadata, licences, stated, _odd_licences(metadata)),
+            "provenance": _fields_part(metadata, licences, stated, odd),
             "hf_identity": _fields_part(metadata, classes, ", ".join(classes), {}),
             "tokenizer": _tokenizer_part(model, tokenizer),
         }
@@ -403,26 +398,14 @@ def _fields_part(
 def _contradictions(model: Model, metadata: Mapping[str, object]) -> dict[str, str]:
     """Stated dims that the tensors contradict."""
     problems = {}
-    embedding, width, layers = (
-        first_tensor(model, EMBEDDING),
-        metadata.get("hidden_size"),
-        metadata.get("num_layers"),
-    )
+    embedding = first_tensor(model, EMBEDDING)
+    width, layers = metadata.get("hidden_size"), metadata.get("num_layers")
     if embedding is not None and width is not None and width not in embedding.shape:
         problems["hidden_size"] = f"hidden_size {width}, but {embedding.name} is {list(embedding.shape)}"
     seen = {int(m[1]) for tensor in model.tensors.entries if (m := _LAYER.search(tensor.name))}
     if seen and isinstance(layers, int) and len(seen) < layers:  # prediction heads may add some
         problems["num_layers"] = f"num_layers {layers}, but the tensors make {len(seen)}"
     return problems
-
-
-def _odd_licences(metadata: Mapping[str, object]) -> dict[str, str]:
-    values = {name: metadata.get(name) for name in ("license", "data_license")}
-    return {
-        name: f"{name} {value!r} is not an SPDX id"
-        for name, value in values.items()
-        if not is_spdx(str(value))
-    }
 
 
 def _tokenizer_part(model: Model, tokenizer: TokenizerInfo | None) -> QualityPart:

@@ -172,9 +172,13 @@ def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:
     if a.format == b.format:
         left, right = dict(a.metadata), dict(b.metadata)
         if a.flags != b.flags:
-            yield Difference("format", "flags", _set_flags(a), _set_flags(b))
+            flags = [sorted(name for name, value in model.flags.items() if value) for model in (a, b)]
+            yield Difference("format", "flags", flags[0], flags[1])
     else:
-        left, right = (_portable(typed_metadata(model)) for model in (a, b))
+        left, right = (
+            {key: value for key, value in typed_metadata(model).items() if key not in _APR_ONLY}
+            for model in (a, b)
+        )
     for key in dict.fromkeys((*left, *right)):
         if (key in left) != (key in right) or not _equal(left.get(key), right.get(key)):
             yield _metadata_difference(key, left.get(key), right.get(key))
@@ -197,10 +201,6 @@ def _file_differences(a: HfNative, b: HfNative) -> Iterator[Difference]:
             yield Difference("metadata", name, f"{len(p)} bytes", f"{len(q)} bytes", what="content")
 
 
-def _set_flags(model: Model) -> list[str]:
-    return sorted(name for name, value in model.flags.items() if value)
-
-
 def _presence(thing: object) -> str:
     return "absent" if thing is None else "present"
 
@@ -210,11 +210,6 @@ def _same_json(p: bytes, q: bytes) -> bool:
         return bool(json.loads(p) == json.loads(q))
     except (ValueError, RecursionError):  # no JSON after all: the bytes have decided
         return False
-
-
-def _portable(metadata: Mapping[str, object]) -> dict[str, object]:
-    """The fields that every container can hold."""
-    return {key: value for key, value in metadata.items() if key not in _APR_ONLY}
 
 
 def _equal(x: object, y: object) -> bool:
@@ -283,11 +278,8 @@ def _difference(
     what: str,
     distance: Distance | None = None,
 ) -> Difference:
-    return Difference("tensor", name, _summary(x), _summary(y), what, distance=distance)
-
-
-def _summary(tensor: CanonicalTensor | None) -> str | None:
-    return None if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+    sides = [None if side is None else f"{side.dtype} {list(side.shape)}" for side in (x, y)]
+    return Difference("tensor", name, sides[0], sides[1], what, distance=distance)
 
 
 def _tensor_differences(

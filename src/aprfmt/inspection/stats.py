@@ -41,7 +41,8 @@ class Stats:
         """Takes the values of `block` in, by the pairwise update of mean and squared deviation."""
         import numpy as np
 
-        values = _as_real(block)
+        values = block.view(block.real.dtype) if block.dtype.kind == "c" else block
+        values = values.astype("u1") if values.dtype.kind == "b" else values
         if not values.size:
             return
         self.n += values.size
@@ -56,14 +57,10 @@ class Stats:
         self.min, self.max = min(self.min, low), max(self.max, high)
         if low <= 0 <= high:
             self.zero_count += values.size - int(np.count_nonzero(values))
-        if self.moments:
-            self._merge(values.astype(np.float64, copy=False))
-
-    def _merge(self, values: Array) -> None:
-        import numpy as np
-
-        n = values.size
-        mean = float(values.mean())
+        if not self.moments:
+            return
+        values = values.astype(np.float64, copy=False)
+        n, mean = values.size, float(values.mean())
         centred = values - mean
         with np.errstate(over="ignore"):
             m2 = float(np.einsum("i,i->", centred, centred))  # no BLAS: its threads cost more than they give
@@ -85,12 +82,6 @@ class Stats:
             "inf_count": self.inf_count,
             "zero_fraction": self.zero_count / self.n if self.n else 0.0,
         }
-
-
-def _as_real(block: Array) -> Array:
-    if block.dtype.kind == "c":
-        return block.view(block.real.dtype)
-    return block.astype("u1") if block.dtype.kind == "b" else block
 
 
 def tensor_stats(tensor: Tensor) -> Stats:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import aprfmt
-from aprfmt.cli.demo_model import build
+from aprfmt.cli.demo import build
 
 SHARD_BYTES = 60_000
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import train_runs
 
-from aprfmt.cli import demo_model
+from aprfmt.cli import demo as demo_model
 from aprfmt.errors import RefusedError, RunError
 from aprtrain.network.weights import open_network
 

@@ -17,7 +17,7 @@ import pytest
 import train_runs
 from pages import Page
 
-from aprfmt.cli.demo_model import build as build_model
+from aprfmt.cli.demo import build as build_model
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
 from aprtrain.checkpoints import checkpoint
