@@ -8,19 +8,24 @@
 
 The payload is opaque here: which struct it holds is known only to the program that saved it.
 
-Encrypted by password it is: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral X25519
-key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. Nothing in the file tells which of
-the two it is. `cryptography` is imported on first use.
+The metadata is a map with string keys: its fields have a fixed order, and hold float32 or float64. It needs msgpack
+1.2.4: older ones allocate lists of the length that a file claims, at each of up to 1,024 levels, before they see the
+elements.
+
+A payload encrypted by password: salt 16, nonce 12, ciphertext and tag (AES-256-GCM). For a recipient: ephemeral
+X25519 key 32, first 8 bytes of the recipient's public key, nonce 12, ciphertext and tag. Nothing in the file tells
+which of the two it is. `cryptography` is imported on first use.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aprfmt.errors import (
     ChecksumError,
@@ -32,13 +37,13 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.formats import apr1_metadata
 from aprfmt.io.compress import lz4, unlz4, unzstd, zstd
 from aprfmt.io.crc import crc32, crc32_of
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
-from aprfmt.limits import MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
+from aprfmt.limits import MAX_JSON_DEPTH, MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
+from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"APRN"
 _HEADER = struct.Struct("<4sBBHIIIBBB9x")
-_FIELDS = (
+_HEADER_FIELDS = (
     *("magic", "major", "minor", "model_type", "metadata_size", "payload_size", "uncompressed_size"),
     *("compression", "flags", "quality"),
 )
@@ -109,6 +114,64 @@ _UNPACK: dict[int, Callable[[Buffer, str, int], bytes]] = {
     3: unlz4,
 }
 
+Kind: TypeAlias = "str | list[Kind] | Fields"
+"""What a field holds. FREE: any JSON value, floats as float64. F32: a float32. FREE_MAP and LIST are left out when
+empty. A tuple of fields is a struct; None fields are left out. [x]: an array of x, left out when None.
+"""
+
+Fields: TypeAlias = "tuple[tuple[str, Kind], ...]"
+
+FREE, F32, FREE_MAP, LIST = "free", "f32", "map", "list"
+_TEACHER: Fields = tuple((name, FREE) for name in ("hash", "signature", "model_type", "param_count"))
+_TEACHER_WITH_ENSEMBLE: Fields = (*_TEACHER, ("ensemble_teachers", [_TEACHER]))
+METADATA_FIELDS: Fields = (
+    ("created_at", FREE),
+    ("aprender_version", FREE),
+    ("model_name", FREE),
+    ("description", FREE),
+    ("training", (("samples", FREE), ("duration_ms", FREE), ("source", FREE))),
+    ("hyperparameters", FREE_MAP),
+    ("metrics", FREE_MAP),
+    ("custom", FREE_MAP),
+    ("distillation", FREE),
+    (
+        "distillation_info",
+        (
+            ("method", FREE),
+            ("teacher", _TEACHER_WITH_ENSEMBLE),
+            (
+                "params",
+                (("temperature", F32), ("alpha", F32), ("beta", F32), ("epochs", FREE), ("final_loss", F32)),
+            ),
+            ("layer_mapping", [(("student_layer", FREE), ("teacher_layer", FREE), ("weight", F32))]),
+        ),
+    ),
+    ("license", tuple((name, FREE) for name in ("uuid", "hash", "expiry", "seats", "licensee", "tier"))),
+    (
+        "model_card",
+        (
+            ("model_id", FREE),
+            ("name", FREE),
+            ("version", FREE),
+            ("author", FREE),
+            ("created_at", FREE),
+            ("framework_version", FREE),
+            ("rust_version", FREE),
+            ("description", FREE),
+            ("license", FREE),
+            ("training_data", (("name", FREE), ("samples", FREE), ("hash", FREE))),
+            ("hyperparameters", FREE_MAP),
+            ("metrics", FREE_MAP),
+            ("architecture", FREE),
+            ("param_count", FREE),
+            ("target_hardware", LIST),
+            ("*", FREE),
+        ),
+    ),
+)
+_STRINGS = ("created_at", "aprender_version", "model_name", "description", "distillation")
+_MAPS = ("training", "hyperparameters", "metrics", "custom", "distillation_info", "license", "model_card")
+
 
 class V1File:
     """A v1 file in memory. Its CRC, header, metadata and signature were checked when it was read.
@@ -142,7 +205,7 @@ class V1File:
         self._payload_end = self.payload_offset + self.header["payload_size"]
         _check_layout(data, self._payload_end, self.header, path, self.warnings)
         self.metadata_bytes = bytes(data[_HEADER.size : self.payload_offset])
-        self.metadata = apr1_metadata.parse(self.metadata_bytes, path, _HEADER.size)
+        self.metadata = parse_metadata(self.metadata_bytes, path, _HEADER.size)
         self.signature_ok: bool | None = None
         if self.header["flags"] & SIGNED:
             block = bytes(data[self._payload_end : self._payload_end + _SIGNATURE_BLOCK])
@@ -195,7 +258,7 @@ class V1File:
 def _parse_header(data: memoryview, path: str) -> dict[str, Any]:
     if len(data) < _HEADER.size + _FOOTER:
         raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one {len(data)}", path=path)
-    header = dict(zip(_FIELDS, _HEADER.unpack_from(data), strict=True))
+    header = dict(zip(_HEADER_FIELDS, _HEADER.unpack_from(data), strict=True))
     if header["magic"] != MAGIC:
         raise CorruptError("not an APR v1 file: it does not begin with APRN", path=path, offset=0)
     header["flags"] &= 0x7F
@@ -283,7 +346,7 @@ def write_v1(
         path: the output.
         payload: bincode bytes of the model.
         model_type: a key of MODEL_TYPES.
-        metadata: fields of apr1_metadata.FIELDS, or MessagePack bytes to store as they are.
+        metadata: fields of METADATA_FIELDS, or MessagePack bytes to store as they are.
         compression: 0 none, 1 zstd level 3, 2 zstd level 19, 3 LZ4; before encryption.
         quality: score from 1 to 100, None for a model that was not validated.
         flags: flag bits; by default LICENSED where the metadata has a license and the file is neither signed
@@ -301,8 +364,8 @@ def write_v1(
     if password is not None and recipient_public_key is not None:
         raise UsageError("a payload is encrypted by password or for a recipient, not both")
     _check_arguments(model_type, compression, quality, len(payload))
-    raw = bytes(metadata) if isinstance(metadata, bytes | bytearray) else apr1_metadata.dump(metadata)
-    parsed = apr1_metadata.parse(raw, os.fspath(path))
+    raw = bytes(metadata) if isinstance(metadata, bytes | bytearray) else dump_metadata(metadata)
+    parsed = parse_metadata(raw, os.fspath(path))
     stored = _PACK[compression](payload)
     bits = 0
     if password is not None:
@@ -506,3 +569,136 @@ def verify(message: Buffer, block: bytes, path: str, trusted_key: bytes | None) 
             path=path,
             hint="the file was changed after it was signed",
         ) from None
+
+
+# --- metadata ---
+
+
+def dump_metadata(metadata: Mapping[str, object]) -> bytes:
+    """`metadata` as the reference writes it: typed order, unset fields and empty maps left out, maps sorted.
+
+    A missing `created_at` becomes the Unix time as decimal text, a missing `aprender_version` "aprfmt".
+    Raises UsageError for unknown fields (free ones belong under `custom`) and for values that JSON cannot
+    hold.
+    """
+    values = {"created_at": str(int(time.time())), "aprender_version": "aprfmt", **metadata}
+    writer = _MetadataWriter()
+    try:
+        writer.write(values, METADATA_FIELDS, "metadata", 1)
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise UsageError(f"a metadata value does not fit the format: {error}") from error
+    return bytes(writer.out)
+
+
+class _MetadataWriter:
+    def __init__(self) -> None:
+        import msgpack
+
+        self.out = bytearray()
+        self.packer = msgpack.Packer()
+
+    def write(self, value: object, kind: Kind, where: str, depth: int) -> None:
+        if depth > MAX_JSON_DEPTH:
+            raise UsageError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels")
+        if isinstance(kind, tuple):
+            self.write_struct(value, kind, where, depth)
+        elif kind == F32:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"{where} must be a number")
+            self.out += struct.pack(">Bf", 0xCA, value)
+        elif isinstance(value, Mapping):
+            if not all(isinstance(key, str) for key in value):
+                raise UsageError(f"{where} has a key that is not text")
+            ordered = sorted(value, key=lambda text: text.encode())
+            self.write_map([(key, FREE, value[key]) for key in ordered], where, depth)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+            self.out += self.packer.pack_array_header(len(value))
+            for index, item in enumerate(value):
+                self.write(item, kind[0] if isinstance(kind, list) else FREE, f"{where}[{index}]", depth + 1)
+        elif value is None or isinstance(value, bool | int | float | str):
+            self.out += self.packer.pack(value)
+        else:
+            raise UsageError(f"{where} is a {type(value).__name__}, which JSON cannot hold")
+
+    def write_struct(self, value: object, fields: Fields, where: str, depth: int) -> None:
+        if not isinstance(value, Mapping):
+            raise UsageError(f"{where} must be a map")
+        known = dict(fields)
+        extra = [key for key in value if key not in known]
+        if extra and "*" not in known:
+            raise UsageError(f"unknown field {where}.{extra[0]}", hint="put values of your own under custom")
+        entries = [(key, kind, value.get(key)) for key, kind in fields if key != "*"]
+        entries = [
+            (key, kind, item)
+            for key, kind, item in entries
+            if item is not None and (item or kind not in (FREE_MAP, LIST))
+        ]
+        self.write_map(entries + [(key, FREE, value[key]) for key in sorted(extra)], where, depth)
+
+    def write_map(self, entries: Sequence[tuple[str, Kind, object]], where: str, depth: int) -> None:
+        self.out += self.packer.pack_map_header(len(entries))
+        for key, kind, item in entries:
+            self.out += self.packer.pack(key)
+            self.write(item, kind, f"{where}.{key}", depth + 1)
+
+
+def parse_metadata(raw: bytes, path: str, base: int = 0) -> JsonObject:
+    """The metadata map. `base` is its offset in the file, for messages.
+
+    Raises CorruptError (TruncatedError, LimitError) unless `raw` is exactly one map of the known shape:
+    string keys, no duplicates, UTF-8 text, at most 127 levels.
+    """
+    try:
+        value = _unpack_map(raw)
+        for names, kind, what in ((_STRINGS, str, "text"), (_MAPS, dict, "a map")):
+            for name in names:
+                if value.get(name) is not None and not isinstance(value[name], kind):
+                    raise CorruptError(f"metadata field {name} is not {what}")
+    except CorruptError as error:
+        error.path, error.offset = path, base
+        raise
+    return value
+
+
+def _unpack_map(raw: bytes) -> JsonObject:
+    import msgpack
+
+    try:
+        # Lengths beyond that of `raw` are refused, and no more is allocated than the elements that follow take.
+        value: object = msgpack.unpackb(raw, object_pairs_hook=_to_map, strict_map_key=False)
+    except CorruptError:
+        raise
+    except msgpack.ExtraData:
+        raise CorruptError("bytes follow the metadata map inside its section") from None
+    except msgpack.StackError:
+        raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels") from None
+    except msgpack.FormatError:
+        raise CorruptError("the metadata holds a byte that MessagePack never uses") from None
+    except UnicodeDecodeError:
+        raise CorruptError("text in the metadata is not UTF-8") from None
+    except ValueError:
+        raise TruncatedError("the metadata ends in the middle of a value") from None
+    if not isinstance(value, dict):
+        raise CorruptError("the metadata is not a map")
+    level: list[list[object] | dict[str, object]] = [value]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise LimitError(f"metadata nested deeper than {MAX_JSON_DEPTH} levels")
+        children = [x for node in level for x in (node.values() if isinstance(node, dict) else node)]
+        if not all(x is None or isinstance(x, bool | int | float | str | list | dict) for x in children):
+            raise CorruptError("the metadata holds binary data")
+        level = [x for x in children if isinstance(x, list | dict)]
+    return value
+
+
+def _to_map(pairs: list[tuple[object, Json]]) -> JsonObject:
+    out: JsonObject = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise CorruptError("a metadata key is not text")
+        if key in out:
+            raise CorruptError(f"metadata key {key!r} occurs twice")
+        out[key] = value
+    return out

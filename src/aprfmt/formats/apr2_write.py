@@ -222,15 +222,12 @@ def _assemble(
     index = b"".join(_index_entry(entries[i], offsets[i]) for i in index_order)
     index_offset = HEADER_BYTES + len(metadata) + padding(len(metadata), ALIGNMENT)
     data_offset = index_offset + len(index) + padding(len(index), ALIGNMENT)
-    header = _header(
-        version,
-        flags,
-        tensor_count=len(entries),
-        metadata_offset=HEADER_BYTES,
-        metadata_size=len(metadata),
-        tensor_index_offset=index_offset,
-        data_offset=data_offset,
-    )
+    if not 0 <= flags <= 0xFFFF or flags & FLAGS["layout_column_major"]:
+        raise UsageError(f"the flags {flags:#x} are no 16 bits that a reader accepts")
+    sections = (HEADER_BYTES, len(metadata), index_offset, data_offset)
+    fields = (MAGIC, *version, flags | _ROW_MAJOR, len(entries), *sections)
+    blank = HEADER.pack(*fields, 0, bytes(20))
+    header = HEADER.pack(*fields, crc32_of(blank[:40], blank[44:]), bytes(20))
     head = b"".join((header, metadata.ljust(index_offset - HEADER_BYTES, b"\0"), index))
     return [Literal(head.ljust(data_offset, b"\0")), *blobs]
 
@@ -248,20 +245,6 @@ def _index_entry(entry: _Entry, offset: int) -> bytes:
         offset,
         entry.blob.n_bytes,
     )
-
-
-def _header(version: tuple[int, int], flags: int, **sections: int) -> bytes:
-    if not 0 <= flags <= 0xFFFF or flags & FLAGS["layout_column_major"]:
-        raise UsageError(f"the flags {flags:#x} are no 16 bits that a reader accepts")
-    fields = {
-        "magic": MAGIC,
-        "major": version[0],
-        "minor": version[1],
-        "flags": flags | _ROW_MAJOR,
-        **sections,
-    }
-    blank = HEADER.pack(*fields.values(), 0, bytes(20))
-    return HEADER.pack(*fields.values(), crc32_of(blank[:40], blank[44:]), bytes(20))
 
 
 def save_file(

@@ -79,14 +79,13 @@ _REQUIRED: dict[str, object] = {"model_type": "", "total_size": 0, "param_count"
 # Written even when unset, in every generation that knows them.
 _ALWAYS = {*_REQUIRED, "license", "data_source", "data_license"}
 
-_GEN_C = TYPED_FIELDS
-_GEN_B = tuple(name for name in _GEN_C if name not in ("hf_architecture", "hf_model_type"))
+_GEN_B = tuple(name for name in TYPED_FIELDS if name not in ("hf_architecture", "hf_model_type"))
 _GEN_A = tuple(name for name in _GEN_B if name not in ("data_source", "data_license"))
 _GEN_0 = _GEN_A[: _GEN_A.index("sharding") + 1]
 
 GENERATIONS: dict[str, tuple[str, ...]] = {
     "Current": TYPED_FIELDS,
-    "GenC": _GEN_C,
+    "GenC": TYPED_FIELDS,
     "GenB": _GEN_B,
     "GenA": _GEN_A,
     "Gen0": _GEN_0,

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -271,14 +271,13 @@ class ShardInfo:
 
 def manifest_text(shards: Sequence[ShardInfo], total_size: int) -> bytes:
     """The manifest of `shards`, whose tensors take `total_size` bytes."""
-    fields = ("filename", "index", "size", "tensors", "sha256", "crc32")
     value = {
         "version": "2.0",
         "shard_count": len(shards),
         "total_size": total_size,
         "tensor_count": sum(len(shard.tensors) for shard in shards),
         "shards": [
-            {name: item for name in fields if (item := getattr(shard, name)) is not None} for shard in shards
+            {name: item for name, item in asdict(shard).items() if item is not None} for shard in shards
         ],
         "weight_map": {name: shard.index for shard in shards for name in shard.tensors},
     }

@@ -63,19 +63,15 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     if found is None:
         with gguf.open_model(Path(name)) as model:
             found = _read_new(model, name)
-    _check_values(found)
-    return found
-
-
-def _check_values(imatrix: Imatrix) -> None:
-    for name, values in imatrix.entries.items():
+    for name, values in found.entries.items():
         if values.size and not (values.min() >= 0 and values.max() <= MOST_WEIGHT):
             raise CorruptError(
                 "a value of the importance matrix is negative, beyond 2^60 or no number",
-                path=imatrix.path,
+                path=found.path,
                 tensor=name,
                 hint="compute it again, on other data",
             )
+    return found
 
 
 # --- the old form ---
