@@ -401,16 +401,13 @@ class Saver:
         try:
             save_model(snapshot.weights, self.identity, path, snapshot.lineage)
             self._check_space(path.stat().st_size + sum(t.nbytes for t in snapshot.state.values()))
-            self._check_export(path)
+            try:
+                aprfmt.export_model(path, path.with_suffix(".gguf"), plan=True)
+            except AprError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                self.tell(f"warning: a GGUF cannot be made of this student: {error.message}{hint}")
         finally:
             path.unlink(missing_ok=True)
-
-    def _check_export(self, path: Path) -> None:
-        try:
-            aprfmt.export_model(path, path.with_suffix(".gguf"), plan=True)
-        except AprError as error:
-            hint = f" ({error.hint})" if error.hint else ""
-            self.tell(f"warning: a GGUF cannot be made of this student: {error.message}{hint}")
 
     def _check_space(self, n_bytes: int) -> None:
         need, free = (self.keep + 2) * n_bytes, shutil.disk_usage(self.folder).free

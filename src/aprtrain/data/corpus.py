@@ -165,11 +165,6 @@ class PartWriter:
             file.close()
 
 
-def write_header(folder: Path, header: Header) -> None:
-    """Writes `tokens.json`."""
-    (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
-
-
 def read_header(folder: Path) -> Header | None:
     """The header of the shards in `folder`, None where there are none. Raises CorruptError."""
     path = folder / HEADER
@@ -218,7 +213,14 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
         raise CorruptError(f"damaged header of token shards: {error!r}", path=folder / HEADER) from error
     except OSError as error:
         raise storage_error(error, folder) from error
-    _check_disjoint(corpus, folder)
+    shared = np.flatnonzero(np.isin(corpus.held_out.hashes, corpus.train.hashes))
+    if len(shared):
+        raise RefusedError(
+            f"{len(shared)} held-out documents are in the training data too, the first is number {shared[0]}: "
+            "a score on them would mean nothing",
+            path=folder,
+            hint="take them out of one side, or leave --eval-data out",
+        )
     return corpus
 
 
@@ -240,17 +242,6 @@ def _map(path: Path, dtype: npt.DTypeLike) -> Array:
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype, "r")
-
-
-def _check_disjoint(corpus: Corpus, folder: Path) -> None:
-    shared = np.flatnonzero(np.isin(corpus.held_out.hashes, corpus.train.hashes))
-    if len(shared):
-        raise RefusedError(
-            f"{len(shared)} held-out documents are in the training data too, the first is number {shared[0]}: "
-            "a score on them would mean nothing",
-            path=folder,
-            hint="take them out of one side, or leave --eval-data out",
-        )
 
 
 # --- making them ---
@@ -450,7 +441,7 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
             "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
-        write_header(temporary, header)
+        (temporary / HEADER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
     log(_counts(header))
 
 

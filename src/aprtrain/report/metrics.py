@@ -257,8 +257,9 @@ class Panel:
             return ""
         self._drawn_at = now
         columns, rows = _size(self._stream)
-        lines = [self._fit(segments, columns - 1) for segments in self._lines(self._values, columns)]
-        lines = [text for text in lines if text][: max(1, rows - 1)]
+        values = self._values
+        parts = (self._progress(values, columns), self._losses(values), self._speed(values), self._results())
+        lines = [text for segments in parts if (text := self._fit(segments, columns - 1))][: max(1, rows - 1)]
         drawn = self._back() + "".join(f"{text}\x1b[K\n" for text in lines) + "\x1b[J"
         self._shown = len(lines)
         return drawn
@@ -279,12 +280,6 @@ class Panel:
             used += len(gap) + len(words)
             out += gap + (f"\x1b[{colour}m{words}\x1b[0m" if colour and self._colours else words)
         return out
-
-    def _lines(self, values: StepValues, columns: int) -> Iterator[Iterator[Segment]]:
-        yield self._progress(values, columns)
-        yield self._losses(values)
-        yield self._speed(values)
-        yield self._results()
 
     def _progress(self, values: StepValues, columns: int) -> Iterator[Segment]:
         step, total = values["step"], self._total

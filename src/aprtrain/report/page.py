@@ -45,7 +45,7 @@ from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
 from aprfmt.types import Json, JsonObject
 from aprtrain.config import Config, command_fields, resolve, schema, to_json
-from aprtrain.report.metrics import FILE, METADATA
+from aprtrain.report.metrics import FILE, METADATA, Numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,9 +75,6 @@ _ENDS = ("done", "interrupted", "failed")
 _COLD = 2  # first steps of a process, which compile and are no measure of speed
 _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
 
-Measured = dict[str, float | None]
-"""Numbers by name: `step`, `at_tokens` and, for an evaluation, SCORES."""
-
 
 class RunReport(TypedDict):
     """Everything that a report says; JSON data.
@@ -86,6 +83,7 @@ class RunReport(TypedDict):
         status: done, interrupted, failed, or running (or killed: nobody was left to say so).
         heard_at: seconds since 1970 of the last line.
         tokens_per_s, mfu, utilisation: medians; memory_bytes is the peak.
+        evaluations, resumed: `step`, `at_tokens` and, of an evaluation, SCORES.
         before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
         teacher, student: name, architecture, parameters; `made` says how a student was made.
         curves: columns of the logged steps, by name.
@@ -111,12 +109,12 @@ class RunReport(TypedDict):
     mfu: float | None
     utilisation: float | None
     memory_bytes: float | None
-    before: Measured | None
-    after: Measured | None
-    change: Measured
-    evaluations: list[Measured]
+    before: Numbers | None
+    after: Numbers | None
+    change: Numbers
+    evaluations: list[Numbers]
     curves: dict[str, list[float | None]]
-    resumed: list[Measured]
+    resumed: list[Numbers]
     failed_saves: list[dict[str, Any]]
     failed_save_count: int
     checkpoints: list[dict[str, Any]]
@@ -173,7 +171,7 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
     seen = "running" if "finished" not in end else "done" if end["finished"] else "interrupted"
     steps = [(n, e) for n, e in _by_step(of.get("step", [])) if number(e.get("tokens")) is not None]
     at = _clock(steps)
-    evaluations: list[Measured] = [
+    evaluations: list[Numbers] = [
         {**_place(e, at), **{name: number(e.get(name)) for name in SCORES}}
         for _, e in _by_step(of.get("evaluation") or _objects(metadata.get("evaluations")))
     ]
@@ -272,16 +270,16 @@ def _clock(steps: Sequence[tuple[float, JsonObject]]) -> Callable[[float], float
     return tokens
 
 
-def _place(event: JsonObject, at: Callable[[float], float]) -> Measured:
+def _place(event: JsonObject, at: Callable[[float], float]) -> Numbers:
     step = number(event.get("step")) or 0
     return {"step": step, "at_tokens": round(at(step))}
 
 
-def _change(evaluations: Sequence[Measured]) -> Measured:
+def _change(evaluations: Sequence[Numbers]) -> Numbers:
     """From the first evaluation to the last: relative, of shares the difference."""
     if len(evaluations) < 2:
         return {}
-    out: Measured = {}
+    out: Numbers = {}
     for name in SCORES:
         a, b = evaluations[0][name], evaluations[-1][name]
         if a is None or b is None:
@@ -514,7 +512,7 @@ def _tiles(body: RunReport) -> str:
 
 
 def _results(body: RunReport) -> Iterator[tuple[str, str, str, str]]:
-    latest: Measured = body["after"] or body["before"] or {}
+    latest: Numbers = body["after"] or body["before"] or {}
     for key, label in (("kl", "held-out KL"), ("ce", "held-out CE"), ("agreement", "agreement")):
         value, moved, before = ((found or {}).get(key) for found in (latest, body["change"], body["before"]))
         if value is None:
