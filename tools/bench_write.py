@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from aprfmt.formats.out import OutTensor
-    from aprfmt.io.segments import Segment
+    from aprfmt.io.pipe import Segment
 
     Tensors = dict[str, np.ndarray[Any, Any]]
 
@@ -106,8 +106,7 @@ def _out(tensors: Tensors) -> list[OutTensor]:
 
 
 def _write(segments: Sequence[Segment], target: Path, fsync: bool, *, crc: bool = False) -> None:
-    from aprfmt.io.pipe import write_layout
-    from aprfmt.io.segments import FileLayout
+    from aprfmt.io.pipe import FileLayout, write_layout
     from aprfmt.io.sink import AtomicFile
 
     plan = FileLayout(target.name, segments, crc_footer=crc)

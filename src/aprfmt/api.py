@@ -10,8 +10,7 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, UsageError
-from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import StartProgress, WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
 from aprfmt.types import PathLike
 
 

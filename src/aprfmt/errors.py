@@ -71,14 +71,7 @@ class AprError(Exception):
 
     def to_json(self) -> dict[str, str | int | None]:
         """The `error` object of the JSON envelope."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "path": self.path,
-            "tensor": self.tensor,
-            "offset": self.offset,
-            "hint": self.hint,
-        }
+        return {name: getattr(self, name) for name in ("code", "message", "path", "tensor", "offset", "hint")}
 
 
 class UsageError(AprError, ValueError):

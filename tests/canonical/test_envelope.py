@@ -17,8 +17,7 @@ from aprfmt.formats import gguf_write
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf import GgufType
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout
-from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from aprfmt.codecs import DTYPES, libggml
 from aprfmt.codecs.convert import can_encode, decode, decode_torch, stored_bytes
 from aprfmt.codecs.recode import encode, recode, recode_jobs
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError
-from aprfmt.io.segments import run_jobs
+from aprfmt.io.pipe import run_jobs
 
 BY_NAME = {case.dtype: case for case in CASES}
 ENCODABLE = [name for name in DTYPES if can_encode(name) and name not in SLOW]

@@ -16,8 +16,7 @@ import aprfmt
 from aprfmt.canonical import envelope
 from aprfmt.formats import gguf_write
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout
-from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 CARD = b"---\nlicense: mit\n---\n"
 

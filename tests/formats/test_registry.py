@@ -21,7 +21,7 @@ import io
 import numpy as np
 
 from aprfmt.convert.targets.base import Output
-from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.model import Model, Tensor
 

@@ -18,8 +18,21 @@ from hypothesis import strategies as st
 
 from aprfmt.errors import CorruptError, RefusedError, StorageError, TruncatedError
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.pipe import CHUNK_BYTES, Flow, is_same_content, sha256_of_range, source_jobs, write_layout
-from aprfmt.io.segments import FileLayout, Item, Job, Literal, Stream, Zeros, run_jobs
+from aprfmt.io.pipe import (
+    CHUNK_BYTES,
+    FileLayout,
+    Flow,
+    Item,
+    Job,
+    Literal,
+    Stream,
+    Zeros,
+    is_same_content,
+    run_jobs,
+    sha256_of_range,
+    source_jobs,
+    write_layout,
+)
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
 

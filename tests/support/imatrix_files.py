@@ -10,7 +10,7 @@ from typing import Any
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import GgufType
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import Literal, Stream, run_jobs
+from aprfmt.io.pipe import Literal, Stream, run_jobs
 from aprfmt.io.source import Buffer
 
 

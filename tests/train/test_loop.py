@@ -18,7 +18,7 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
-from aprfmt.io.write import write_file
+from aprfmt.io.pipe import write_file
 from aprtrain import loop
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE

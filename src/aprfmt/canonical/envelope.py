@@ -32,7 +32,7 @@ from aprfmt.codecs.recode import encode
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
-from aprfmt.io.files import is_file
+from aprfmt.io.source import is_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, is_location

@@ -28,7 +28,7 @@ from aprfmt.formats import hf_files
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.files import is_file, is_folder
+from aprfmt.io.source import is_file, is_folder
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural

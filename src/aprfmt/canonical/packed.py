@@ -21,7 +21,7 @@ from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
-from aprfmt.io.files import is_file
+from aprfmt.io.source import is_file
 from aprfmt.model import Model, Tensor
 
 HF_QUANT = "hf_quant_config.json"

@@ -20,8 +20,7 @@ from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import Items, recode
 from aprfmt.codecs.stream import regroup
 from aprfmt.errors import RefusedError
-from aprfmt.io.pipe import CHUNK_BYTES, source_jobs
-from aprfmt.io.segments import Item, Job, run_jobs
+from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, run_jobs, source_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.types import Array, Shape

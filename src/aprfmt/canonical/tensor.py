@@ -15,7 +15,7 @@ from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import OverflowCount, recode_jobs
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import Item
+from aprfmt.io.pipe import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.text import plural

@@ -22,8 +22,7 @@ from aprfmt.errors import MissingDependencyError, NotFoundError, RefusedError, R
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import GgufType as T
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import is_same_content, write_layout
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout, is_same_content, write_layout
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Source
 from aprfmt.llama.client import Llama, LlamaDiedError

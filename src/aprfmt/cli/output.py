@@ -22,8 +22,7 @@ from aprfmt.text import format_bytes, format_seconds
 from aprfmt.types import Json
 
 if TYPE_CHECKING:
-    from aprfmt.io.pipe import Progress
-    from aprfmt.io.write import StartProgress
+    from aprfmt.io.pipe import Progress, StartProgress
 
 _INTERVAL_S = 0.1
 _BAR_COLUMNS = 24

@@ -14,7 +14,7 @@ from aprfmt.codecs.convert import can_encode, is_padded, stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, Dtype, find_dtype, n_elements
 from aprfmt.codecs.stream import STEP, rebatch, regroup, whole_units
 from aprfmt.errors import CorruptError, UsageError
-from aprfmt.io.segments import Item, Job, item_bytes, run_jobs
+from aprfmt.io.pipe import Item, Job, item_bytes, run_jobs
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from aprfmt.io.segments import Item, Job
+from aprfmt.io.pipe import Item, Job
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
 

@@ -31,8 +31,7 @@ from aprfmt.convert.targets.base import Output, Target, Work, check_options, fin
 from aprfmt.errors import RefusedError
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
-from aprfmt.io.sink import check_target
-from aprfmt.io.write import (
+from aprfmt.io.pipe import (
     StartProgress,
     WriteOptions,
     check_inputs_stay,
@@ -40,6 +39,7 @@ from aprfmt.io.write import (
     write_folder,
     write_parts,
 )
+from aprfmt.io.sink import check_target
 from aprfmt.llama.client import require_llama
 from aprfmt.llama.verify import verify_gguf
 from aprfmt.model import Model

@@ -9,8 +9,7 @@ from typing import Any
 
 from aprfmt.errors import UsageError
 from aprfmt.formats import path_text
-from aprfmt.io.pipe import MOST_THREADS
-from aprfmt.io.write import StartProgress
+from aprfmt.io.pipe import MOST_THREADS, StartProgress
 from aprfmt.types import PathLike
 
 

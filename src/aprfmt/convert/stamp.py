@@ -16,9 +16,8 @@ from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
-from aprfmt.io.segments import FileLayout, Segment
+from aprfmt.io.pipe import FileLayout, Segment, WriteOptions, write_file
 from aprfmt.io.sink import check_target
-from aprfmt.io.write import WriteOptions, write_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.tokenizer import apr as tokenizer_apr

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
-from aprfmt.io.files import is_folder
-from aprfmt.io.source import Source
+from aprfmt.io.source import Source, is_folder
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
 from aprfmt.formats.apr2 import FLAGS, Apr2Native, Index
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
 from aprfmt.formats.hf_files import check_file_name, list_names, parse_object, read_text_file
-from aprfmt.io.files import is_folder
+from aprfmt.io.source import is_folder
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
 from aprfmt.text import plural

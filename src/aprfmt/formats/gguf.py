@@ -35,9 +35,8 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.io.files import exists
-from aprfmt.io.segments import padding
-from aprfmt.io.source import Source
+from aprfmt.io.pipe import padding
+from aprfmt.io.source import Source, exists
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES
 from aprfmt.model import Model, Tensor
 

@@ -29,7 +29,7 @@ from aprfmt.formats.hf_files import (
     select_files,
 )
 from aprfmt.formats.safetensors import Shard, read_shard
-from aprfmt.io.files import is_file, is_folder
+from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model
 from aprfmt.types import JsonObject

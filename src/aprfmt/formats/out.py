@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from aprfmt.io.segments import Item, Stream, run_jobs
+from aprfmt.io.pipe import Item, Stream, run_jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedErro
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.stats import values as decoded_values
-from aprfmt.io.pipe import is_same_content
+from aprfmt.io.pipe import StartProgress, is_same_content
 from aprfmt.io.source import read_whole
-from aprfmt.io.write import StartProgress
 from aprfmt.model import Model
 from aprfmt.text import plural
 from aprfmt.types import PathLike

@@ -18,7 +18,7 @@ from aprfmt.formats import apr2
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
-from aprfmt.io.write import StartProgress
+from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
 from aprfmt.tokenizer.model import TokenType
 from aprfmt.types import PathLike

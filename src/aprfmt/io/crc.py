@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -41,40 +40,22 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
     It reads through small buffers instead of mapping the file: resident memory stays small, and a file that is cut
     short meanwhile is an error and no signal.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     stretch = range(start, end)
     parts = [stretch[at : at + _PART_BYTES] for at in range(0, len(stretch), _PART_BYTES)]
-    values = [0] * len(parts)
-    waiting = list(range(len(parts)))
-    errors: list[Exception] = []
 
-    def work() -> None:
-        buffer = memoryview(bytearray(min(_BUFFER_BYTES, len(stretch))))
-        try:
-            while True:
-                try:
-                    number = waiting.pop()  # one thread gets it
-                except IndexError:
-                    return
-                for at in range(parts[number].start, parts[number].stop, _BUFFER_BYTES):
-                    view = buffer[: parts[number].stop - at]
-                    source.read_into(at, view)
-                    values[number] = crc32(view, values[number])
-        except Exception as error:
-            errors.append(error)
-            waiting.clear()
+    def crc_of(part: range) -> int:
+        buffer, value = memoryview(bytearray(min(_BUFFER_BYTES, len(part)))), 0
+        for at in range(part.start, part.stop, _BUFFER_BYTES):
+            view = buffer[: part.stop - at]
+            source.read_into(at, view)
+            value = crc32(view, value)
+        return value
 
-    n_threads = min(_MOST_THREADS, n_processors(), len(parts))
-    others = [threading.Thread(target=work, name=f"apr-crc-{i}", daemon=True) for i in range(1, n_threads)]
-    for thread in others:
-        thread.start()
-    try:
-        work()
-        for thread in others:
-            thread.join()
-    finally:
-        waiting.clear()  # after Ctrl-C: the others end with the part that they are at
-    if errors:
-        raise errors[0]
+    n_threads = max(1, min(_MOST_THREADS, n_processors(), len(parts)))
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="apr-crc") as pool:
+        values = list(pool.map(crc_of, parts))  # after an error or Ctrl-C the parts that wait are cancelled
     value = 0
     for part, crc in zip(parts, values, strict=True):
         value = combine(value, crc, len(part))

@@ -1,24 +1,110 @@
-"""The one pipeline that moves bytes: workers make pieces, side by side, and the caller's thread writes them in order.
+"""The one pipeline that writes files: what a file will consist of, the workers that make it, and where it appears.
 
-A worker takes the next pieces (about 1 MiB), makes their bytes and takes their CRC while they are in the cache.
-Pieces that were made but not yet written are held back by a window, so memory does not grow with the model.
+A `FileLayout` is decided before a byte is written. Workers make its pieces side by side, and the caller's thread
+writes them in order: a worker takes the next pieces (about 1 MiB), makes their bytes and takes their CRC while they
+are in the cache. Pieces that were made but not yet written are held back by a window, so memory does not grow with
+the model.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
-from aprfmt.errors import AprError, CorruptError
+from aprfmt.errors import AprError, CorruptError, RefusedError, storage_errors
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.segments import FileLayout, Item, Job, Literal, Segment, Stream, Zeros, item_bytes, run_jobs
-from aprfmt.io.sink import AtomicFile
-from aprfmt.io.source import Buffer, Source
+from aprfmt.io.sink import AtomicFile, AtomicFolder
+from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
 from aprfmt.io.system import keep_freed_memory, n_processors
+
+# --- what a file consists of ---
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`n_bytes` bytes that `run()` makes, in any thread and any order with other jobs."""
+
+    n_bytes: int
+    run: Callable[[], Buffer]
+
+
+Item: TypeAlias = Buffer | Job
+"""A piece of a stream: bytes, or the job that makes them."""
+
+
+def item_bytes(item: Item) -> int:
+    """Length of a piece in bytes."""
+    return item.n_bytes if isinstance(item, Job) else memoryview(item).nbytes
+
+
+def run_jobs(items: Iterable[Item]) -> Iterator[Buffer]:
+    """The bytes of `items`, their jobs run one after the other where they are needed."""
+    for item in items:
+        yield item.run() if isinstance(item, Job) else item
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that are known already (a header, an index)."""
+
+    data: Buffer
+
+    @property
+    def n_bytes(self) -> int:
+        """Length in bytes."""
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Padding."""
+
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """`n_bytes` bytes that `chunks()` gives piece by piece when they are written; `label` names the tensor.
+
+    A buffer must stay untouched after it was given: another thread writes it.
+    """
+
+    n_bytes: int
+    chunks: Callable[[], Iterable[Item]]
+    label: str = ""
+
+
+Segment: TypeAlias = Literal | Zeros | Stream
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """One output file. With `crc_footer` a little-endian CRC-32 of everything before it ends the file."""
+
+    name: str
+    segments: Sequence[Segment]
+    crc_footer: bool = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Final size of the file in bytes."""
+        return sum(segment.n_bytes for segment in self.segments) + (4 if self.crc_footer else 0)
+
+
+def padding(n_bytes: int, alignment: int) -> int:
+    """Bytes missing from `n_bytes` to the next multiple of `alignment`."""
+    return -n_bytes % alignment
+
+
+# --- the pipeline ---
 
 CHUNK_BYTES = 1 << 20
 _ZEROS = bytes(1 << 16)
@@ -260,3 +346,105 @@ def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) ->
     for start in range(0, n_bytes, step):
         length = min(step, n_bytes - start)
         yield Job(length, partial(source.read, offset + start, length))
+
+
+# --- files and folders ---
+
+StartProgress = Callable[[int], Progress]
+"""Called with the total bytes before writing; gives the function to call with each piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How outputs are written: `force` replaces what is there, without `fsync` a power cut may lose them."""
+
+    force: bool = False
+    progress: StartProgress | None = None
+    flow: Flow = DEFAULT_FLOW
+    fsync: bool = True
+
+
+# Weight files of an older export that must not stay beside new ones.
+_STALE = ("model*.safetensors", "model.safetensors.index.json")
+
+# An old tokenizer beside a new one would be read together with it.
+_STALE_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+
+
+def write_file(
+    target: str, layout: FileLayout, options: WriteOptions, check: Callable[[str], None] | None = None
+) -> None:
+    """Writes `layout` as the file `target`. Raises ExistsError, StorageError.
+
+    `check` gets the path of the complete temporary file; when it raises, the target never appears.
+    """
+    advance = options.progress(layout.n_bytes) if options.progress else None
+    with AtomicFile(target, force=options.force, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
+        write_layout(layout, sink, advance, options.flow)
+        if check is not None:
+            sink.flush()
+            check(sink.temporary)
+
+
+def write_parts(
+    folder: str,
+    layouts: Sequence[FileLayout],
+    options: WriteOptions,
+    check: Callable[[str], None] | None = None,
+) -> None:
+    """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
+
+    `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
+    """
+    n_bytes = sum(layout.n_bytes for layout in layouts)
+    advance = options.progress(n_bytes) if options.progress else None
+    with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True) as temporary:
+        _write_all(temporary, layouts, options, advance)
+        if check is not None:
+            check(str(temporary / layouts[0].name))
+
+
+def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
+    """Refuses a folder whose new files, or whose clearing of old weights, would hit one of the sources."""
+    for source in map(Path, sources):
+        if not (is_folder(target) and is_file(source) and is_same(source.parent, target)):
+            continue
+        if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
+            raise RefusedError(
+                f"the output folder holds the input {source.name}",
+                path=target,
+                hint="choose another folder with -o",
+            )
+
+
+def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptions) -> None:
+    """Writes `layouts` as the files of the folder `target`; names may hold `/`. Raises like write_file."""
+    n_bytes = sum(layout.n_bytes for layout in layouts)
+    advance = options.progress(n_bytes) if options.progress else None
+    brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
+    stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
+    with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale) as folder:
+        _write_all(folder, layouts, options, advance)
+
+
+def _write_all(
+    folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None
+) -> None:
+    for layout in layouts:
+        path = folder / layout.name
+        if path.parent != folder:
+            with storage_errors(path.parent):
+                os.makedirs(path.parent, exist_ok=True)
+        with AtomicFile(path, force=True, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
+            write_layout(layout, sink, advance, options.flow)

@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, storage_errors
-from aprfmt.io.files import exists, is_file, is_folder, is_same
-from aprfmt.io.source import Buffer
+from aprfmt.io.source import Buffer, exists, is_file, is_folder, is_same
 from aprfmt.io.system import start_writeback
 from aprfmt.types import PathLike
 

@@ -1,4 +1,7 @@
-"""A bounds-checked, read-only view of a file or of bytes in memory."""
+"""What is at a path, and a bounds-checked, read-only view of a file or of bytes in memory.
+
+Where `os.path` takes a path that cannot be looked at for an absent one, the functions here raise.
+"""
 
 from __future__ import annotations
 
@@ -130,3 +133,32 @@ def read_whole(path: PathLike) -> bytes:
     """All bytes of a file. Raises what Source.open raises."""
     with Source.open(path) as source:
         return source.read(0, source.size)
+
+
+def exists(path: PathLike, *, follow: bool = True) -> bool:
+    """Whether there is anything of that name; without `follow` a link counts whatever it points to."""
+    return _mode(path, follow) is not None
+
+
+def is_file(path: PathLike) -> bool:
+    """Whether the path is a plain file, or a link to one. Raises StorageError."""
+    return stat.S_ISREG(_mode(path) or 0)
+
+
+def is_folder(path: PathLike) -> bool:
+    """Whether the path is a folder, or a link to one. Raises StorageError."""
+    return stat.S_ISDIR(_mode(path) or 0)
+
+
+def is_same(a: PathLike, b: PathLike) -> bool:
+    """Whether both paths, which exist, are one file. Raises NotFoundError, StorageError."""
+    with storage_errors(a):
+        return os.path.samefile(a, b)
+
+
+def _mode(path: PathLike, follow: bool = True) -> int | None:
+    try:
+        with storage_errors(path):
+            return os.stat(path, follow_symlinks=follow).st_mode
+    except (FileNotFoundError, ValueError):  # ValueError: a zero byte in the name
+        return None

@@ -42,8 +42,7 @@ from aprfmt.errors import (
 from aprfmt.formats import apr2_write, apr_metadata, safetensors
 from aprfmt.formats import open as open_model
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance

@@ -24,7 +24,7 @@ from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
-from aprfmt.io.segments import run_jobs
+from aprfmt.io.pipe import run_jobs
 from aprfmt.model import Model
 from aprfmt.model import Tensor as StoredTensor
 from aprfmt.tokenizer.model import Tokenizer

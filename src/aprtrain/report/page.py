@@ -39,9 +39,8 @@ from aprfmt.html.page import (
     text,
     tiles,
 )
-from aprfmt.io.files import is_file
-from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
+from aprfmt.io.source import is_file
 from aprfmt.text import format_clock, format_number
 from aprfmt.types import Json, JsonObject
 from aprtrain.config import Config, command_fields, resolve, schema, to_json

@@ -34,8 +34,7 @@ from torch import Tensor
 
 from aprfmt.errors import StorageError, storage_errors
 from aprfmt.io.crc import crc32
-from aprfmt.io.segments import FileLayout, Literal
-from aprfmt.io.write import WriteOptions, write_file
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.types import JsonObject
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches, Windows

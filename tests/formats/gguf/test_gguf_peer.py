@@ -20,7 +20,7 @@ from aprfmt.formats import gguf as ours
 from aprfmt.formats.gguf import FORMATS, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, layout
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, run_jobs
+from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, run_jobs
 
 V = gguf.GGUFValueType
 

@@ -16,8 +16,7 @@ from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV, layout
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import write_layout
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 
 PARTS = 3

@@ -18,8 +18,7 @@ from aprfmt.errors import AprError, UnsupportedError, UsageError
 from aprfmt.formats.gguf import GgufType
 from aprfmt.formats.gguf_write import KV, ValueType, encode_kv, encode_value, layout
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import write_layout
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 from aprfmt.limits import MAX_ARRAY_DEPTH
 

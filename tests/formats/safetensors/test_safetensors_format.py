@@ -23,8 +23,7 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats import safetensors as ours
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import write_layout
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout, write_layout
 from aprfmt.io.sink import AtomicFile
 from aprfmt.limits import MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model

@@ -147,8 +147,7 @@ def test_a_single_file_with_split_keys_comes_back(tiny_gguf: Path, tmp_path: Pat
     """gguf-split writes such a file when everything fits into one part."""
     from aprfmt.formats.gguf_write import KV, layout
     from aprfmt.formats.out import OutTensor
-    from aprfmt.io.pipe import write_layout
-    from aprfmt.io.segments import FileLayout
+    from aprfmt.io.pipe import FileLayout, write_layout
     from aprfmt.io.sink import AtomicFile
 
     with aprfmt.open(tiny_gguf) as model:

@@ -23,7 +23,7 @@ from train_runs import weights
 import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
-from aprfmt.io.write import write_file
+from aprfmt.io.pipe import write_file
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder

@@ -43,7 +43,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.segments import FileLayout, Literal, Segment, Stream, Zeros, run_jobs
+from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, run_jobs
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.model import Tensor

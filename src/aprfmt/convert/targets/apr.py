@@ -22,8 +22,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import source_jobs
-from aprfmt.io.segments import FileLayout, Stream
+from aprfmt.io.pipe import FileLayout, Stream, source_jobs
 from aprfmt.model import Model
 from aprfmt.provenance.model_card import CARD
 from aprfmt.tokenizer import apr as tokenizer_apr

@@ -22,11 +22,9 @@ from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.out import OutTensor, group_by_size
-from aprfmt.io.pipe import source_jobs, write_layout
-from aprfmt.io.segments import FileLayout, Literal, padding
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, padding, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer
-from aprfmt.io.write import WriteOptions
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model, Tensor
 

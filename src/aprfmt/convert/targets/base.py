@@ -17,14 +17,14 @@ from aprfmt import formats
 from aprfmt.convert.options import COMMON, MIX, PROVENANCE, Options
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.canonical.model import Canonical
     from aprfmt.canonical.tensor import Losses
     from aprfmt.convert.quantize.quantization import Quantization
-    from aprfmt.io.write import WriteOptions
+    from aprfmt.io.pipe import WriteOptions
 
 
 @dataclass(frozen=True, slots=True)

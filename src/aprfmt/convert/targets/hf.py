@@ -20,8 +20,8 @@ from aprfmt.formats import hf_files, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
-from aprfmt.io.files import is_folder
-from aprfmt.io.segments import FileLayout, Literal
+from aprfmt.io.pipe import FileLayout, Literal
+from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write

@@ -12,7 +12,7 @@ from aprfmt.errors import RefusedError
 from aprfmt.formats import safetensors
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.segments import FileLayout
+from aprfmt.io.pipe import FileLayout
 
 TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 """Stored dtype -> config.json's word for it."""
