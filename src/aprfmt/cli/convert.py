@@ -271,9 +271,15 @@ def refuse_terminal(output: Path) -> None:
 def _done_text(report: Report) -> Iterator[str]:
     rate = f", {format_bytes(report.output_bytes / report.seconds)}/s" if report.seconds > 0 else ""
     yield f"{out.style('wrote', 'green')} {out.style(printable(report.output), 'bold')}"
-    yield from pairs(
-        [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}"), *_verification(report)]
-    )
+    rows = [*_facts(report), ("time", f"{format_seconds(report.seconds)}{rate}")]
+    if found := report.verify:
+        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
+        if "text" in found:
+            text += f"continues with {found['text'].strip()!r}"
+        else:
+            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
+        rows.append(("verified", text))
+    yield from pairs(rows)
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -290,16 +296,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "losses", "; ".join(report.losses)
     else:
         yield "lossless", "all values are; the source files cannot be restored byte for byte"
-
-
-def _verification(report: Report) -> Iterator[tuple[str, str]]:
-    if found := report.verify:
-        text = f"loads in llama.cpp ({found['engine']}), {found['vocab_size']:,} tokens, "
-        if "text" in found:
-            text += f"continues with {found['text'].strip()!r}"
-        else:
-            text += f"embeds a sentence in {found['embedding_size']:,} dimensions"
-        yield "verified", text
 
 
 def _plan_text(report: Report) -> Iterator[str]:

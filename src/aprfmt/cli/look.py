@@ -183,7 +183,8 @@ def tensors(
     """
     with aprfmt.open(file) as model:
         entries = model.tensors.entries
-        chosen = [t for t in entries if filter is None or _matches(t.name, filter)]
+        pattern = filter if filter is None or any(c in filter for c in "*?[") else f"*{filter}*"
+        chosen = [t for t in entries if pattern is None or fnmatchcase(t.name, pattern)]
         shown = chosen[:limit] if limit else chosen
         # An offset means nothing without its shard.
         sharded = len(model.sources) > 1
@@ -207,12 +208,6 @@ def tensors(
             out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
         elif not shown and entries:
             out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    if any(c in pattern for c in "*?["):
-        return fnmatchcase(name, pattern)
-    return pattern in name
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +355,8 @@ def diff(
 def _comparison(found: Comparison) -> Iterator[str]:
     for row in found.differences[:_MAX_DIFFERENCES]:
         yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{_difference_detail(row)}"
-        yield f"  {out.style('-', 'red')} {_difference_value(row.a)}"
-        yield f"  {out.style('+', 'green')} {_difference_value(row.b)}"
+        for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
+            yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"
     if len(found.differences) > _MAX_DIFFERENCES:
         yield f"… {len(found.differences) - _MAX_DIFFERENCES} more; --json lists all"
     yield from found.notes
@@ -378,10 +373,6 @@ def _difference_detail(row: Difference) -> str:
     if row.first_difference is not None:
         return f": first at item {row.first_difference}"
     return f": {row.what}" if row.what is not None else ""
-
-
-def _difference_value(value: object) -> str:
-    return "(absent)" if value is None else printable(as_text(value))
 
 
 def architectures(
@@ -419,7 +410,17 @@ def architectures(
             hint=f"did you mean {near!r}?" if near else "apr architectures lists all of them",
         )
     body = _architecture(row) | {
-        "tensors": [_tensor_mapping(tensor) for tensor in row.tensors],
+        "tensors": [
+            {
+                "hf": list(tensor.hf),
+                "gguf": list(tensor.gguf),
+                "shape": list(tensor.dims),
+                "need": tensor.need,
+                "layers": tensor.layers,
+                "change": _change(tensor),
+            }
+            for tensor in row.tensors
+        ],
         "keys": [_key_mapping(key, row.gguf) for key in row.keys],
     }
     out.result(body, _architecture_text(row))
@@ -433,17 +434,6 @@ def _architecture(row: Architecture) -> JsonObject:
         "model_type": row.model_type,
         "hf_classes": list(row.hf_classes),
         "model_types": list(row.model_types),
-    }
-
-
-def _tensor_mapping(row: TensorRow) -> JsonObject:
-    return {
-        "hf": list(row.hf),
-        "gguf": list(row.gguf),
-        "shape": list(row.dims),
-        "need": row.need,
-        "layers": row.layers,
-        "change": _change(row),
     }
 
 

@@ -397,7 +397,10 @@ def _curve(
         yield f'<path class="curve level s{s.colour}" d="M{x.start:g} {height:.1f}H{x.end:g}"/>'
         return
     if spans:
-        yield _band(s.colour, xs, spans, x, y)
+        known = [(x.at(u), y.at(span[0]), y.at(span[1])) for u, span in zip(xs, spans, strict=True) if span]
+        there = [f"{u:.1f} {top:.1f}" for u, _, top in known]
+        back = [f"{u:.1f} {bottom:.1f}" for u, bottom, _ in reversed(known)]
+        yield f'<path class="band f{s.colour}" d="M{"L".join([*there, *back])}Z"/>'
     if s.look == "line" and len(xs) >= _NOISY and not spans:
         yield f'<path class="curve raw s{s.colour}" d="{_path(at)}"/>'
         at = [None if v is None else (x.at(u), y.at(v)) for u, v in zip(xs, _smooth(ys), strict=True)]
@@ -418,12 +421,3 @@ def _path(points: Sequence[tuple[float, float] | None]) -> str:
         words.append(f"{pen}{p[0]:.1f} {p[1]:.1f}")
         pen = "L"
     return "".join(words)
-
-
-def _band(
-    colour: int, xs: Sequence[float], spans: Sequence[tuple[float, float] | None], x: Axis, y: Axis
-) -> str:
-    known = [(x.at(u), y.at(span[0]), y.at(span[1])) for u, span in zip(xs, spans, strict=True) if span]
-    there = [f"{u:.1f} {top:.1f}" for u, _, top in known]
-    back = [f"{u:.1f} {bottom:.1f}" for u, bottom, _ in reversed(known)]
-    return f'<path class="band f{colour}" d="M{"L".join([*there, *back])}Z"/>'

@@ -131,11 +131,11 @@ def survey(model: Model, progress: Progress | None = None) -> Survey:
         rows.append(_read(tensor))
         if progress is not None:
             progress(tensor.n_bytes, tensor.name)
-    tokens: dict[str, str] = {}
+    tokens, template = dict[str, str](), None
     if (tokenizer := model.tokenizer) is not None:
+        template = tokenizer.chat_template
         for name, i in tokenizer.special.items():
             tokens[name] = f"{i} {tokenizer.tokens[i]!r}" if 0 <= i < len(tokenizer.tokens) else str(i)
-    template = tokenizer.chat_template if tokenizer is not None else None
     return Survey(describe(model), tokens, template, model.metadata.get("aprfmt.lineage"), rows)
 
 
@@ -174,15 +174,26 @@ def html(found: Survey) -> str:
     """The page of what `survey` found."""
     kinds, rest = _by_layer(found.tensors)
     layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
-    parts = [*_head(found), _tiles(found), *_tables(found)]
+    dtypes = found.inspection.dtypes
+    total = sum(row["bytes"] for row in dtypes.values())
+    rows = [
+        [
+            *(name, f"{row['tensors']:,}", format_number(row["params"])),
+            *(f"{row['bytes']:,}", f"{row['bytes'] / (total or 1):.1%}"),
+        ]
+        for name, row in dtypes.items()
+    ]
+    parts = [*_head(found), _tiles(found, total)]
+    if rows:
+        header = ["dtype", "tensors", "params", "bytes", "share"]
+        parts.append(heading("Dtypes") + table(header, rows, right="tensors|params|bytes|share"))
     if layers:
         parts += [heading("Layers"), _dtype_map(kinds, layers)]
-        parts += [
-            _figure_map(
-                "Standard deviation of the values, each row on its own scale", _mean_std, kinds, layers
-            ),
-            _figure_map("Largest magnitude, each row on its own scale", _largest, kinds, layers),
-        ]
+        for title, figure in (
+            ("Standard deviation of the values", _mean_std),
+            ("Largest magnitude", _largest),
+        ):
+            parts.append(_figure_map(f"{title}, each row on its own scale", figure, kinds, layers))
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
         parts += [heading("Values of every layer, first layer on top"), grid(pictures)]
     parts += [*_rest(rest), *_tokenizer(found), *_provenance(found)]
@@ -206,10 +217,9 @@ def _head(found: Survey) -> Iterator[str]:
         yield f"<p class=warn>{text(warning)}</p>"
 
 
-def _tiles(found: Survey) -> str:
+def _tiles(found: Survey, stored: int) -> str:
     what = found.inspection
     metadata = what.metadata
-    stored = sum(row["bytes"] for row in what.dtypes.values())
     bits = f"{8 * stored / what.param_count:.2f}" if what.param_count else "–"
     rows = [
         ("size", f"{format_number(what.size_bytes)}B", f"{what.size_bytes:,} bytes", ""),
@@ -227,24 +237,6 @@ def _number(value: object) -> str:
     return (
         f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
     )
-
-
-def _tables(found: Survey) -> Iterator[str]:
-    dtypes = found.inspection.dtypes
-    total = sum(row["bytes"] for row in dtypes.values()) or 1
-    rows = [
-        [
-            name,
-            f"{row['tensors']:,}",
-            format_number(row["params"]),
-            f"{row['bytes']:,}",
-            f"{row['bytes'] / total:.1%}",
-        ]
-        for name, row in dtypes.items()
-    ]
-    if rows:
-        header = ["dtype", "tensors", "params", "bytes", "share"]
-        yield heading("Dtypes") + table(header, rows, right="tensors|params|bytes|share")
 
 
 def _dtype_map(kinds: Mapping[str, Layers], layers: Sequence[int]) -> str:

@@ -331,7 +331,14 @@ def validate(
     with formats.open(path) as model:
         n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
         subject = Subject(model, progress(n_bytes) if progress is not None else None)
-        outcomes = [(rule, _findings(rule, subject)) for rule in RULES]
+        outcomes = []
+        for rule in RULES:
+            try:
+                outcomes.append((rule, list(rule.look(subject))))
+            except StorageError:
+                raise
+            except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
+                outcomes.append((rule, [Check("fail", error.message, error.tensor)]))
         label = model.label
     checks: list[Check] = []
     skipped: list[Check] = []
@@ -350,12 +357,3 @@ def validate(
     failed = any(check.status == "fail" for check in checks)
     passes = not failed and score >= min_score
     return Validation(os.fspath(path), label, checks, skipped, score, passes)
-
-
-def _findings(rule: Rule, subject: Subject) -> list[Check]:
-    try:
-        return list(rule.look(subject))
-    except StorageError:
-        raise
-    except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
-        return [Check("fail", error.message, error.tensor)]
