@@ -356,7 +356,11 @@ def open_model(path: Path) -> Model:
     with ExitStack() as stack:
         parts = _read_all(path, stack)
         tensors = [tensor for part in parts for tensor in part.tensors]
-        _check_unique(tensors)
+        seen: set[str] = set()
+        for tensor in tensors:
+            if tensor.name in seen:
+                raise CorruptError("two tensors have one name", path=tensor.source.path, tensor=tensor.name)
+            seen.add(tensor.name)
         model = Model(
             path=path,
             format="gguf",
@@ -368,7 +372,11 @@ def open_model(path: Path) -> Model:
             load_metadata=lambda: parts[0].kv,
             load_tokenizer=_load_tokenizer,
             load_hparams=_load_hparams,
-            warnings=_warnings(tensors),
+            warnings=[
+                f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {tensor.name}"
+                for tensor in tensors
+                if len(tensor.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES
+            ],
             native=GgufNative(parts),
         )
         stack.pop_all()
@@ -390,19 +398,6 @@ def _load_hparams(model: Model) -> Hyperparams:
         # Only their number matters here, and decoding 150,000 strings takes longer than all the rest.
         kv = ChainMap({"tokenizer.ggml.tokens": range(entry.count)}, kv)  # type: ignore[arg-type]
     return from_gguf(kv, tuple(model.tensors))
-
-
-def _check_unique(tensors: list[Tensor]) -> None:
-    seen: set[str] = set()
-    for tensor in tensors:
-        if tensor.name in seen:
-            raise CorruptError("two tensors have one name", path=tensor.source.path, tensor=tensor.name)
-        seen.add(tensor.name)
-
-
-def _warnings(tensors: list[Tensor]) -> list[str]:
-    long = [t.name for t in tensors if len(t.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES]
-    return [f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {name}" for name in long]
 
 
 # --- split models ---
@@ -475,7 +470,10 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     infos = _read_infos(cursor, n_tensors)
     data_start = cursor.pos + padding(cursor.pos, alignment)
     tensors = [_tensor(info, data_start, alignment, source) for info in infos]
-    _check_overlap(tensors, source.path)
+    spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
+    for (_, end, before), (start, _, name) in pairwise(spans):
+        if start < end:
+            raise CorruptError(f"the tensor overlaps {before!r}", path=source.path, tensor=name, offset=start)
     return GgufPart(source, version, alignment, tensors, kv)
 
 
@@ -580,13 +578,6 @@ def _stored_as(info: _Info, path: str) -> tuple[str, int]:
         raise LimitError(error.message, path=path, tensor=name, offset=start) from error
     except UsageError as error:
         raise CorruptError(error.message, path=path, tensor=name, offset=start) from error
-
-
-def _check_overlap(tensors: list[Tensor], path: str) -> None:
-    spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
-    for (_, end, before), (start, _, name) in pairwise(spans):
-        if start < end:
-            raise CorruptError(f"the tensor overlaps {before!r}", path=path, tensor=name, offset=start)
 
 
 def read_pairs(data: bytes, path: str) -> KvMapping:
