@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.codecs import DTYPES, backend, ggml, ggml_numpy, libggml, plain
+from aprfmt.codecs import DTYPES, backend, ggml, ggml_numpy, plain
 
 Array = np.ndarray[Any, Any]
 Work = Callable[[], object]
@@ -78,7 +78,7 @@ def in_pieces(run: Callable[[slice], object], rows: int, threads: int) -> Work:
 
 def ours(run: Callable[[slice], object], rows: int, *, numpy: bool) -> dict[str, Work]:
     """Our backends by one and two threads."""
-    names = (["numpy"] if numpy else []) + (["ggml"] if any(libggml.libraries()) else [])
+    names = (["numpy"] if numpy else []) + (["ggml"] if any(backend.libraries()) else [])
     return {f"{name} {n}t": forced(name, in_pieces(run, rows, n)) for name in names for n in (1, 2)}
 
 

@@ -29,8 +29,8 @@ from train_blocks import BYTES, edge_blocks, random_blocks, resident_bytes
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.codecs.convert import decode as decode_values
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import decode as decode_values
 from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.loss.vocab import Vocabulary

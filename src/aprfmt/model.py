@@ -71,18 +71,18 @@ class Tensor:
         return self.source.view(self.offset, self.n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.pieces.Piece."""
+        """Fills `buffer` from byte `offset` of the tensor; a tensor is a codecs.stream.Piece."""
         self.source.read_into(self.offset + offset, buffer)
 
     def numpy(self) -> Array:
         """The values, decoded: BF16 and quantized dtypes as float32, the others as they are stored."""
-        from aprfmt.codecs.convert import decode
+        from aprfmt.codecs.recode import decode
 
         return decode(self.dtype, self.raw(), self.shape, tensor=self.name)
 
     def torch(self) -> torch.Tensor:
         """The values as a torch tensor of its own memory. Raises MissingDependencyError without torch."""
-        from aprfmt.codecs.convert import decode_torch
+        from aprfmt.codecs.recode import decode_torch
 
         return decode_torch(self.dtype, self.raw(), self.shape, tensor=self.name)
 

@@ -15,8 +15,8 @@ from aprfmt.arch.links import RowMap
 from aprfmt.canonical import rowmap as engine
 from aprfmt.canonical.rowmap import keeps_dtype, produce
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import encode
+from aprfmt.codecs.stream import Piece
 from aprfmt.errors import RefusedError
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor

@@ -10,7 +10,7 @@ import pytest
 from imatrix_files import old_imatrix
 
 import aprfmt
-from aprfmt.codecs import libggml
+from aprfmt.codecs import backend
 from aprfmt.convert.quantize.mixes import MIXES
 
 Apr = Callable[..., Any]
@@ -166,7 +166,7 @@ def test_refusals_leave_nothing_behind(apr: Apr, tiny_gguf: Path, weights: Path,
 def test_without_the_library_a_mix_that_needs_it_is_refused(
     apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libggml, "_find", lambda package: f"{package} is not installed")
+    monkeypatch.setattr(backend, "_find", lambda package: f"{package} is not installed")
     words = (tiny_gguf, "q4_0", "--tensor-type", "attn_v=iq4_nl", "-o", tmp_path / "x.gguf", "--json")
     done = apr("quantize", *words)
     assert done.code == 6

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.codecs import libggml, plain
+from aprfmt.codecs import plain
+from aprfmt.codecs.backend import libraries
 from aprfmt.errors import MissingDependencyError, UsageError
 
 CODES = np.arange(65536, dtype="<u2")
@@ -28,7 +29,7 @@ END = {"F16": 65520.0, "BF16": 2.0**128 - 2.0**119, "F8_E4M3": 464.00001, "F8_E5
 
 @pytest.fixture(params=["numpy", "ggml", "torch"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "ggml" and not any(libggml.libraries()):
+    if request.param == "ggml" and not any(libraries()):
         pytest.skip("no libggml")
     monkeypatch.setenv("APR_BACKEND", request.param)
     return str(request.param)
@@ -201,13 +202,13 @@ def test_a_library_that_rounds_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(plain, "_ggml", lambda src, dst: flushing)
     monkeypatch.setenv("APR_BACKEND", "ggml")
-    if not any(libggml.libraries()):
+    if not any(libraries()):
         pytest.skip("no libggml")
     assert plain._kernel("F32", "BF16") is plain._NUMPY["F32", "BF16"]
     assert plain.encode("BF16", np.array([1e-40], "<f4")).tolist() == [1]
 
 
-@pytest.mark.skipif(not any(libggml.libraries()), reason="no libggml")
+@pytest.mark.skipif(not any(libraries()), reason="no libggml")
 def test_the_library_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APR_BACKEND", "ggml")
     for pair, reference in plain._NUMPY.items():
@@ -219,6 +220,6 @@ def test_forced_backends_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UsageError, match="cuda"):
         plain.encode("F16", np.zeros(3, "<f4"))
     monkeypatch.setenv("APR_BACKEND", "ggml")
-    monkeypatch.setattr(libggml, "libraries", lambda: iter(()))
+    monkeypatch.setattr("aprfmt.codecs.backend.libraries", lambda: iter(()))
     with pytest.raises(MissingDependencyError, match="APR_BACKEND"):
         plain.encode("F16", np.zeros(3, "<f4"))

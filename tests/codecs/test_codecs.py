@@ -14,9 +14,8 @@ import torch
 from codec_cases import CASES, GGML_ONLY, NOT_DECODED, Case
 from ggml_cases import SLOW
 
-from aprfmt.codecs import DTYPES, libggml
-from aprfmt.codecs.convert import can_encode, decode, decode_torch, stored_bytes
-from aprfmt.codecs.recode import encode, recode, recode_jobs
+from aprfmt.codecs import DTYPES, backend
+from aprfmt.codecs.recode import can_encode, decode, decode_torch, encode, recode, recode_jobs, stored_bytes
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnsupportedError, UsageError
 from aprfmt.io.pipe import run_jobs
 
@@ -195,7 +194,7 @@ def test_bytes_of_the_wrong_length_are_refused() -> None:
 
 
 def test_what_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libggml, "libraries", lambda: iter(()))
+    monkeypatch.setattr(backend, "libraries", lambda: iter(()))
     with pytest.raises(MissingDependencyError, match=r"llama\.cpp") as info:
         recode("F32", "Q4_K", (256,), lambda: [])
     assert info.value.hint
@@ -230,7 +229,7 @@ def test_memory_does_not_grow_with_the_tensor() -> None:
 
 def test_imports_stay_cheap() -> None:
     code = (
-        "import sys, aprfmt.codecs.convert, aprfmt.arch.names, aprfmt.arch.links;"
+        "import sys, aprfmt.codecs.recode, aprfmt.arch.names, aprfmt.arch.links;"
         "print([m for m in ('numpy', 'gguf', 'torch', 'transformers') if m in sys.modules])"
     )
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -238,7 +237,7 @@ def test_imports_stay_cheap() -> None:
 
 
 @pytest.mark.llama
-@pytest.mark.skipif(not any(libggml.libraries()), reason="no libggml")
+@pytest.mark.skipif(not any(backend.libraries()), reason="no libggml")
 def test_weights_of_outer_dims_repeat() -> None:
     values = np.random.default_rng(0).standard_normal((2, 3, 4, 256)).astype("<f4")
     weights = np.random.default_rng(1).random(3 * 256).astype("<f4") + 0.1

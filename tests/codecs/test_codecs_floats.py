@@ -11,8 +11,7 @@ from gguf.quants import BF16
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.codecs.convert import decode
-from aprfmt.codecs.recode import encode, recode
+from aprfmt.codecs.recode import decode, encode, recode
 
 patterns = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=80)
 f32s = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=80)

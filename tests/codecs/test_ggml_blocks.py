@@ -21,10 +21,10 @@ from ggml_cases import (
     weights_of,
 )
 
-from aprfmt.codecs import DTYPES, backend, ggml, libggml
+from aprfmt.codecs import DTYPES, backend, ggml
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, UnsupportedError, UsageError
 
-needs_library = pytest.mark.skipif(not any(libggml.libraries()), reason=libggml.absence())
+needs_library = pytest.mark.skipif(not any(backend.libraries()), reason=backend.absence())
 by_library = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BY_LIBRARY]
 )
@@ -36,7 +36,7 @@ def encoded(name: str, values: Array, weights: Array | None = None) -> bytes:
 
 def by_hand(name: str, values: Array, weights: Array | None) -> bytes:
     """ggml_quantize_chunk, all rows at once."""
-    lib, row = next(libggml.libraries(), None), DTYPES[name]
+    lib, row = next(backend.libraries(), None), DTYPES[name]
     assert lib is not None
     assert row.ggml_id is not None
     out = np.zeros(values.size // row.block * row.block_bytes, dtype="u1")
@@ -149,7 +149,7 @@ def test_foreign_values_are_refused(name: str, foreign: str, monkeypatch: pytest
     values = values_of("normal")
     values[3, 77] = FOREIGN[foreign]
     for choice in ("numpy", "ggml"):
-        if (choice == "ggml" and not any(libggml.libraries())) or (choice == "numpy" and name in BY_LIBRARY):
+        if (choice == "ggml" and not any(backend.libraries())) or (choice == "numpy" and name in BY_LIBRARY):
             continue
         if name in SLOW:
             monkeypatch.setattr(ggml, "encode_agrees", lambda lib, row: True)
@@ -167,7 +167,7 @@ def test_values_beyond_the_scales_are_refused(name: str, monkeypatch: pytest.Mon
     # MXFP4 would give a block of this size the scale NaN.
     values[2] = 1.5e-38 if name == "MXFP4" else np.resize([1e9, -1e9], COLS)
     for choice in ("numpy", "ggml"):
-        if choice == "ggml" and not any(libggml.libraries()):
+        if choice == "ggml" and not any(backend.libraries()):
             continue
         use(monkeypatch, choice)
         with pytest.raises(RefusedError, match="beyond the scales") as info:
@@ -193,8 +193,8 @@ def test_backends_read_the_same_values(name: str, sane: bool, monkeypatch: pytes
 @pytest.mark.parametrize("choice", ["numpy", "ggml"])
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in NOT_IN_GGUF_PY])
 def test_values_are_those_of_gguf_py(name: str, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if choice == "ggml" and not any(libggml.libraries()):
-        pytest.skip(libggml.absence())
+    if choice == "ggml" and not any(backend.libraries()):
+        pytest.skip(backend.absence())
     use(monkeypatch, choice)
     stored = random_blocks(name, 3000, sane=False)
     with np.errstate(all="ignore"):
@@ -204,8 +204,8 @@ def test_values_are_those_of_gguf_py(name: str, choice: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("choice", ["numpy", "ggml"])
 def test_odd_addresses_and_no_values(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if choice == "ggml" and not any(libggml.libraries()):
-        pytest.skip(libggml.absence())
+    if choice == "ggml" and not any(backend.libraries()):
+        pytest.skip(backend.absence())
     use(monkeypatch, choice)
     for name in ("Q4_0", "Q6_K", "IQ1_M", "MXFP4"):
         stored = random_blocks(name, 9, sane=True).tobytes()
@@ -235,7 +235,7 @@ def test_values_are_not_changed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.llama
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ("IQ2_XXS", "IQ2_XS", "IQ1_S")])
 def test_finite_scales_as_llama_cpp_sees_them(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    lib, ggml_id = next(libggml.libraries(), None), DTYPES[name].ggml_id
+    lib, ggml_id = next(backend.libraries(), None), DTYPES[name].ggml_id
     assert lib is not None
     assert ggml_id is not None
     stored = random_blocks(name, 400, sane=False)
@@ -254,8 +254,8 @@ def test_rows_of_padding() -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_without_the_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libggml, "libraries", lambda: iter(()))
-    monkeypatch.setattr(libggml, "absence", lambda: "it is not there")
+    monkeypatch.setattr(backend, "libraries", lambda: iter(()))
+    monkeypatch.setattr(backend, "absence", lambda: "it is not there")
     values = values_of("normal")
     assert ggml.encodable(name) == (name in BY_NUMPY)
     assert not ggml.needs_weights(name)

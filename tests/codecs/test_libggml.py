@@ -19,30 +19,30 @@ import numpy as np
 import pytest
 from ggml_cases import BLOCKS, BY_NUMPY, COLS, SLOW, random_blocks, values_of, weights_of
 
-from aprfmt.codecs import DTYPES, backend, ggml, libggml
+from aprfmt.codecs import DTYPES, backend, ggml
 from aprfmt.errors import MissingDependencyError, UsageError
 
-_REAL = next(libggml.libraries(), None)
-needs_library = pytest.mark.skipif(not any(libggml.libraries()), reason=libggml.absence())
+_REAL = next(backend.libraries(), None)
+needs_library = pytest.mark.skipif(not any(backend.libraries()), reason=backend.absence())
 by_block = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BLOCKS]
 )
 
 
-def real() -> libggml.Library:
+def real() -> backend.Library:
     assert _REAL is not None
     return _REAL
 
 
-@pytest.mark.parametrize("package", libggml.PACKAGES)
+@pytest.mark.parametrize("package", backend.PACKAGES)
 def test_each_package_has_all_functions_and_stays_unimported(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     code = (
-        "import sys; from aprfmt.codecs import DTYPES, ggml, libggml\n"
-        f"libggml.PACKAGES = {{{package!r}: 'it'}}\n"
-        "lib, = libggml.libraries()\n"
-        "print(lib.path.parents[1].name, lib.version != 'unknown (unknown)', repr(libggml.absence()),"
+        "import sys; from aprfmt.codecs import DTYPES, ggml, backend\n"
+        f"backend.PACKAGES = {{{package!r}: 'it'}}\n"
+        "lib, = backend.libraries()\n"
+        "print(lib.path.parents[1].name, lib.version != 'unknown (unknown)', repr(backend.absence()),"
         " ggml.encodable('Q4_K'), 'llama_cpp' in sys.modules, 'numpy' in sys.modules)\n"
         f"for name in {[name for name in BLOCKS if name not in SLOW]}:\n"
         "    for check in (ggml.decode_agrees, ggml.encode_agrees):\n"
@@ -55,7 +55,7 @@ def test_each_package_has_all_functions_and_stays_unimported(package: str) -> No
 @pytest.mark.llama
 def test_llama_cpp_can_be_imported_afterwards() -> None:
     """It cannot where a libggml of another version is in the process before its own."""
-    for package in libggml.PACKAGES:
+    for package in backend.PACKAGES:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     code = (
@@ -68,16 +68,16 @@ def test_llama_cpp_can_be_imported_afterwards() -> None:
 def find(monkeypatch: pytest.MonkeyPatch, spec: Any) -> Any:
     """What a search finds when the package is `spec`."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    return libggml._find.__wrapped__("libggml")
+    return backend._find.__wrapped__("libggml")
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert find(monkeypatch, None) == "libggml-python is not installed"
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     assert "has no" in find(monkeypatch, spec)
-    monkeypatch.setattr(libggml, "_find", lambda package: f"no {package}")
-    assert [*libggml.libraries()] == []
-    assert libggml.absence() == "no llama_cpp; no libggml"
+    monkeypatch.setattr(backend, "_find", lambda package: f"no {package}")
+    assert [*backend.libraries()] == []
+    assert backend.absence() == "no llama_cpp; no libggml"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the name of the file is that of Linux")
@@ -101,10 +101,10 @@ def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded, encoded = row.answers
     monkeypatch.setenv(backend.VARIABLE, "numpy")
     assert ggml.checksum_values(ggml.decode(name, ggml.stored_pattern(row))) == decoded
-    if any(libggml.libraries()):
+    if any(backend.libraries()):
         assert ggml.decode_agrees(real(), row)
         assert ggml.checksum_encoding(real(), row) == encoded
-    if name in BY_NUMPY and any(libggml.libraries()):
+    if name in BY_NUMPY and any(backend.libraries()):
         values = ggml.value_pattern()
         out = np.empty(values.size // row.block * row.block_bytes, dtype="u1")
         assert row.ggml_id is not None
@@ -112,7 +112,7 @@ def test_known_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(ggml.encode(name, values), out)
 
 
-class Other(libggml.Library):
+class Other(backend.Library):
     """A library of another version."""
 
     def __init__(self, **different: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_library_that_disagrees_is_not_used(name: str, kind: str, monkeypatch:
     want = ggml.decode(name, stored)
     monkeypatch.delenv(backend.VARIABLE)
     other = Other(**DIFFERENT[kind])
-    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
+    monkeypatch.setattr(backend, "libraries", lambda: iter([other]))
     np.testing.assert_array_equal(ggml.decode(name, stored), want)
     if name in BY_NUMPY:
         assert ggml.encode(name, values).size
@@ -177,7 +177,7 @@ def test_the_next_library_takes_over_what_the_first_does_otherwise(
 ) -> None:
     values = values_of("normal").reshape(-1)
     want = ggml.encode("Q4_K", values)
-    monkeypatch.setattr(libggml, "libraries", lambda: iter([Other(**DIFFERENT[kind]), real()]))
+    monkeypatch.setattr(backend, "libraries", lambda: iter([Other(**DIFFERENT[kind]), real()]))
     assert ggml.encodable("Q4_K")
     assert np.array_equal(ggml.encode("Q4_K", values), want)
 
@@ -185,7 +185,7 @@ def test_the_next_library_takes_over_what_the_first_does_otherwise(
 @needs_library
 def test_a_library_that_writes_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Other()
-    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
+    monkeypatch.setattr(backend, "libraries", lambda: iter([other]))
     values = values_of("normal").reshape(-1)
     assert ggml.encode("Q4_K", values).size
     monkeypatch.setattr(other, "quantize", lambda *args: 144)
@@ -201,7 +201,7 @@ def test_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = ggml.encode(name, values.reshape(-1), COLS, weights)
     back = ggml.decode(name, want)
     other = Other()
-    monkeypatch.setattr(libggml, "libraries", lambda: iter([other]))
+    monkeypatch.setattr(backend, "libraries", lambda: iter([other]))
     start = threading.Barrier(8)
 
     def work(_: int) -> bool:

@@ -14,7 +14,7 @@ from imatrix_files import write_gguf
 from llama_peer import LlamaPeer
 
 import aprfmt
-from aprfmt.codecs import ggml, libggml
+from aprfmt.codecs import backend, ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.convert.quantize.mixes import (
     ALIASES,
@@ -252,6 +252,6 @@ def test_a_layer_number_of_thousands_of_digits_is_no_layer() -> None:
 
 def test_encoders_agree_on_which_dtypes_need_weights() -> None:
     for row in DTYPES.values():
-        if row.kind == "ggml" and any(libggml.libraries()):
+        if row.kind == "ggml" and any(backend.libraries()):
             mix = Mix("x", 0, row.name, "")
             assert ggml.needs_weights(row.name) == needs_weights(OUTPUT, row.name, mix), row.name

@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 import aprfmt
 from aprfmt import RawTensor
 from aprfmt.arch.orders import indices
-from aprfmt.codecs.convert import decode
-from aprfmt.codecs.recode import encode
+from aprfmt.codecs.recode import decode, encode
 
 
 def permuted(arrays: Weights) -> Weights:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import find_dtype
-from aprfmt.codecs.recode import encode
+from aprfmt.codecs.recode import decode, encode
 from aprfmt.inspection.stats import (
     BLOCK_VALUES,
     Stats,

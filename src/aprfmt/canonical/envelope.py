@@ -27,8 +27,8 @@ from aprfmt.arch.links import Link
 from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.pieces import Piece
 from aprfmt.codecs.recode import encode
+from aprfmt.codecs.stream import Piece
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file

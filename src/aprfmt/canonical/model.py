@@ -22,7 +22,7 @@ from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.pieces import Piece
+from aprfmt.codecs.stream import Piece
 from aprfmt.errors import RefusedError, UnmappedError, UsageError
 from aprfmt.formats import hf_files
 from aprfmt.formats.gguf import GgufNative

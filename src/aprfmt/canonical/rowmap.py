@@ -14,11 +14,9 @@ from math import lcm, prod
 from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import VALUES, indices
 from aprfmt.codecs import mxfp4
-from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.pieces import Piece
-from aprfmt.codecs.recode import Items, recode
-from aprfmt.codecs.stream import regroup
+from aprfmt.codecs.recode import Items, decode, recode
+from aprfmt.codecs.stream import Piece, regroup
 from aprfmt.errors import RefusedError
 from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, run_jobs, source_jobs
 from aprfmt.io.source import Buffer

@@ -9,10 +9,9 @@ from functools import cached_property
 
 from aprfmt.arch.links import Link, RowMap
 from aprfmt.canonical.rowmap import Produced, produce
-from aprfmt.codecs.convert import stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.codecs.pieces import Piece
-from aprfmt.codecs.recode import OverflowCount, recode_jobs
+from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
+from aprfmt.codecs.stream import Piece
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import Item

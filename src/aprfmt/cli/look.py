@@ -18,7 +18,7 @@ from aprfmt.text import format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
-    from aprfmt.codecs.pieces import DtypeTotals
+    from aprfmt.codecs.dtypes import DtypeTotals
     from aprfmt.inspection.describe import Inspection, Quality, TokenizerInfo
     from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.validate import Validation

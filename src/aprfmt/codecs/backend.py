@@ -1,11 +1,24 @@
-"""Which implementation of a codec runs: numpy (the reference), ggml (libggml-base) or torch. All give equal bytes."""
+"""Which implementation of a codec runs: numpy (the reference), ggml (libggml-base) or torch. All give equal bytes.
+
+libggml-base is the C library of llama.cpp's tensor types, called through ctypes. It comes with llama-cpp-
+python, and by itself with libggml-python. Neither package is imported: that would load all of llama.cpp. No
+function is called before its symbol was found and, by the caller's known answer, checked (`Library.agrees`);
+libraries of any version that agree are used. Even so a rare block may differ between versions: of IQ1_M 4 in
+1,024 between 0.20.2 and 0.25.3, of the others none. Calls release the GIL. Misused, the library ends the
+process, so callers check arguments before.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 
-from aprfmt.codecs import libggml
 from aprfmt.errors import MissingDependencyError, UsageError
 
 VARIABLE = "APR_BACKEND"
@@ -31,10 +44,8 @@ def order(*names: str) -> tuple[str, ...]:
     wanted = forced()
     if wanted is None:
         return names
-    if wanted == "ggml" and not any(libggml.libraries()):
-        raise MissingDependencyError(
-            f"{VARIABLE}=ggml: {libggml.absence()}", hint="pip install libggml-python"
-        )
+    if wanted == "ggml" and not any(libraries()):
+        raise MissingDependencyError(f"{VARIABLE}=ggml: {absence()}", hint="pip install libggml-python")
     if wanted == "torch" and not has_torch():
         raise MissingDependencyError(f"{VARIABLE}=torch: torch is not installed", hint="pip install torch")
     return (wanted,) if wanted in names else tuple(name for name in names if name == "numpy")
@@ -46,3 +57,142 @@ def has_torch() -> bool:
         return importlib.util.find_spec("torch") is not None
     except (ImportError, ValueError):
         return False
+
+
+# --- libggml-base ---
+
+_SUFFIX = {
+    "win32": ("ggml-base.dll", "libggml-base.dll"),
+    "darwin": ("libggml-base.dylib", "libggml-base.so"),
+}
+
+PACKAGES = {"llama_cpp": "llama-cpp-python", "libggml": "libggml-python"}
+"""Packages with a libggml-base, and their names on PyPI."""
+
+_FOLDERS = ("lib", "lib64", "bin")
+
+RowFunction = Callable[[int, int, int], None]
+"""(address of the source, address of the target, number of values)"""
+
+
+class Library:
+    """A loaded libggml-base.
+
+    Attributes:
+        path: its file.
+        version: what it calls itself, with its commit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the file cannot be loaded, AttributeError where it is not libggml-base."""
+        self.path = path
+        self._dll = ctypes.CDLL(str(path))
+        self._verdicts: dict[str, bool] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        dll, number = self._dll, ctypes.c_int
+        dll.ggml_type_name.argtypes, dll.ggml_type_name.restype = [number], ctypes.c_char_p
+        dll.ggml_blck_size.argtypes, dll.ggml_blck_size.restype = [number], ctypes.c_int64
+        dll.ggml_type_size.argtypes, dll.ggml_type_size.restype = [number], ctypes.c_size_t
+        dll.ggml_quantize_init.argtypes, dll.ggml_quantize_init.restype = [number], None
+        dll.ggml_quantize_requires_imatrix.argtypes = [number]
+        dll.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
+        dll.ggml_validate_row_data.argtypes = [number, ctypes.c_void_p, ctypes.c_size_t]
+        dll.ggml_validate_row_data.restype = ctypes.c_bool
+        dll.ggml_quantize_chunk.argtypes = [
+            number, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+        ]  # fmt: skip
+        dll.ggml_quantize_chunk.restype = ctypes.c_size_t
+        self.version = f"{self._text('ggml_version')} ({self._text('ggml_commit')})"
+
+    def _text(self, symbol: str) -> str:
+        function = getattr(self._dll, symbol, None)
+        if function is None:
+            return "unknown"
+        function.argtypes, function.restype = [], ctypes.c_char_p
+        return (function() or b"unknown").decode("ascii", "replace")
+
+    def has(self, symbol: str) -> bool:
+        """Whether the library exports the function."""
+        return hasattr(self._dll, symbol)
+
+    def row(self, symbol: str) -> RowFunction | None:
+        """The exported function (const void *source, void *target, int64_t values), None where there is none.
+
+        All of `dequantize_row_<type>`, `ggml_fp16_to_fp32_row`, `ggml_fp32_to_bf16_row` ... are of this form.
+        """
+        function = getattr(self._dll, symbol, None)
+        if function is None:
+            return None
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+        return function  # type: ignore[no-any-return]
+
+    def geometry(self, ggml_id: int) -> tuple[str, int, int]:
+        """(name, values in a block, bytes of a block) of a type that the library has; others read beyond a table."""
+        name = self._dll.ggml_type_name(ggml_id) or b""
+        size = self._dll.ggml_blck_size(ggml_id), self._dll.ggml_type_size(ggml_id)
+        return name.decode("ascii", "replace"), *size
+
+    def needs_weights(self, ggml_id: int) -> bool:
+        """Whether `quantize` ends the process without weights."""
+        return bool(self._dll.ggml_quantize_requires_imatrix(ggml_id))
+
+    def quantize(
+        self, ggml_id: int, source: int, target: int, rows: int, cols: int, weights: int | None
+    ) -> int:
+        """The number of bytes written at `target`: `rows` of `cols` float32 values of `source`, encoded.
+
+        `weights` is the address of `cols` float32 values. All are addresses, all values finite.
+        """
+        self._dll.ggml_quantize_init(ggml_id)
+        return int(self._dll.ggml_quantize_chunk(ggml_id, source, target, 0, rows, cols, weights))
+
+    def is_valid(self, ggml_id: int, data: int, n_bytes: int) -> bool:
+        """Whether llama.cpp takes the blocks at address `data`: no scale is NaN or infinite. Else it prints why."""
+        return bool(self._dll.ggml_validate_row_data(ggml_id, data, n_bytes))
+
+    def agrees(self, key: str, check: Callable[[], bool]) -> bool:
+        """What `check` says, asked once for each `key`; that takes seconds where tables are made first."""
+        if key not in self._verdicts:
+            with self._locks.setdefault(key, threading.Lock()):
+                if key not in self._verdicts:
+                    self._verdicts[key] = check()
+        return self._verdicts[key]
+
+
+def libraries() -> Iterator[Library]:
+    """The libraries that are installed, each opened when it is asked for; `absence` says why there is none.
+
+    That of llama-cpp-python comes first: where another libggml is in the process already, under the same name, the
+    loader of the system gives that one to llama_cpp, whose import then fails for missing symbols.
+    """
+    for package in PACKAGES:
+        found = _find(package)
+        if isinstance(found, Library):
+            yield found
+
+
+def absence() -> str:
+    """Why there is no library, half a sentence; empty where there is one."""
+    found = [_find(package) for package in PACKAGES]
+    reasons = [reason for reason in found if isinstance(reason, str)]
+    return "; ".join(reasons) if len(reasons) == len(found) else ""
+
+
+@cache
+def _find(package: str) -> Library | str:
+    """The library in a package, else why there is none."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        return f"{PACKAGES[package]} is not installed"
+    names = _SUFFIX.get(sys.platform, ("libggml-base.so",))
+    for place in spec.submodule_search_locations:
+        for path in (Path(place, folder, name) for folder in _FOLDERS for name in names):
+            if path.is_file():
+                try:
+                    return Library(path)
+                except (OSError, AttributeError) as error:
+                    return f"{path} cannot be used: {error}"
+    return f"the installed {PACKAGES[package]} has no {names[0]}"

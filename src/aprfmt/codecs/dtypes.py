@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypedDict
 
 from aprfmt.errors import LimitError, UsageError
+from aprfmt.types import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +147,41 @@ def find_dtype(name: str) -> Dtype:
     if row is None:
         raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))
     return row
+
+
+# --- totals ---
+
+
+class Measured(Protocol):
+    """Anything with a dtype and a size: a tensor of a file, a planned one."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the bytes, a row of DTYPES."""
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major shape."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Length in bytes."""
+
+
+class DtypeTotals(TypedDict):
+    """What a file holds of one dtype."""
+
+    tensors: int
+    params: int
+    bytes: int
+
+
+def dtype_totals(tensors: Iterable[Measured]) -> dict[str, DtypeTotals]:
+    """Totals by dtype, in the order in which the dtypes first occur."""
+    totals: dict[str, DtypeTotals] = {}
+    for tensor in tensors:
+        row = totals.setdefault(tensor.dtype, DtypeTotals(tensors=0, params=0, bytes=0))
+        row["tensors"] += 1
+        row["params"] += n_elements(tensor.shape)
+        row["bytes"] += tensor.n_bytes
+    return totals

@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 
-from aprfmt.codecs import backend, ggml_numpy, libggml
+from aprfmt.codecs import backend, ggml_numpy
+from aprfmt.codecs.backend import Library
 from aprfmt.codecs.dtypes import DTYPES, Dtype
-from aprfmt.codecs.libggml import Library
 from aprfmt.codecs.stream import blocks
 from aprfmt.errors import MissingDependencyError, RefusedError, UnsupportedError, UsageError
 from aprfmt.io.source import Buffer
@@ -56,7 +56,7 @@ def _find_libraries(dtype: str, direction: str) -> Iterator[Library]:
     """The libraries that have the function."""
     row = DTYPES[dtype]
     if row.answers is not None:
-        yield from (lib for lib in libggml.libraries() if has_type(lib, row, direction))
+        yield from (lib for lib in backend.libraries() if has_type(lib, row, direction))
 
 
 def _find_trusted(dtype: str, direction: str) -> Library | None:
@@ -83,12 +83,12 @@ def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
 
 def missing_library(dtype: str, direction: str) -> MissingDependencyError:
     """The error for a type that cannot be decoded or encoded here, with the reason."""
-    libs, forced = [*libggml.libraries()], backend.forced()
+    libs, forced = [*backend.libraries()], backend.forced()
     if forced not in (None, "ggml"):
         why = f"{backend.VARIABLE}={forced} forbids it"
     else:
         wrong = (f"that of {lib.path}, version {lib.version}" for lib in libs)
-        why = " and ".join(wrong) + " lacks the type or gives other bytes" if libs else libggml.absence()
+        why = " and ".join(wrong) + " lacks the type or gives other bytes" if libs else backend.absence()
     return MissingDependencyError(f"to {direction} {dtype} takes llama.cpp's libggml: {why}", hint=_HINT)
 
 

@@ -14,8 +14,7 @@ from functools import cache
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.codecs.pieces import Piece
-from aprfmt.codecs.stream import STEP
+from aprfmt.codecs.stream import STEP, Piece
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.io import jsonx
 from aprfmt.types import Array

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 
-from aprfmt.codecs import backend, libggml
+from aprfmt.codecs import backend
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import blocks
 from aprfmt.io.source import Buffer
@@ -191,7 +191,7 @@ def _ggml(src: str, dst: str) -> _Kernel | None:
 @cache
 def _cpu_library() -> ctypes.CDLL | None:
     """libggml-cpu, beside libggml-base: the vectorised form of the same functions."""
-    base = next(libggml.libraries(), None)
+    base = next(backend.libraries(), None)
     if base is None:
         return None
     try:

@@ -1,9 +1,11 @@
-"""Regrouping of byte and value streams, so that codecs see whole blocks whatever pieces the bytes come in."""
+"""Stored bytes of tensors, and regrouping of their streams, so that codecs see whole blocks whatever pieces come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
+from aprfmt.codecs.dtypes import Measured
 from aprfmt.io.pipe import Item, Job
 from aprfmt.io.source import Buffer
 from aprfmt.types import Array
@@ -13,6 +15,20 @@ STEP = 1 << 18
 
 BLOCK = 1 << 16
 """Values that the arithmetic works on at a time, so that its temporaries stay in the cache."""
+
+
+class Piece(Measured, Protocol):
+    """Stored bytes of a tensor that can be read at any place: a tensor of a file, or one made while it is read."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the tensor."""
+
+    def raw(self) -> memoryview:
+        """All bytes."""
 
 
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:

@@ -20,7 +20,7 @@ from aprfmt.canonical.model import (
 )
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.tensor import Losses
-from aprfmt.codecs.pieces import dtype_totals
+from aprfmt.codecs.dtypes import dtype_totals
 from aprfmt.convert.memory import flow_for, peak_bytes
 from aprfmt.convert.options import Options, parse_options
 from aprfmt.convert.quantize.mixes import find_mix, require_quantized

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from aprfmt.codecs.pieces import DtypeTotals
+from aprfmt.codecs.dtypes import DtypeTotals
 from aprfmt.llama.verify import Verification
 from aprfmt.text import format_bytes, html_table
 

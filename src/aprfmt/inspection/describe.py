@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import spellings
-from aprfmt.codecs.dtypes import n_elements
-from aprfmt.codecs.pieces import DtypeTotals, dtype_totals
+from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.model import Model, Tensor

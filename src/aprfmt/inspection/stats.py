@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from aprfmt.codecs.convert import decode, is_padded, stored_bytes
 from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.codecs.recode import decode, is_padded, stored_bytes
 from aprfmt.codecs.stream import rebatch, regroup
 from aprfmt.io.pipe import source_chunks
 from aprfmt.io.source import Buffer

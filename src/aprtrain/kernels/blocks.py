@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from aprfmt.codecs.convert import decode as decode_values
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import decode as decode_values
 from aprfmt.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from aprfmt.arch import names
 from aprfmt.canonical.envelope import LEFT_ASIDE
 from aprfmt.canonical.model import Canonical, apr_metadata_of, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype
-from aprfmt.codecs.convert import decode
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.recode import encode
+from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.lossless.recipe import source_recipe
 from aprfmt.convert.quantize.quantization import Recoding, with_apr_names
 from aprfmt.convert.targets.base import Output, Work

@@ -13,8 +13,8 @@ from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows, gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
-from aprfmt.codecs.convert import is_padded
 from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import is_padded
 from aprfmt.convert.lossless.recipe import Recipe, overlay, restorable
 from aprfmt.convert.options import Options
 from aprfmt.convert.quantize.mixes import file_type_of, fitting
