@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
@@ -166,11 +166,13 @@ def unpack(words: Array, bits: int) -> Array:
     return fields
 
 
-def word_range(fields: range, bits: int, n_words: int) -> tuple[range, int]:
-    """The words that hold `fields`, from a multiple of 32 fields on, and how many fields to skip in them."""
-    first = fields.start // 32
-    last = min(-(-fields.stop // 32) * bits, n_words)
-    return range(first * bits, last), fields.start - 32 * first
+def unpack_fields(piece: Piece, rows: range, columns: range, bits: int, *, down: bool = False) -> Array:
+    """Fields of a matrix of words, uint8 [rows, columns]; with `down` they run down the columns of words instead."""
+    first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, piece.shape[0 if down else 1])
+    words = range(first * bits, stop)
+    found = region(piece, piece.shape[1], *((words, rows) if down else (rows, words)))
+    skip = columns.start - 32 * first
+    return unpack(found.T if down else found, bits)[:, skip : skip + len(columns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,11 +494,8 @@ def gptq(pieces: Pieces, settings: Settings) -> Decoded:
     shift = 1 if settings.get("checkpoint_format", "gptq") == "gptq" else 0
 
     def tile(rows: range, columns: range) -> Array:
-        span, skip = word_range(columns, bits, codes.shape[0])
-        values = unpack(region(codes, n_out, span, rows).T, bits)[:, skip : skip + len(columns)]
-        values = values.astype(np.float32)
-        span, skip = word_range(rows, bits, zeros.shape[1])
-        zero = unpack(region(zeros, zeros.shape[1], range(n_groups), span), bits)[:, skip : skip + len(rows)]
+        values = unpack_fields(codes, rows, columns, bits, down=True).astype(np.float32)
+        zero = unpack_fields(zeros, range(n_groups), rows, bits)
         zero = (zero + np.uint8(shift)) & np.uint8((1 << bits) - 1)
         scale = region(scales, n_out, range(n_groups), rows).astype(np.float32)
         group = order[columns.start : columns.stop]
@@ -610,12 +609,9 @@ def pack_quantized(pieces: Pieces, settings: Settings) -> Decoded:
     bits = _packed_bits(packed, columns, settings)
     grid = _packed_grid(pieces, (rows, columns), settings)
     zero = _zero_points(pieces, grid, bits, settings)
-    n_words = packed.shape[1]
 
     def tile(rows: range, columns: range) -> Array:
-        span, skip = word_range(columns, bits, n_words)
-        values = unpack(region(packed, n_words, rows, span), bits)[:, skip : skip + len(columns)]
-        values = values.astype(np.float32)
+        values = unpack_fields(packed, rows, columns, bits).astype(np.float32)
         values -= zero(rows, columns)
         return values * grid.at(rows, columns)
 
@@ -677,18 +673,15 @@ def _zero_points(pieces: Pieces, grid: Grid, bits: int, settings: Settings) -> T
         return lambda rows, columns: plain.at(rows, columns) + np.float32(half)
     per_word = 32 // bits
     expect("compressed-tensors", piece, ("I32",), (-(-high // per_word), wide))
-    return lambda rows, columns: _packed_zeros(piece, grid, bits, rows, columns)
 
+    def packed_down_the_rows(rows: range, columns: range) -> Array:
+        lines = grid.lines(rows)
+        first, last = int(lines[0]) // per_word, int(lines[-1]) // per_word + 1
+        words = region(piece, wide, range(first, last), range(wide))
+        fields: Array = unpack(words.T, bits).T[lines - first * per_word].astype(np.float32)
+        return fields if wide == 1 else fields[:, grid.blocks(columns)]
 
-def _packed_zeros(piece: Piece, grid: Grid, bits: int, rows: range, columns: range) -> Array:
-    """Zero points packed down the rows."""
-    import numpy as np
-
-    lines, per_word = grid.lines(rows), 32 // bits
-    first, last = int(lines[0]) // per_word, int(lines[-1]) // per_word + 1
-    words = region(piece, grid.grid[1], range(first, last), range(grid.grid[1]))
-    fields: Array = unpack(words.T, bits).T[lines - first * per_word].astype(np.float32)
-    return fields if grid.grid[1] == 1 else fields[:, grid.blocks(columns)]
+    return packed_down_the_rows
 
 
 # --- bitsandbytes: 4-bit codes of NF4 and FP4 in flat blocks, and LLM.int8 rows ---
@@ -708,23 +701,19 @@ _LABEL = "bitsandbytes"
 _CODES = {"nf4": _NF4_VALUES, "fp4": _BNB_FP4_VALUES}
 
 
-def nf4(pieces: Pieces, settings: Settings) -> Decoded:
-    """4-bit quantiles of a normal distribution."""
-    return _four_bit("nf4", pieces)
+def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
+    """4-bit codes of `kind`: "nf4", quantiles of a normal distribution, or "fp4", floats in a coding of their own.
 
-
-def fp4(pieces: Pieces, settings: Settings) -> Decoded:
-    """4-bit floats, in bitsandbytes' own coding."""
-    return _four_bit("fp4", pieces)
-
-
-def _four_bit(kind: str, pieces: Pieces) -> Decoded:
-    """Flat blocks of codes, the high half of a byte first, each with its largest magnitude."""
+    Flat blocks, the high half of a byte first, each with its largest magnitude.
+    """
     import numpy as np
 
     weight, state = pieces[".weight"], _state(pieces[f".weight.quant_state.bitsandbytes__{kind}"], kind)
     expect(_LABEL, weight, ("U8", "I8", "F16", "BF16", "F32"))  # codes travel as any dtype of whole bytes
-    shape = _shape(state, weight)
+    dims = state.get("shape")
+    if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
+        raise refusal(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
+    shape = tuple(positive(_LABEL, "a dimension of its quant_state", dim, weight.name) for dim in dims)
     n = n_elements(shape)
     stored = count(weight) * DTYPES[weight.dtype].block_bytes
     if stored != -(-n // 2):
@@ -732,7 +721,12 @@ def _four_bit(kind: str, pieces: Pieces) -> Decoded:
             _LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes"
         )
     size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
-    code = _code(pieces[".weight.quant_map"], kind)
+    quant_map = pieces[".weight.quant_map"]
+    expect(_LABEL, quant_map, ("F32",), (16,))
+    code = flat(quant_map)
+    # Kernels have the values built in and never look at the stored ones: they must be the same.
+    if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
+        raise refusal(_LABEL, quant_map.name, f"holds other values than those of {kind}")
     largest = _absmax(pieces, state, -(-n // size))
     width = shape[-1]
 
@@ -762,24 +756,6 @@ def _state(piece: Piece, kind: str) -> dict[str, object]:
     if not isinstance(state, dict) or state.get("quant_type", kind) != kind:
         raise refusal(_LABEL, piece.name, f"is not a description of {kind} codes")
     return state
-
-
-def _shape(state: dict[str, object], weight: Piece) -> tuple[int, ...]:
-    dims = state.get("shape")
-    if not isinstance(dims, list) or not 1 <= len(dims) <= 4:
-        raise refusal(_LABEL, weight.name, f"its quant_state gives the shape {dims!r}")
-    return tuple(positive(_LABEL, "a dimension of its quant_state", dim, weight.name) for dim in dims)
-
-
-def _code(piece: Piece, kind: str) -> Array:
-    import numpy as np
-
-    expect(_LABEL, piece, ("F32",), (16,))
-    code = flat(piece)
-    # Kernels have the values built in and never look at the stored ones: they must be the same.
-    if not np.allclose(code, _CODES[kind], rtol=0, atol=1e-4):
-        raise refusal(_LABEL, piece.name, f"holds other values than those of {kind}")
-    return code
 
 
 def _absmax(pieces: Pieces, state: dict[str, object], n_blocks: int) -> Callable[[range], Array]:
@@ -857,8 +833,10 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme("int8", "INT8", _CT, ".weight", ("I8",), (".weight_scale",), (".weight_zero_point", ".weight_g_idx"),
            ".weight", int8),
     Scheme("mxfp4", "MXFP4", ("mxfp4",), "_blocks", ("U8",), ("_scales",), (), "", mxfp4_experts),
-    Scheme("bnb-nf4", "NF4", _BNB, _STATE + "nf4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", nf4),
-    Scheme("bnb-fp4", "FP4", _BNB, _STATE + "fp4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight", fp4),
+    Scheme("bnb-nf4", "NF4", _BNB, _STATE + "nf4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight",
+           partial(bnb4, "nf4")),
+    Scheme("bnb-fp4", "FP4", _BNB, _STATE + "fp4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight",
+           partial(bnb4, "fp4")),
     Scheme("bnb-int8", "LLM.int8", _BNB, ".weight", ("I8",), (".SCB",), (".weight_format",), ".weight", llm_int8),
 )  # fmt: skip
 

@@ -154,16 +154,19 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
         if flag in _FLAG_KEYS:
             position = 0 if flag == "add_space_prefix" and tok.model == "gpt2" else len(keys)
             keys.insert(position, (_PREFIX + _FLAG_KEYS[flag], "BOOL", value))
-    keys += [(key, kind, _to_list(kind, value)) for key, (kind, value) in tok.extra.items()]
-    keys += _template_keys(tok)
+    for key, (kind, content) in tok.extra.items():
+        if kind in _BYTES and isinstance(content, bytes):
+            content = [n - 256 if n > 127 and kind == ("ARRAY", "INT8") else n for n in content]
+        keys.append((key, kind, content))
+    # The named templates with the list of their names, then the default one.
+    named: list[KV] = [(template_key(name), "STRING", text) for name, text in tok.chat_templates.items()]
+    keys += named
+    if named:
+        keys.append((_TEMPLATE + "s", strings, [key.removeprefix(_TEMPLATE + ".") for key, _, _ in named]))
+    if tok.chat_template is not None:
+        keys.append((_TEMPLATE, "STRING", tok.chat_template))
     rank = {key: i for i, key in enumerate(tok.gguf_keys)}
     return sorted(keys, key=lambda entry: rank.get(entry[0], len(rank)))
-
-
-def _to_list(kind: KvType, value: object) -> object:
-    if kind not in _BYTES or not isinstance(value, bytes):
-        return value
-    return [n - 256 if n > 127 else n for n in value] if kind == ("ARRAY", "INT8") else list(value)
 
 
 def _pad(tok: Tokenizer, vocab_size: int | None, style: str) -> tuple[list[str], list[int], list[float]]:
@@ -201,17 +204,6 @@ def _name_unused(tokens: list[str], types: list[int], n_real: int, template: str
         taken.add(name)
         if types:
             types[i] = int(TokenType.UNUSED)
-
-
-def _template_keys(tok: Tokenizer) -> list[KV]:
-    """The named templates with the list of their names, then the default one."""
-    keys: list[KV] = [(template_key(name), "STRING", text) for name, text in tok.chat_templates.items()]
-    if keys:
-        names = [key.removeprefix(_TEMPLATE + ".") for key, _, _ in keys]
-        keys.append((_TEMPLATE + "s", ("ARRAY", "STRING"), names))
-    if tok.chat_template is not None:
-        keys.append((_TEMPLATE, "STRING", tok.chat_template))
-    return keys
 
 
 def template_key(name: str) -> str:

@@ -192,7 +192,10 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
         return PreChoice(_EXACT[alike], "structure", detail)
     is_small = _growth(parsed.get("normalizer")) <= _MAX_GROWTH
     hashed = hash_name(tokenizer_json, parsed) if is_small else None
-    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES) and not _contradicts(hashed, alike):
+    row = rule(hashed)
+    # The probe text does not tell all rules apart: the structure may fit another one than the hash's.
+    contradicts = alike is not None and row is not None and row.splits != RULES[alike].splits
+    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES) and not contradicts:
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
     if alike is not None:
         return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
@@ -200,12 +203,6 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
         detail = f"its ids of the probe text are those of {hashed}, its merge rule is not"
         return PreChoice(hashed, "hash", detail)
     return PreChoice(None, "none", _unknown(parsed, ignore_merges))
-
-
-def _contradicts(hashed: str, alike: str | None) -> bool:
-    """Whether the structure fits another rule than the hash's, which the probe text does not tell apart."""
-    row = rule(hashed)
-    return alike is not None and row is not None and row.splits != RULES[alike].splits
 
 
 def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
@@ -236,7 +233,7 @@ def _merges_give_every_token(parsed: JsonObject) -> bool:
     try:
         from tokenizers import Tokenizer, models
 
-        vocab, merges = _lists(_model_of(parsed))
+        vocab, merges = _lists(parsed)
         ids = {text: i for text, i in vocab.items() if isinstance(i, int)}
         plain = Tokenizer(models.BPE(vocab=ids, merges=[_halves(merge) for merge in merges]))
         added = _added_texts(parsed)
@@ -436,7 +433,7 @@ def probe_ids(parsed: JsonObject) -> list[int] | None:
     parts = {
         piece[i:j] for piece in set(pieces) for i in range(len(piece)) for j in range(i + 1, len(piece) + 1)
     }
-    vocab, merges = _lists(model)
+    vocab, merges = _lists(parsed)
     if model.get("unk_token") is None and not all(char in vocab for piece in pieces for char in piece):
         return None  # what is in no token is left out, and its neighbours may merge
     kept = [merge for merge in merges if "".join(_halves(merge)) in parts]
@@ -462,13 +459,10 @@ def _added_texts(parsed: JsonObject) -> set[str]:
     return {text for token in entries if isinstance(text := token.get("content"), str)}
 
 
-def _model_of(parsed: JsonObject) -> JsonObject:
-    model = parsed.get("model")
-    return model if isinstance(model, dict) else {}
-
-
-def _lists(model: JsonObject) -> tuple[JsonObject, list[Json]]:
+def _lists(parsed: JsonObject) -> tuple[JsonObject, list[Json]]:
     """Vocabulary and merges of a BPE model; empty ones where they are of another form."""
+    model = parsed["model"]
+    assert isinstance(model, dict)
     vocab, merges = model.get("vocab"), model.get("merges")
     return vocab if isinstance(vocab, dict) else {}, merges if isinstance(merges, list) else []
 
@@ -483,9 +477,10 @@ def _with_model(parsed: JsonObject, vocab: JsonObject, merges: list[Json]) -> To
     """The tokenizer with another vocabulary, and without truncation and padding: the probe is short."""
     from tokenizers import Tokenizer
 
-    model = _model_of(parsed)
+    model = parsed["model"]
+    assert isinstance(model, dict)
     always = [model.get("unk_token"), *(f"<0x{byte:02X}>" for byte in range(256))]
-    own, _ = _lists(model)
+    own, _ = _lists(parsed)
     vocab |= {text: own[text] for text in always if isinstance(text, str) and text in own}
     small = {**model, "vocab": vocab, "merges": merges}
     return Tokenizer.from_str(json.dumps({**parsed, "model": small, "truncation": None, "padding": None}))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aprfmt.errors import CorruptError, LimitError, TruncatedError
@@ -21,7 +21,11 @@ __all__ = ["BPE", "UNIGRAM", "Piece", "SentencePiece", "read"]
 UNIGRAM = 1
 BPE = 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_ROLES = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}
+_NAMES: dict[int, dict[int, str]] = {
+    2: {3: "model_type", 24: "suffix", 35: "byte_fallback", 40: "unk", 41: "bos", 42: "eos", 43: "pad"},
+    3: {2: "charsmap", 3: "add_dummy_prefix", 4: "remove_extra_whitespaces", 5: "escape_whitespaces"},
+}
+"""Of trainer_spec and normalizer_spec: an attribute of SentencePiece, or the role of an id, by field number."""
 _MAX_VARINT_BYTES = 10
 
 Field = tuple[int, int, int | memoryview, int]
@@ -69,10 +73,8 @@ def read(data: bytes, path: str) -> SentencePiece:
             if len(model.pieces) > MAX_TOKEN_ID:
                 raise LimitError(f"more than {MAX_TOKEN_ID} pieces", path=path, offset=offset)
             model.pieces.append(_piece(value, offset, path))
-        elif number == 2 and isinstance(value, memoryview):
-            _trainer(model, value, offset, path)
-        elif number == 3 and isinstance(value, memoryview):
-            _normalizer(model, value, offset, path)
+        elif number in _NAMES and isinstance(value, memoryview):
+            _read_settings(model, _NAMES[number], value, offset, path)
     if not model.pieces:
         raise CorruptError("the file holds no pieces, it is not a SentencePiece model", path=path)
     return model
@@ -95,30 +97,20 @@ def _piece(data: memoryview, start: int, path: str) -> Piece:
     return Piece(text, score, kind)
 
 
-def _trainer(model: SentencePiece, data: memoryview, start: int, path: str) -> None:
+def _read_settings(
+    model: SentencePiece, names: Mapping[int, str], data: memoryview, start: int, path: str
+) -> None:
     for number, _, value, _ in _fields(data, start, path):
-        if not isinstance(value, int):
+        name = names.get(number)
+        if name is None or isinstance(value, memoryview) != (name == "charsmap"):
             continue
-        if number == 3:
-            model.model_type = value
-        elif number == 24:
-            model.suffix = bool(value)
-        elif number == 35:
-            model.byte_fallback = bool(value)
-        elif number in _ROLES:
-            # a negative id, which is written as ten bytes, stands for none
-            model.ids.pop(_ROLES[number], None)
-            if value < 1 << 31:
-                model.ids[_ROLES[number]] = value
-
-
-def _normalizer(model: SentencePiece, data: memoryview, start: int, path: str) -> None:
-    for number, _, value, _ in _fields(data, start, path):
-        if number == 2 and isinstance(value, memoryview):
-            model.charsmap = bytes(value)
-        elif isinstance(value, int) and number in (3, 4, 5):
-            name = ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces")[number - 3]
-            setattr(model, name, bool(value))
+        if hasattr(model, name):
+            setattr(model, name, type(getattr(model, name))(value))
+        else:
+            # the id of a role; a negative one, which is written as ten bytes, stands for none
+            model.ids.pop(name, None)
+            if isinstance(value, int) and value < 1 << 31:
+                model.ids[name] = value
 
 
 def _fields(data: memoryview, start: int, path: str) -> Iterator[Field]:
