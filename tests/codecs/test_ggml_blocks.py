@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import gguf
 import gguf.quants
 import numpy as np
@@ -239,7 +241,9 @@ def test_finite_scales_as_llama_cpp_sees_them(name: str, capfd: pytest.CaptureFi
     assert lib is not None
     assert ggml_id is not None
     stored = random_blocks(name, 400, sane=False)
-    want = [lib.is_valid(ggml_id, block.ctypes.data, block.nbytes) for block in stored]
+    is_valid = ctypes.CDLL(str(lib.path)).ggml_validate_row_data
+    is_valid.argtypes, is_valid.restype = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_bool
+    want = [is_valid(ggml_id, block.ctypes.data, block.nbytes) for block in stored]
     assert ggml.finite_scales(name, stored).tolist() == want
     if name != "NVFP4":
         assert False in want

@@ -71,6 +71,17 @@ PACKAGES = {"llama_cpp": "llama-cpp-python", "libggml": "libggml-python"}
 
 _FOLDERS = ("lib", "lib64", "bin")
 
+_TYPE, _ADDRESS, _COUNT = ctypes.c_int, ctypes.c_void_p, ctypes.c_int64
+_PROTOTYPES: dict[str, tuple[type[object] | None, ...]] = {
+    "ggml_type_name": (ctypes.c_char_p, _TYPE),
+    "ggml_blck_size": (_COUNT, _TYPE),
+    "ggml_type_size": (ctypes.c_size_t, _TYPE),
+    "ggml_quantize_init": (None, _TYPE),
+    "ggml_quantize_requires_imatrix": (ctypes.c_bool, _TYPE),
+    "ggml_quantize_chunk": (ctypes.c_size_t, _TYPE, _ADDRESS, _ADDRESS, _COUNT, _COUNT, _COUNT, _ADDRESS),
+}
+"""What is called by name: the type of its result, then of its arguments."""
+
 RowFunction = Callable[[int, int, int], None]
 """(address of the source, address of the target, number of values)"""
 
@@ -89,19 +100,9 @@ class Library:
         self._dll = ctypes.CDLL(str(path))
         self._verdicts: dict[str, bool] = {}
         self._locks: dict[str, threading.Lock] = {}
-        dll, number = self._dll, ctypes.c_int
-        dll.ggml_type_name.argtypes, dll.ggml_type_name.restype = [number], ctypes.c_char_p
-        dll.ggml_blck_size.argtypes, dll.ggml_blck_size.restype = [number], ctypes.c_int64
-        dll.ggml_type_size.argtypes, dll.ggml_type_size.restype = [number], ctypes.c_size_t
-        dll.ggml_quantize_init.argtypes, dll.ggml_quantize_init.restype = [number], None
-        dll.ggml_quantize_requires_imatrix.argtypes = [number]
-        dll.ggml_quantize_requires_imatrix.restype = ctypes.c_bool
-        dll.ggml_validate_row_data.argtypes = [number, ctypes.c_void_p, ctypes.c_size_t]
-        dll.ggml_validate_row_data.restype = ctypes.c_bool
-        dll.ggml_quantize_chunk.argtypes = [
-            number, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
-        ]  # fmt: skip
-        dll.ggml_quantize_chunk.restype = ctypes.c_size_t
+        for name, (result, *arguments) in _PROTOTYPES.items():
+            function = getattr(self._dll, name)
+            function.restype, function.argtypes = result, arguments
         self.version = f"{self._text('ggml_version')} ({self._text('ggml_commit')})"
 
     def _text(self, symbol: str) -> str:
@@ -145,10 +146,6 @@ class Library:
         """
         self._dll.ggml_quantize_init(ggml_id)
         return int(self._dll.ggml_quantize_chunk(ggml_id, source, target, 0, rows, cols, weights))
-
-    def is_valid(self, ggml_id: int, data: int, n_bytes: int) -> bool:
-        """Whether llama.cpp takes the blocks at address `data`: no scale is NaN or infinite. Else it prints why."""
-        return bool(self._dll.ggml_validate_row_data(ggml_id, data, n_bytes))
 
     def agrees(self, key: str, check: Callable[[], bool]) -> bool:
         """What `check` says, asked once for each `key`; that takes seconds where tables are made first."""

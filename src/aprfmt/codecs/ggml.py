@@ -59,25 +59,17 @@ def _find_libraries(dtype: str, direction: str) -> Iterator[Library]:
         yield from (lib for lib in backend.libraries() if has_type(lib, row, direction))
 
 
-def _find_trusted(dtype: str, direction: str) -> Library | None:
-    """The first that also gives the known answer: seconds for IQ types, whose tables are made for it."""
-    row = DTYPES[dtype]
-    check = decode_agrees if direction == "decode" else encode_agrees
-    for lib in _find_libraries(dtype, direction):
-        if lib.agrees(symbol(row, direction), partial(check, lib, row)):
-            return lib
-    return None
-
-
 def _choose(dtype: str, direction: str, *, numpy: bool) -> Library | None:
     """The library that does it, None for numpy. Raises MissingDependencyError where neither may."""
+    row, check = DTYPES[dtype], decode_agrees if direction == "decode" else encode_agrees
     names = ("numpy", "ggml") if (dtype, direction) in ggml_numpy.FASTER else ("ggml", "numpy")
     for name in backend.order(*(name for name in names if name != "numpy" or numpy)):
         if name == "numpy":
             return None
-        lib = _find_trusted(dtype, direction)
-        if lib is not None:
-            return lib
+        for lib in _find_libraries(dtype, direction):
+            # The known answer takes seconds for IQ types, whose tables are made for it.
+            if lib.agrees(symbol(row, direction), partial(check, lib, row)):
+                return lib
     raise missing_library(dtype, direction)
 
 
@@ -164,24 +156,26 @@ def encode(
             for part in blocks(len(rows), _NUMPY_BLOCK // row.block):
                 run(rows[part], out[part])
     elif values.size:
-        _encode_library(lib, row, values.reshape(-1, cols), out, weights)
-    _check_scales(dtype, out, start)
-    return out.reshape(-1)
-
-
-def _encode_library(lib: Library, row: Dtype, values: Array, out: Array, weights: Array | None) -> None:
-    assert row.ggml_id is not None
-    if weights is None and lib.needs_weights(row.ggml_id):
+        assert row.ggml_id is not None
+        if weights is None and lib.needs_weights(row.ggml_id):
+            raise RefusedError(
+                f"{dtype} needs to know which columns matter",
+                hint="give an importance matrix: --imatrix FILE",
+            )
+        address = None if weights is None else weights.ctypes.data
+        target, n_rows = out.ctypes.data, values.size // cols
+        written = lib.quantize(row.ggml_id, values.ctypes.data, target, n_rows, cols, address)
+        if written != out.nbytes:
+            raise MissingDependencyError(
+                f"{lib.path} wrote {written} of {out.nbytes} bytes of {dtype}", hint=_HINT
+            )
+    bad = ~finite_scales(dtype, out)
+    if bad.any():  # llama.cpp does not load such blocks
         raise RefusedError(
-            f"{row.name} needs to know which columns matter", hint="give an importance matrix: --imatrix FILE"
+            f"the block of value {start + int(np.argmax(bad)) * row.block} is beyond the scales of {dtype}",
+            hint="give it another dtype, such as --tensor-type NAME=f32",
         )
-    address = None if weights is None else weights.ctypes.data
-    rows, cols = values.shape
-    written = lib.quantize(row.ggml_id, values.ctypes.data, out.ctypes.data, rows, cols, address)
-    if written != out.nbytes:
-        raise MissingDependencyError(
-            f"{lib.path} wrote {written} of {out.nbytes} bytes of {row.name}", hint=_HINT
-        )
+    return out.reshape(-1)
 
 
 def _check_weights(weights: Array, cols: int) -> Array:
@@ -209,19 +203,6 @@ def _check_values(dtype: str, values: Array, start: int) -> None:
         f"value {start + at} is {values[at]}, which {dtype} cannot hold",
         hint="give it another dtype, such as --tensor-type NAME=f32",
     )
-
-
-def _check_scales(dtype: str, out: Array, start: int) -> None:
-    """llama.cpp does not load blocks whose scale is infinite or NaN."""
-    import numpy as np
-
-    bad = ~finite_scales(dtype, out)
-    if bad.any():
-        at = start + int(np.argmax(bad)) * DTYPES[dtype].block
-        raise RefusedError(
-            f"the block of value {at} is beyond the scales of {dtype}",
-            hint="give it another dtype, such as --tensor-type NAME=f32",
-        )
 
 
 def finite_scales(dtype: str, stored: Array) -> Array:

@@ -208,7 +208,10 @@ def recode_jobs(
     change = _Change(src, dst, shape, None if overflow is None else count_overflow, weights)
     if dst.name == "AprQ8":
         return _to_q8(change, lambda: run_jobs(items(1)))
-    return _jobs(change, items) if change.units is not None else _in_order(change, items)
+    if change.units is not None:
+        return _jobs(change, items)
+    batches = rebatch(_values(change, lambda: run_jobs(items(1))), dst.block)
+    return (_bytes(change.encode(values, 0)) for values in batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +345,6 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
         out[done : done + part.size] = part
         done += part.size
     return _bytes(out)
-
-
-def _in_order(change: _Change, items: Items) -> Iterator[Buffer]:
-    for values in rebatch(_values(change, lambda: run_jobs(items(1))), change.dst.block):
-        yield _bytes(change.encode(values, 0))
 
 
 def _to_q8(change: _Change, read: Read) -> Iterator[Buffer]:
