@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Mapping
 
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.io.jsonx import to_f32
 
 GgufKey = tuple[str, str | tuple[str, str], object]
 """(key, type name as in GgufType or ("ARRAY", element type name), value)."""
@@ -60,21 +60,18 @@ def as_text(value: object) -> str | None:
 def from_f32(value: object, key: str) -> float | None:
     """A number stored as float32 by its shortest digits: 9.99999997e-07 is 1e-06. Raises CorruptError."""
     number = as_float(value, key)
-    if number is None or abs(number) > 3.4e38 or struct.unpack("<f", struct.pack("<f", number))[0] != number:
+    if number is None or abs(number) > 3.4e38 or to_f32(number) != number:
         return number
     for digits in range(1, 9):
         short = float(f"{number:.{digits}g}")
-        if abs(short) < 3.4e38 and struct.pack("<f", short) == struct.pack("<f", number):
+        if abs(short) < 3.4e38 and to_f32(short) == number:
             return short
     return number
 
 
 def shorten(number: float) -> float:
     """The number of the fewest digits that is the same float32 as `number`."""
-    try:
-        stored = struct.unpack("<f", struct.pack("<f", number))[0]
-    except (OverflowError, ValueError):
-        return number
+    stored = to_f32(number)
     return from_f32(stored, "") or 0.0 if math.isfinite(stored) else number
 
 

@@ -81,14 +81,14 @@ Fact = tuple[str, str, bool]
 @cache
 def parse_condition(condition: str) -> tuple[tuple[Fact, ...], ...]:
     """The alternatives of a condition, each with the facts that must hold together."""
-    return tuple(tuple(map(_parse_fact, facts.split("&"))) for facts in condition.split("|"))
 
+    def parse(text: str) -> Fact:
+        match = re.fullmatch(_FACT, text, re.ASCII)
+        if match is None:
+            raise ValueError(f"{text!r} is not a fact of a condition")
+        return match[2], match[3] or "", bool(match[1])
 
-def _parse_fact(text: str) -> Fact:
-    match = re.fullmatch(_FACT, text, re.ASCII)
-    if match is None:
-        raise ValueError(f"{text!r} is not a fact of a condition")
-    return match[2], match[3] or "", bool(match[1])
+    return tuple(tuple(map(parse, facts.split("&"))) for facts in condition.split("|"))
 
 
 def holds(condition: str, look_up: Callable[[str], object]) -> bool:
@@ -117,6 +117,10 @@ def _is_true(found: object, value: str) -> bool:
 def sizes_of(h: Hyperparams) -> dict[str, int]:
     """Every size word that the hyper-parameters give: the standard words and all integers among the config keys."""
     kv_heads = h.num_kv_heads if h.num_kv_heads is not None else h.num_heads
+
+    def heads_of(count: int | None) -> int | None:
+        return count * h.head_dim if count is not None and h.head_dim is not None else None
+
     words: dict[str, int | None] = {
         key: value
         for key, value in h.extra.items()
@@ -129,18 +133,14 @@ def sizes_of(h: Hyperparams) -> dict[str, int]:
         "heads": h.num_heads,
         "kv_heads": kv_heads,
         "head_dim": h.head_dim,
-        "q": _product(h.num_heads, h.head_dim),
-        "kv": _product(kv_heads, h.head_dim),
+        "q": heads_of(h.num_heads),
+        "kv": heads_of(kv_heads),
         "experts": h.num_experts,
         "moe_ffn": h.moe_intermediate_size if h.moe_intermediate_size is not None else h.intermediate_size,
         "positions": h.max_position_embeddings,
         "layers": h.num_layers,
     }
     return {word: size for word, size in words.items() if size is not None}
-
-
-def _product(a: int | None, b: int | None) -> int | None:
-    return a * b if a is not None and b is not None else None
 
 
 # --- layers ---

@@ -44,7 +44,7 @@ KEPT = (
 )  # fmt: skip
 """config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
-UNKNOWN_KEYS: tuple[Key, ...] = (
+_UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
         Key(f.gguf, (*f.hf, *f.rare), f.kind, f.name, via="head_dim" if f.name == "head_dim" else "")
         for f in FIELDS
@@ -53,7 +53,8 @@ UNKNOWN_KEYS: tuple[Key, ...] = (
     Key("rope", via="rope"),
     Key("attention.sliding_window", ("sliding_window",), via="window"),
 )
-"""Keys of an architecture that the table does not have."""
+_UNKNOWN = Architecture("", "", "", "", (), (), (), _UNKNOWN_KEYS)
+"""Stands for an architecture that the table does not have."""
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id")
 _REQUIRED = (
@@ -101,10 +102,6 @@ def keys_of(row: Architecture, defaults: Mapping[str, object]) -> Iterator[Key]:
 def _row_of(h: Hyperparams) -> Architecture | None:
     row = find(hf_class=h.hf_architecture, model_type=h.hf_model_type, config=h.extra)
     return row or ARCHITECTURES.get(h.architecture or "") or find(gguf=h.architecture)
-
-
-def _unknown_row(gguf: str | None) -> Architecture:
-    return Architecture("", gguf or "", "", "", (), (), (), UNKNOWN_KEYS)
 
 
 def _scopes(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> list[Scope]:
@@ -160,14 +157,16 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     classes = config.get("architectures")
     hf_class = as_text(classes[0]) if isinstance(classes, list) and classes else None
     whole, whole_type = config, as_text(config.get("model_type"))
-    config = _language_part(config)
+    part = next((p for key in _LANGUAGE_PARTS if isinstance(p := config.get(key), Mapping) and p), None)
+    if part is not None:  # the language model of a multimodal one, with what only the whole says
+        config = {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
     text_type = as_text(config.get("model_type"))
     row = row or find(hf_class=hf_class, model_type=whole_type, config=config)
     row = row or find(model_type=text_type, config=config)
     h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
     h.architecture = row.id if row else h.hf_model_type
     defaults = defaults_of(row, text_type, whole_type)
-    scopes = _scopes(h, row or _unknown_row(None), defaults)
+    scopes = _scopes(h, row or _UNKNOWN, defaults)
     for scope in scopes:
         value, found = look_up(config, scope.key.hf)
         if not found:
@@ -195,14 +194,6 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
         h.extra["pad_token_id"] = config["pad_token_id"]
     _set_token_ids(h, full)
     return h
-
-
-def _language_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """The config of the language model: a part of a multimodal one, with what only the whole says."""
-    part = next((p for key in _LANGUAGE_PARTS if isinstance(p := config.get(key), Mapping) and p), None)
-    if part is None:
-        return config
-    return {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, object]:
@@ -312,7 +303,7 @@ def from_gguf(
     word = as_text(kv.get("general.architecture"))
     row = row or find_gguf(kv, tensor_names)
     h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
-    known = row or _unknown_row(word)
+    known = row or replace(_UNKNOWN, gguf=word or "")
     flags = _flags_of(known, tensor_names)
     defaults = defaults_of(row)
     scopes = [Scope(h, known, key, defaults, kv, tensor_names) for key in keys_of(known, defaults)]
@@ -406,44 +397,35 @@ def to_gguf(
     late: list[GgufKey] = [("general.file_type", "UINT32", file_type)] if file_type is not None else []
     for key in arch.keys:
         try:
-            pairs = _gguf_keys(Scope(h, arch, key, defaults))
+            value = _gguf_side(Scope(h, arch, key, defaults))
         except RefusedError:
             if complete:
                 raise
             continue
-        for suffix, (kind, value) in pairs.items():
+        if not isinstance(value, GgufKeys):
+            value = GgufKeys({key.gguf: (key.kind, value)} if value is not None and key.gguf else {})
+        for suffix, (kind, item) in value.items():
             name = full_key(arch, suffix)
-            out.setdefault(name, typed_key(name, kind, value))
+            out.setdefault(name, typed_key(name, kind, item))
         if key.via == "head_dim":
             out |= {pair[0]: pair for pair in late}
             late = []
     return [*out.values(), *late]
 
 
-def _gguf_keys(scope: Scope) -> GgufKeys:
-    """{suffix: (kind, value)} of one key."""
-    key = scope.key
-    _check_allowed(scope)
-    if key.constant is not None:
-        return GgufKeys({key.gguf: (key.kind, key.constant)} if key.gguf else {})
-    value = CONVERTERS[key.via].to_gguf(scope.value, scope)
-    if isinstance(value, GgufKeys):
-        return value
-    return GgufKeys({key.gguf: (key.kind, value)} if value is not None and key.gguf else {})
+def _gguf_side(scope: Scope) -> object:
+    """The value of a GGUF's key, or several keys.
 
-
-_SAME = {"swish": "silu"}
-
-
-def _check_allowed(scope: Scope) -> None:
-    """Raises RefusedError where a config gives the key another value than the family's GGUFs can stand for."""
+    Raises RefusedError where a config gives the key another value than the family's GGUFs can stand for.
+    """
     key, value = scope.key, scope.value
     allowed = key.allowed if key.constant is None else (key.constant,)
-    if allowed and value is not None and _SAME.get(str(value), value) not in allowed:
+    if allowed and value is not None and ("silu" if value == "swish" else value) not in allowed:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
             f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}"
         )
+    return CONVERTERS[key.via].to_gguf(value, scope) if key.constant is None else key.constant
 
 
 # --- APR metadata ---

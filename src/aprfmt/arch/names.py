@@ -161,7 +161,24 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
         layers = max((layer + 1 for layer in numbers if layer is not None), default=0)
     for name in names:
         _check_name(arch, hparams, name, layers)
-    _check_missing(arch, hparams, set(names), layers)
+    present = set(names)
+    missing: list[str] = []
+    n_missing = 0
+    for group in _alternatives(arch):
+        if not any(is_needed(arch, row.need, hparams) for row in group):
+            continue
+        # A crafted layer count must cost no more than the tensors that are there.
+        wanted = range(min(layers, len(present) + 1))
+        for layer in wanted if "{n}" in group[0].hf[0] else (None,):
+            absent = _absent(group, hparams, present, layer)
+            n_missing += len(absent)
+            missing += absent[: max(0, 3 - len(missing))]
+    if n_missing:
+        raise RefusedError(
+            f"{n_missing} tensors of the {arch.id} network are missing: {first_few(missing, total=n_missing)}",
+            tensor=missing[0],
+            hint="a sharded model needs all its shards; check num_layers and --arch",
+        )
 
 
 def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> None:
@@ -200,27 +217,6 @@ def _alternatives(arch: Architecture) -> list[list[TensorRow]]:
         if not same:
             groups.append([row])
     return groups
-
-
-def _check_missing(arch: Architecture, h: Hyperparams, present: set[str], layers: int) -> None:
-    missing: list[str] = []
-    n_missing = 0
-    n_present = len(present)
-    for group in _alternatives(arch):
-        if not any(is_needed(arch, row.need, h) for row in group):
-            continue
-        # A crafted layer count must cost no more than the tensors that are there.
-        numbers = range(min(layers, n_present + 1))
-        for layer in numbers if "{n}" in group[0].hf[0] else (None,):
-            absent = _absent(group, h, present, layer)
-            n_missing += len(absent)
-            missing += absent[: max(0, 3 - len(missing))]
-    if n_missing:
-        raise RefusedError(
-            f"{n_missing} tensors of the {arch.id} network are missing: {first_few(missing, total=n_missing)}",
-            tensor=missing[0],
-            hint="a sharded model needs all its shards; check num_layers and --arch",
-        )
 
 
 def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: int | None) -> list[str]:

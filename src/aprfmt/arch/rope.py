@@ -10,13 +10,13 @@ In Hyperparams they are `rope_theta` and, in `extra`:
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32, plain_value, shorten
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.io.jsonx import to_f32
 
 DEFAULT_THETA = 10000.0
 """Base frequency where a Hugging Face config names none."""
@@ -298,21 +298,16 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict
         if name != "attn_factor" and (value := number(f"scaling.{suffix}")) is not None:
             scaling[name] = value
     if attention is not None and attention > 0 and "attention_factor" not in scaling:
-        _set_attention(h, kind, scaling, attention)
+        stored = attention * _usual_attention(kind, scaling)
+        computed = attention_factor(h, kind, scaling)
+        if computed is None or not math.isclose(computed, stored, rel_tol=1e-6):
+            scaling["attention_factor"] = shorten(stored)
     return scaling
 
 
 def _usual_attention(kind: str, scaling: Mapping[str, object]) -> float:
     """What the runtime multiplies with by itself."""
     return mscale_of(as_float(scaling.get("factor"), "factor") or 1.0) if kind == "yarn" else 1.0
-
-
-def _set_attention(h: Hyperparams, kind: str, scaling: dict[str, object], attention: float) -> None:
-    usual = _usual_attention(kind, scaling)
-    computed = attention_factor(h, kind, scaling)
-    number = attention * usual
-    if computed is None or not math.isclose(computed, number, rel_tol=1e-6):
-        scaling["attention_factor"] = shorten(number)
 
 
 def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> dict[str, object]:
@@ -334,11 +329,8 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     name = next((key.hf[0] for key in row.keys if key.via == "rotary_dim" and key.hf), PARTIAL[0])
     if part is not None:
         out[name] = rotary_dim(h) if name in COUNTS else part
-    return {key: value for key, value in out.items() if key not in THETAS or key == _theta_name(defaults)}
-
-
-def _theta_name(defaults: Mapping[str, object]) -> str:
-    return next((name for name in THETAS if name in defaults), THETAS[0])
+    named = next((name for name in THETAS if name in defaults), THETAS[0])
+    return {key: value for key, value in out.items() if key not in THETAS or key == named}
 
 
 # --- what the parameters mean in numbers ---
@@ -481,24 +473,16 @@ def llama3_factors(
     factors = []
     for i in range(0, head_dim, 2):
         # Rounded to float32 at every step, as the converter's tensors are: so the bytes are the same.
-        frequency = _f32(1 / _f32(theta ** _f32(i / head_dim)))
-        wavelength = _f32(_f32(1 / frequency) * _f32(2 * math.pi)) if frequency else math.inf
+        frequency = to_f32(1 / to_f32(theta ** to_f32(i / head_dim)))
+        wavelength = to_f32(to_f32(1 / frequency) * to_f32(2 * math.pi)) if frequency else math.inf
         if wavelength < original / high:
             factors.append(1.0)
         elif wavelength > original / low:
             factors.append(factor)
         else:
-            smooth = _f32(_f32(_f32(_f32(1 / wavelength) * original) - low) / (high - low))
-            factors.append(_f32(1 / _f32(_f32(_f32(1 - smooth) / factor) + smooth)))
+            smooth = to_f32(to_f32(to_f32(to_f32(1 / wavelength) * original) - low) / (high - low))
+            factors.append(to_f32(1 / to_f32(to_f32(to_f32(1 - smooth) / factor) + smooth)))
     return factors
-
-
-def _f32(value: float) -> float:
-    """The float32 nearest to `value`; infinite beyond its range."""
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        return math.inf
 
 
 def infer_llama3(

@@ -406,12 +406,6 @@ def _labels_to(value: object, scope: Scope) -> list[str] | None:
     return None if labels == ["LABEL_0", "LABEL_1"] else labels
 
 
-def _labels_from(value: object, scope: Scope) -> object:
-    if not isinstance(value, list):
-        return DEFAULT
-    return {str(i): label for i, label in enumerate(value)}
-
-
 def _modernbert_to(value: object, scope: Scope) -> object:
     """Period of the layers that see everything, the first among them; a list where there is none."""
     if not isinstance(value, list):
@@ -741,7 +735,10 @@ CONVERTERS: dict[str, Converter] = {
     "no_rope_scaling": Converter(
         lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default
     ),
-    "labels": Converter(_labels_to, _labels_from),
+    "labels": Converter(
+        _labels_to,
+        lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
+    ),
     "modernbert_layers": Converter(_modernbert_to, _modernbert_from, _modernbert_fill),
     "absent_false": unless_named(False),
     "absent_0": unless_named(0),
