@@ -18,20 +18,20 @@ wheels=${APR_WHEELS:-$HOME/.cache/aprfmt/wheels}/$kind
 smoke() {
   "$python" - <<'EOF'
 import importlib.util, sys, tempfile
+from importlib.resources import as_file, files
 from pathlib import Path
 
 if importlib.util.find_spec("llama_cpp") is None:
     sys.exit("it is not installed")
 import aprfmt
-from aprfmt.cli.demo import build
 from aprfmt.llama.client import Llama
 
-with tempfile.TemporaryDirectory() as folder:
-    build(Path(folder, "tiny.gguf"))
+tiny = as_file(files("aprfmt.cli") / "demo-tiny.gguf")
+with tempfile.TemporaryDirectory() as folder, tiny as model:
     try:
         for mix in ("q4_0", "q8_0"):
             path = Path(folder, f"{mix}.gguf")
-            aprfmt.convert_model(Path(folder, "tiny.gguf"), path, dtype=mix)
+            aprfmt.convert_model(model, path, dtype=mix)
             with Llama(path, engines=["llama_cpp"]) as llama:
                 llama.generate("The capital of France is")
                 if "off" in llama.engine:

@@ -26,7 +26,7 @@ _LAZY = {
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
     "quantize_model": "aprfmt.convert.api",
-    "Report": "aprfmt.convert.report",
+    "Report": "aprfmt.convert.api",
     "stamp": "aprfmt.convert.stamp",
     "StampReport": "aprfmt.convert.stamp",
     "inspect": "aprfmt.inspection.describe",
@@ -80,8 +80,7 @@ __all__ = [
 if TYPE_CHECKING:
     from aprfmt.api import Evaluation, evaluate, report
     from aprfmt.codecs.recode import encode
-    from aprfmt.convert.api import convert_model, export_model, import_model, quantize_model
-    from aprfmt.convert.report import Report
+    from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.stamp import StampReport, stamp
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_model import build
 
-from aprfmt.cli.demo import build
 from aprfmt.cli.main import run
 
 

@@ -15,7 +15,7 @@ import pytest
 from aprfmt.cli import convert as commands
 from aprfmt.cli.options import Common
 from aprfmt.convert import api
-from aprfmt.convert.report import Report
+from aprfmt.convert.api import Report
 
 PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "import": (commands.Import, api.import_model),

@@ -11,7 +11,7 @@ from imatrix_files import old_imatrix
 
 import aprfmt
 from aprfmt.codecs import backend
-from aprfmt.convert.quantize.mixes import MIXES
+from aprfmt.convert.mixes import MIXES
 
 Apr = Callable[..., Any]
 

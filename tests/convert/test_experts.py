@@ -11,7 +11,7 @@ import pytest
 
 import aprfmt
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.quantize.mixes import MIXES
+from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import RefusedError
 
 torch = pytest.importorskip("torch")

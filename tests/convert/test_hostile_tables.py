@@ -16,7 +16,7 @@ from aprfmt.arch.links import RowMap
 from aprfmt.arch.orders import Order, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
-from aprfmt.convert.lossless.recipe import expand_experts
+from aprfmt.convert.recipe import expand_experts
 from aprfmt.errors import RefusedError
 from aprfmt.inspection.validate import validate
 

@@ -16,7 +16,7 @@ from llama_peer import LlamaPeer
 import aprfmt
 from aprfmt.codecs import backend, ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
-from aprfmt.convert.quantize.mixes import (
+from aprfmt.convert.mixes import (
     ALIASES,
     CONDITIONS,
     KINDS,

@@ -16,7 +16,7 @@ from tiny_models import BYTES, build
 
 import aprfmt
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.convert.quantize.mixes import MIXES
+from aprfmt.convert.mixes import MIXES
 from aprfmt.errors import RefusedError
 
 pytestmark = pytest.mark.llama

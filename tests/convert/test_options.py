@@ -14,8 +14,7 @@ import pytest
 
 import aprfmt
 from aprfmt.convert import api
-from aprfmt.convert.options import COMMON, Options, parse_size
-from aprfmt.convert.targets.base import TARGETS
+from aprfmt.convert.targets.base import COMMON, TARGETS, Options, parse_size
 from aprfmt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]

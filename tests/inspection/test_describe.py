@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_model import build
 
 import aprfmt
-from aprfmt.cli.demo import build
 from aprfmt.inspection.describe import describe, inspect, tokenizer_info
 
 

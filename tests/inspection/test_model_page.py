@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_model import build
 from pages import Page
 
 import aprfmt
-from aprfmt.cli.demo import build
 from aprfmt.cli.main import run as apr
 from aprfmt.inspection.model_page import Histogram, html, survey
 

@@ -13,9 +13,8 @@ from arch_models import build, find_case, write_tokenizers
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.formats import hf_files
-from aprfmt.llama.client import Llama
+from aprfmt.llama.client import PROMPT, Llama, encoder_pooling
 from aprfmt.llama.engine import ENGINES
-from aprfmt.llama.verify import PROMPT, encoder_pooling
 
 pytestmark = pytest.mark.llama
 

@@ -12,14 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from demo_model import HIDDEN, N_TOKENS, build
 
 import aprfmt
-from aprfmt.cli.demo import HIDDEN, N_TOKENS, build
 from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
-from aprfmt.llama.client import Llama, reason_in
+from aprfmt.llama.client import PROMPT, Llama, reason_in, verify_gguf
 from aprfmt.llama.engine import ENGINES
-from aprfmt.llama.verify import PROMPT, verify_gguf
 
 pytestmark = pytest.mark.llama
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import numpy as np
 from train_corpora import functions, write_jsonl
 
 import aprfmt
-from aprfmt.cli import demo
 
 Array = np.ndarray[Any, Any]
 Maker = Callable[[Path, Path, Path], object]
@@ -112,7 +112,7 @@ MAKERS: dict[str, Maker] = {
     "narrow.apr": _rows(290),
     "wide.apr": _rows(384),
     "f16.apr": lambda model, data, target: aprfmt.import_model(model, target, dtype="f16"),
-    "random.gguf": lambda model, data, target: demo.build(target),
+    "random.gguf": lambda model, data, target: demo_model.build(target),
     "blank.jsonl": _texts(lambda: ["", "  \n"]),
     "constant.jsonl": _texts(lambda: ["a" * (200 + i) for i in range(50)]),
     "other.jsonl": _texts(lambda: functions(100)),

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import torch
 from torch import Tensor
 
 import aprfmt
-from aprfmt.cli import demo
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import Weights
 from aprtrain.config import Config, build
@@ -64,7 +64,7 @@ def options(command: str, data: Path, output: Path | None, **given: Any) -> Conf
 def make_teacher(folder: Path, data: Path, *, steps: int = 120) -> Path:
     """A llama of two layers that was trained on the corpus: an `.apr` made by a pretraining run."""
     start = folder / "start.gguf"
-    demo.build(start)
+    demo_model.build(start)
     config = options(
         "pretrain", data, folder / "teacher", init=str(start), steps=steps, repeat=True, lr=5e-3, save_every=0
     )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import pytest
 
-from aprfmt.cli import demo
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, UsageError
 from aprtrain.config import Config, build, changed_fields, command_fields, resolve, schema, what_fields
@@ -41,7 +41,7 @@ def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the plan, whose answer holds the configuration of a command with every switch."""
-    demo.build(tmp_path / "m.gguf")
+    demo_model.build(tmp_path / "m.gguf")
     (tmp_path / "d.txt").write_text("some text")
     switches = [row.name for row in command_fields("pretrain") if row.kind is bool]
     file = tmp_path / "c.json"

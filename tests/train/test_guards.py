@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,6 @@ from train_children import forked
 from train_corpora import SHAPE, student_alone
 
 import aprfmt
-from aprfmt.cli import demo
 from aprfmt.errors import AprError, MissingDependencyError, RefusedError, RunError, UsageError
 from aprtrain import budget, guards
 from aprtrain.budget import Row
@@ -34,7 +34,7 @@ Distil = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def random_teacher(tmp_path: Path) -> Path:
-    demo.build(tmp_path / "random.gguf")
+    demo_model.build(tmp_path / "random.gguf")
     return tmp_path / "random.gguf"
 
 

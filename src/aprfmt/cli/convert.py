@@ -31,7 +31,7 @@ from aprfmt.errors import RefusedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
-    from aprfmt.convert.report import Report
+    from aprfmt.convert.api import Report
     from aprfmt.types import JsonObject
 
 
@@ -100,7 +100,7 @@ class Shard(Common, Run, Files):
     def __call__(self) -> None:
         """Runs the command."""
         from aprfmt.convert.api import convert_model
-        from aprfmt.convert.options import parse_size
+        from aprfmt.convert.targets.base import parse_size
 
         size = parse_size(self.shard_size)
         _run(self, "sharding", convert_model, self.file, self.output, format="apr-shards", shard_size=size)
@@ -232,7 +232,7 @@ def _refuse_constant(word: str) -> None:
 
 
 def _list_mixes() -> None:
-    from aprfmt.convert.quantize.mixes import ALIASES, MIXES, usual_bits
+    from aprfmt.convert.mixes import ALIASES, MIXES, usual_bits
 
     body, cells = [], []
     for mix in MIXES.values():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypedDict
 
 from aprfmt import formats
 from aprfmt.canonical.model import (
@@ -20,18 +22,29 @@ from aprfmt.canonical.model import (
 )
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.tensor import Losses
-from aprfmt.codecs.dtypes import dtype_totals
-from aprfmt.convert.memory import flow_for, peak_bytes
-from aprfmt.convert.options import Options, parse_options
-from aprfmt.convert.quantize.mixes import find_mix, require_quantized
-from aprfmt.convert.quantize.quantization import Quantization, quantization_of
-from aprfmt.convert.report import PlannedTensor, Report
-from aprfmt.convert.targets import apr, apr_shards
-from aprfmt.convert.targets.base import Output, Target, Work, check_options, find_target
-from aprfmt.errors import RefusedError
+from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
+from aprfmt.convert.mixes import find_mix, require_quantized
+from aprfmt.convert.quantization import Quantization, quantization_of
+from aprfmt.convert.targets import apr
+from aprfmt.convert.targets.base import (
+    Options,
+    Output,
+    Target,
+    Work,
+    check_options,
+    find_target,
+    parse_options,
+)
+from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import (
+    CHUNK_BYTES,
+    MOST_THREADS,
+    THREAD_BYTES,
+    WINDOW_BYTES,
+    Flow,
     StartProgress,
     WriteOptions,
     check_inputs_stay,
@@ -40,15 +53,98 @@ from aprfmt.io.pipe import (
     write_parts,
 )
 from aprfmt.io.sink import check_target
-from aprfmt.llama.client import require_llama
-from aprfmt.llama.verify import verify_gguf
+from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
+from aprfmt.text import format_bytes, html_table
 from aprfmt.types import PathLike
 
-# The functions differ in their options alone. Each hands on its arguments by name, as they are: options.Options has
-# the same names and defaults (a test compares them), and parse_options checks every value, because not every caller
-# has a type checker.
+
+class PlannedTensor(TypedDict):
+    """A tensor of a planned output."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    size_bytes: int
+
+
+@dataclass(slots=True, repr=False, kw_only=True)
+class Report:
+    """The result of import_model, export_model, convert_model and quantize_model; `to_json` is the CLI's object.
+
+    Attributes:
+        source, output: paths as given.
+        format: id of the written container: "apr-v2", "gguf", "safetensors", "hf", "mlx", or a plugin's.
+        label: the same as users know it: "APR v2", "HF folder".
+        architecture: row id of arch.table, or the source's own word.
+        tensor_count: tensors in the output.
+        input_bytes, output_bytes: sizes of all files read and written.
+        dtypes: of the output's tensors.
+        bits_per_weight: stored bits for each value of the output's tensors; None without any.
+        lossless: whether the source can be restored byte for byte from the output.
+        losses: what the output does not hold exactly, one sentence each.
+        verify: what llama.cpp made of the output, where that was asked for.
+        memory_bytes: estimate of the peak working memory.
+        tensors: of the output; filled for plans.
+        files: paths of an output in several files beside each other, of which `output` is the first.
+    """
+
+    source: str
+    output: str
+    format: str
+    label: str
+    architecture: str | None
+    tensor_count: int
+    input_bytes: int
+    output_bytes: int
+    dtypes: dict[str, DtypeTotals]
+    bits_per_weight: float | None = field(init=False)
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+    lossless: bool
+    losses: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    verify: Verification | None = None
+    plan: bool = False
+    memory_bytes: int = 0
+    tensors: list[PlannedTensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        n_values = sum(row["params"] for row in self.dtypes.values())
+        n_bits = 8 * sum(row["bytes"] for row in self.dtypes.values())
+        self.bits_per_weight = n_bits / n_values if n_values else None
+
+    def __repr__(self) -> str:
+        return f"Report({', '.join(f'{name} {value!r}' for name, value in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._facts())
+
+    def _facts(self) -> Iterator[tuple[str, object]]:
+        yield from (("source", self.source), ("output", self.output), ("format", self.label))
+        yield from (("architecture", self.architecture), ("tensors", self.tensor_count))
+        yield "size", f"{format_bytes(self.output_bytes)} from {format_bytes(self.input_bytes)}"
+        yield from (("lossless", self.lossless), ("plan", self.plan))
+        yield from (("losses", len(self.losses)), ("warnings", len(self.warnings)))
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract; plans add plan, memory_bytes and tensors."""
+        left_out = {"label", *(name for name in ("files", "verify") if not getattr(self, name))}
+        if not self.plan:
+            left_out |= {"plan", "memory_bytes", "tensors"}
+        body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        bits = self.bits_per_weight
+        rounded = {
+            "bits_per_weight": round(bits, 3) if bits is not None else None,
+            "seconds": round(self.seconds, 3),
+        }
+        return body | rounded
+
+
+# The functions differ in their options alone. Each hands on its arguments by name, as they are: targets.base.Options
+# has the same names and defaults (a test compares them), and parse_options checks every value, because not every
+# caller has a type checker.
 
 
 def import_model(
@@ -258,7 +354,7 @@ def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output |
         return None
     if target.name == "apr":
         return apr.copy(model, dst.name)
-    return apr_shards.copy(model, options) if target.name == "apr-shards" else None
+    return apr.copy_shards(model, options) if target.name == "apr-shards" else None
 
 
 def _decoding(dtype: str, *, gguf: bool) -> Decoding:
@@ -327,3 +423,60 @@ def _write(dst: str, c: Canonical, output: Output, target: Target, options: Opti
         write_parts(folder, output.layouts, how, checked)
         return
     write_file(dst, output.layouts[0], how, checked)
+
+
+# --- memory ---
+
+SMALLEST_WINDOW = 4 * CHUNK_BYTES
+LATER_BYTES = 48 << 20
+"""What loads only while writing: numpy, codecs, parts of the allocator that stay unused."""
+
+
+_MARGIN_MIB = 4
+"""A process started anew takes a little more or less."""
+
+
+def resident_bytes() -> int:
+    """Memory of this process now, in bytes."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1 << 10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_bytes(flow: Flow, tensors: Iterable[OutTensor]) -> int:
+    """Peak memory of writing `tensors` with `flow`, in bytes."""
+    return flow.memory_bytes + _fixed(tensors)
+
+
+def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutTensor]) -> Flow:
+    """The flow of a conversion of `tensors`: `threads` of them (None: one a processor), in `max_memory` bytes.
+
+    Fewer threads and a smaller window are taken where memory asks for it. Raises UsageError for a number of
+    threads that cannot be, RefusedError where not even one thread fits.
+    """
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"{threads} threads", hint=f"--threads takes 1 to {MOST_THREADS}")
+    flow = Flow(threads or 0)
+    if max_memory is None:
+        return flow
+    room = max_memory - _fixed(tensors)
+    smallest = Flow(1, SMALLEST_WINDOW).memory_bytes
+    if room < smallest:
+        least = -(-(max_memory - room + smallest) // (1 << 20)) + _MARGIN_MIB
+        raise RefusedError(
+            f"the conversion needs at least {least} MiB of memory, but --max-memory allows {max_memory >> 20} MiB",
+            hint=f"--max-memory {least}MiB, or leave it out",
+        )
+    per_thread = THREAD_BYTES + CHUNK_BYTES
+    n = min(flow.n_workers, (room - SMALLEST_WINDOW) // per_thread)
+    return Flow(n, min(WINDOW_BYTES, room - n * per_thread))
+
+
+def _fixed(tensors: Iterable[OutTensor]) -> int:
+    """What is held whatever the flow: the process as it is, and the largest tensor that has to be in memory whole."""
+    return resident_bytes() + LATER_BYTES + max((t.held_bytes for t in tensors), default=0)

@@ -10,8 +10,8 @@ from pathlib import Path
 from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY
 from aprfmt.canonical.model import canonical, check_vocabulary, read_tokenizer
-from aprfmt.convert.options import parse_flag
 from aprfmt.convert.targets.apr import HAS_VOCAB
+from aprfmt.convert.targets.base import parse_flag
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr_metadata import SOURCE_KEY

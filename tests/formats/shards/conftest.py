@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from demo_model import build
 
 import aprfmt
-from aprfmt.cli.demo import build
 
 SHARD_BYTES = 60_000
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import pytest
 import torch
 import train_runs
@@ -15,7 +16,6 @@ from llama_peer import LlamaPeer
 from train_children import forked
 
 import aprfmt
-from aprfmt.cli import demo
 from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError
 from aprfmt.llama.client import Llama
 from aprfmt.provenance import provenance
@@ -38,7 +38,7 @@ from aprtrain.optim.adamw import FlatAdamW, Settings, load_states, states
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
     path = tmp_path_factory.mktemp("demo") / "demo.gguf"
-    demo.build(path)
+    demo_model.build(path)
     return open_network(path)
 
 

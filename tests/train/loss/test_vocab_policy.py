@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import demo_model
 import pytest
 import train_runs
 
-from aprfmt.cli import demo as demo_model
 from aprfmt.errors import RefusedError, RunError
 from aprtrain.network.weights import open_network
 

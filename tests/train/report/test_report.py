@@ -15,9 +15,9 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import train_runs
+from demo_model import build as build_model
 from pages import Page
 
-from aprfmt.cli.demo import build as build_model
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
 from aprtrain.checkpoints import checkpoint

@@ -1,4 +1,4 @@
-"""The forms that a model can be written in: what a target is, and the registry of them.
+"""The forms that a model can be written in: what a target is, the registry of them, and every option that they take.
 
 A built-in target is a row of TARGETS, its module is loaded when it is needed. A package adds one under the entry
 point group `aprfmt.formats`, as it does a reader: any object with what `Target` names.
@@ -7,24 +7,183 @@ point group `aprfmt.formats`, as it does a reader: any object with what `Target`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from reprlib import repr as short
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from aprfmt import formats
-from aprfmt.convert.options import COMMON, MIX, PROVENANCE, Options
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import FileLayout
+from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.canonical.model import Canonical
     from aprfmt.canonical.tensor import Losses
-    from aprfmt.convert.quantize.quantization import Quantization
-    from aprfmt.io.pipe import WriteOptions
+    from aprfmt.convert.quantization import Quantization
+
+
+DEFAULT_SHARD_BYTES = 5_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every option of a conversion; `apr convert --help` explains them. Sizes are in bytes."""
+
+    arch: str | None = None
+    dtype: str = "keep"
+    imatrix: PathLike | None = None
+    tensor_type: Sequence[str] = ()
+    output_type: str | None = None
+    embedding_type: str | None = None
+    pure: bool = False
+    leave_output: bool = False
+    allow_requantize: bool = False
+    tokenizer: PathLike | None = None
+    license: str | None = None
+    data_source: str | None = None
+    data_license: str | None = None
+    allow_no_config: bool = False
+    allow_unmapped: bool = False
+    format: str | None = None
+    pre: str | None = None
+    pad_style: str = "llama.cpp"
+    shard_size: int | None = None
+    verify: bool = False
+    plan: bool = False
+    force: bool = False
+    progress: StartProgress | None = None
+    threads: int | None = None
+    max_memory: int | None = None
+    fsync: bool = True
+
+    def non_defaults(self) -> list[str]:
+        """The options that are not left at their defaults."""
+        return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+
+    def changes_nothing(self) -> bool:
+        """Whether the options leave the model itself alone."""
+        return (
+            not set(self.non_defaults()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
+        )
+
+
+COMMON = frozenset(
+    (
+        *("arch", "allow_no_config", "allow_unmapped", "format"),
+        *("plan", "force", "progress", "threads", "max_memory", "fsync"),
+    )
+)
+"""Options about reading the source and running the conversion, which mean the same for every target."""
+
+MIX = frozenset(
+    ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize")
+)
+"""What goes with a quantization mix."""
+
+PROVENANCE = frozenset(("license", "data_source", "data_license"))
+"""What the user says about the model."""
+
+
+def parse_options(given: Mapping[str, object]) -> Options:
+    """The options named in `given`. Raises UsageError for an unknown one and for a value of the wrong kind."""
+    known = {f.name: f for f in fields(Options)}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise UsageError(f"unknown option {unknown[0]!r}", hint="known: " + ", ".join(sorted(known)))
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        parser = _PARSERS.get(name) or _PARSERS_BY_TYPE[str(known[name].type)]
+        values[name] = parser(name, value)
+    return Options(**values)
+
+
+def _wrong(name: str, expected: str, value: object) -> UsageError:
+    return UsageError(f"{name} must be {expected}, not {short(value)}")
+
+
+def parse_flag(name: str, value: object) -> bool:
+    """`value` where it is True or False. Raises UsageError."""
+    if not isinstance(value, bool):
+        raise _wrong(name, "True or False", value)
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a string", value)
+    return value
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
+        raise _wrong(name, "a list of strings", value)
+    return tuple(value)
+
+
+def _progress(name: str, value: object) -> object:
+    if not callable(value):
+        raise _wrong(name, "a function", value)
+    return value
+
+
+def _threads(name: str, value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_THREADS:
+        raise _wrong(name, f"a number from 1 to {MOST_THREADS}", value)
+    return value
+
+
+_UNITS = {"": 1, "b": 1} | {
+    letter + end: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for end, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+
+def parse_size(value: object, *, least: int = 1) -> int:
+    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`. Raises UsageError."""
+    size = value if type(value) is int else -1
+    if isinstance(value, str):
+        text = value.strip().lower()
+        number = text.rstrip("bkmgti").strip()
+        try:
+            size = int(float(number) * _UNITS[text[len(number) :].strip()])
+        except (ValueError, KeyError, OverflowError):
+            size = -1
+    if size < least:
+        raise UsageError(f"{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
+    return size
+
+
+Parser = Callable[[str, object], object]
+
+
+def _optional(parser: Parser) -> Parser:
+    return lambda name, value: None if value is None else parser(name, value)
+
+
+# By name what a type does not tell, the others by the annotation of their field.
+_PARSERS: dict[str, Parser] = {
+    "threads": _optional(_threads),
+    "max_memory": _optional(lambda _, value: parse_size(value)),
+    "shard_size": _optional(lambda _, value: parse_size(value, least=0)),
+}
+_PARSERS_BY_TYPE: dict[str, Parser] = {
+    "bool": parse_flag,
+    "str": _text,
+    "str | None": _optional(_text),
+    "Sequence[str]": _texts,
+    "PathLike | None": _optional(lambda name, value: formats.path_text(value, name)),
+    "StartProgress | None": _optional(_progress),
+}
+
+
+# --- targets ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +248,35 @@ class Target(Protocol):
 
 class _BuiltIn:
     def __init__(
-        self, name: str, container: str, label: str, module: str, takes: frozenset[str], suffix: str = ""
+        self, name: str, container: str, label: str, place: str, takes: frozenset[str], suffix: str = ""
     ) -> None:
         self.name, self.container, self.label, self.takes = name, container, label, takes
         self.suffixes: tuple[str, ...] = (suffix,) if suffix else ()
         self.folder = not suffix
-        self._module = f"aprfmt.convert.targets.{module}"
+        self._place = place
 
     def layouts(self, c: Canonical, work: Work) -> Output:
-        output: Output = import_module(self._module).layouts(c, work)
+        module, _, function = self._place.partition(":")
+        output: Output = getattr(import_module(f"aprfmt.convert.targets.{module}"), function)(c, work)
         return output
 
 
 _HF = PROVENANCE | {"dtype", "tokenizer", "shard_size"}
 
 TARGETS: tuple[Target, ...] = (
-    _BuiltIn("apr", "apr-v2", "APR v2", "apr", MIX | PROVENANCE | {"dtype", "tokenizer"}, ".apr"),
-    _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr_shards", PROVENANCE | {"shard_size"}),
-    _BuiltIn("gguf", "gguf", "GGUF", "gguf", _HF | MIX | {"pre", "pad_style", "verify"}, ".gguf"),
+    _BuiltIn("apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer"}, ".apr"),
+    _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size"}),
+    _BuiltIn("gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"pre", "pad_style", "verify"}, ".gguf"),
     _BuiltIn(
-        "safetensors", "safetensors", "SafeTensors", "safetensors", frozenset({"dtype"}), ".safetensors"
+        "safetensors",
+        "safetensors",
+        "SafeTensors",
+        "hf:safetensors_layouts",
+        frozenset({"dtype"}),
+        ".safetensors",
     ),
-    _BuiltIn("hf", "hf", "HF folder", "hf", _HF),
-    _BuiltIn("mlx", "mlx", "MLX folder", "mlx", _HF),
+    _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF),
+    _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF),
 )
 """The forms that we write."""
 

@@ -15,11 +15,10 @@ from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows, g
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
-from aprfmt.convert.lossless.recipe import Recipe, overlay, restorable
-from aprfmt.convert.options import Options
-from aprfmt.convert.quantize.mixes import file_type_of, fitting
-from aprfmt.convert.quantize.quantization import Quantization, mix_of
-from aprfmt.convert.targets.base import Output, Work
+from aprfmt.convert.mixes import file_type_of, fitting
+from aprfmt.convert.quantization import Quantization, mix_of
+from aprfmt.convert.recipe import Recipe, overlay, restorable
+from aprfmt.convert.targets.base import Options, Output, Work
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
 from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping

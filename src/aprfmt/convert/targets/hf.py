@@ -1,4 +1,4 @@
-"""Canonical form -> a Hugging Face folder: config, tokenizer, the source's other files, safetensors shards."""
+"""Canonical form -> safetensors: one file, or a folder with config, tokenizer and the source's other files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Mapping
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
-from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.packed import HF_QUANT, without_packing
-from aprfmt.canonical.tensor import Losses
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, plain_dtype
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.lossless.recipe import CONFIG, Recipe, overlay, restorable
-from aprfmt.convert.targets.base import Output, Work
-from aprfmt.convert.targets.safetensors import TORCH_NAMES, hf_tensors, keeps_all
+from aprfmt.convert.recipe import CONFIG, Recipe, overlay, restorable
+from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import hf_files, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
@@ -27,27 +28,34 @@ from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file
 
-DEFAULT_SHARD_BYTES = 5_000_000_000
 GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 
+# Stored dtype -> config.json's word for it.
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+
 
 def layouts(c: Canonical, work: Work) -> Output:
     """Every file of a Hugging Face folder for `c`: the imported files themselves where nothing changed."""
-    return folder_output(c, work, restorable(c, "hf"), "pt")
+    return _folder(c, work, restorable(c, "hf"), "pt")
 
 
-def folder_output(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
+def mlx_layouts(c: Canonical, work: Work) -> Output:
+    """The folder marked as one for MLX; the text files are those of the imported folder."""
+    return _folder(c, work, restorable(c, "hf") if c.model.convention == "apr" else None, "mlx")
+
+
+def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     losses, shard_bytes = work.losses, work.options.shard_size
-    tensors = hf_tensors(c, work.options.dtype, losses)
+    tensors = _hf_tensors(c, work.options.dtype, losses)
     source = _source_texts(c, recipe)
     texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
-    kept = keeps_all(c, tensors)
+    kept = _keeps_all(c, tensors)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
         recipe is not None
@@ -162,7 +170,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
     most = max(totals, key=lambda d: totals[d], default="F32")
     # Networks do not compute in 8-bit floats: loaders widen them to what stands here.
-    return TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
+    return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
 
 
 def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -191,3 +199,52 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
         for name, group in zip(file_names, groups, strict=True)
     ]
     return [*layouts, FileLayout("model.safetensors.index.json", [Literal(_json(index))])]
+
+
+# --- one file, tensors ---
+
+
+def safetensors_layouts(c: Canonical, work: Work) -> Output:
+    """One safetensors file for `c`: the imported one itself where nothing changed."""
+    tensors = _hf_tensors(c, work.options.dtype, work.losses)
+    recipe = restorable(c, "safetensors")
+    if recipe is not None and _keeps_all(c, tensors) and len(recipe.files) == 1:
+        return Output([FileLayout(work.name, recipe.layouts()[0].segments)], tensors, lossless=True)
+    own = c.model.native_as(SafetensorsNative)
+    metadata = own.metadata if own is not None else {"format": "pt"}
+    return Output([FileLayout(work.name, safetensors.layout(tensors, metadata))], tensors)
+
+
+def _hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
+    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantized blocks become F16.
+
+    8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
+    dtypes that safetensors does not have.
+    """
+    wanted = plain_dtype(dtype, EIGHT_BITS)
+    if wanted is not None and DTYPES[wanted].safetensors is None:
+        raise RefusedError(
+            f"safetensors has no dtype {wanted}",
+            path=c.model.path,
+            hint="use --dtype f32, f16 or bf16, or export to GGUF",
+        )
+    out = []
+    for tensor in hf_side(c.arch, c.tensors):
+        target = _dtype(tensor, wanted)
+        losses.note(tensor.original_dtype, target)
+        out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
+    return out
+
+
+def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
+    row = DTYPES[tensor.dtype]
+    is_float = row.name in _TORCH_NAMES or row.kind != "plain"
+    if wanted is not None and is_float and (wanted not in EIGHT_BITS or len(tensor.shape) > 1):
+        return wanted
+    return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
+
+
+def _keeps_all(c: Canonical, tensors: list[OutTensor]) -> bool:
+    """Whether every tensor is there under its name and in its dtype."""
+    same = all(t.name in c.tensors and t.dtype == c.tensors[t.name].dtype for t in tensors)
+    return same and not c.packs.decoded

@@ -53,12 +53,12 @@ from aprfmt.tokenizer.model import Tokenizer
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Tokenizer list -> element type of its GGUF array.
-GGUF_LISTS = {
-    "tokens": GgufType.STRING,
-    "merges": GgufType.STRING,
-    "types": GgufType.INT32,
-    "scores": GgufType.FLOAT32,
+# Tokenizer list -> (GGUF key that holds it, element type of the array).
+_GGUF_LISTS = {
+    "tokens": ("tokenizer.ggml.tokens", GgufType.STRING),
+    "merges": ("tokenizer.ggml.merges", GgufType.STRING),
+    "types": ("tokenizer.ggml.token_type", GgufType.INT32),
+    "scores": ("tokenizer.ggml.scores", GgufType.FLOAT32),
 }
 
 MAX_MAPPED_BYTES = 64 << 20
@@ -68,14 +68,6 @@ CONFIG = "config.json"
 
 # Files that hold the tokenizer's lists.
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
-
-# GGUF key -> list of the tokenizer that it holds.
-_LIST_KEYS = {
-    "tokenizer.ggml.tokens": "tokens",
-    "tokenizer.ggml.merges": "merges",
-    "tokenizer.ggml.token_type": "types",
-    "tokenizer.ggml.scores": "scores",
-}
 
 # Formats of sources that have recipes.
 _FORMATS = ("gguf", "hf", "safetensors")
@@ -105,7 +97,7 @@ def expand_experts(value: object) -> list[str]:
 
 def gguf_list(tokenizer: Tokenizer, which: str) -> bytes:
     """A list of the tokenizer as the array value of a GGUF key."""
-    return encode_value((GgufType.ARRAY, GGUF_LISTS[which]), getattr(tokenizer, which))
+    return encode_value((GgufType.ARRAY, _GGUF_LISTS[which][1]), getattr(tokenizer, which))
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +493,9 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
     for part in parts:
         source, position = part.source, 0
         writer.start(source.path.rpartition("/")[2])
-        found = [(entry, which) for key, which in _LIST_KEYS.items() if (entry := part.kv.entries.get(key))]
+        found = [
+            (entry, which) for which, (key, _) in _GGUF_LISTS.items() if (entry := part.kv.entries.get(key))
+        ]
         for entry, which in sorted(found, key=lambda pair: pair[0].start):
             writer.literal(source.view(position, entry.value_start - position))
             writer.gguf_list(which, source.view(entry.value_start, entry.end - entry.value_start))

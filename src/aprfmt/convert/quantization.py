@@ -17,8 +17,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.options import MIX, Options
-from aprfmt.convert.quantize.mixes import (
+from aprfmt.convert.mixes import (
     EMBEDDINGS,
     MIXES,
     OUTPUT,
@@ -31,6 +30,7 @@ from aprfmt.convert.quantize.mixes import (
     uniform_mix,
     unknown,
 )
+from aprfmt.convert.targets.base import MIX, Options
 from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats.imatrix import Imatrix, read_imatrix
 from aprfmt.formats.out import OutTensor

@@ -1,1 +1,0 @@
-"""The source's own bytes: recorded at import, given back at export."""

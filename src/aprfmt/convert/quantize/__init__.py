@@ -1,1 +1,0 @@
-"""llama.cpp's mixes: which type each tensor gets."""
