@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.arch.orders import VALUES, Order, check_order, indices
+from aprfmt.arch.links import VALUES, Order, check_order, indices
 from aprfmt.errors import RefusedError
 
 small = st.integers(1, 5)

@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.orders import ORDERS, VALUES
+from aprfmt.arch.links import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS

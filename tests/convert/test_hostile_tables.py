@@ -12,8 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import names
-from aprfmt.arch.links import RowMap
-from aprfmt.arch.orders import Order, indices
+from aprfmt.arch.links import Order, RowMap, indices
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.convert.api import convert_model
 from aprfmt.convert.recipe import expand_experts

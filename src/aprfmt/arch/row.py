@@ -30,11 +30,11 @@ class TensorRow:
         need: condition under which the network must have it, over config keys and the words REQUIRED (always),
             OPTIONAL (never) and HEAD (unless the head is tied).
         layers: condition for a layer to have it ("moe", "!first", a kind of `layer_types`); "" for all layers.
-        order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.orders).
+        order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.links).
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.orders.VALUES ("plus_one", "minus_exp").
+        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp").
         pack: name of a packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.

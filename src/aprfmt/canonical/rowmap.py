@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
 
-from aprfmt.arch.links import RowMap
-from aprfmt.arch.orders import VALUES, indices
+from aprfmt.arch.links import VALUES, RowMap, indices
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
