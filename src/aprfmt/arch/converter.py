@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hyperparams import FIELD, Hyperparams
@@ -114,11 +114,8 @@ class ConfigKeys(dict[str, object]):
     """Several config.json keys as the result of one converter."""
 
 
-class Convert(Protocol):
-    """A value of one side as the other has it; None for a value that is absent."""
-
-    def __call__(self, value: object, scope: Scope, /) -> object:
-        """The value of the other side."""
+Convert: TypeAlias = Callable[[object, Scope], object]
+"""A value of one side as the other has it; None for a value that is absent."""
 
 
 def same(value: object, scope: Scope) -> object:

@@ -291,7 +291,7 @@ class _Line:
                     return None
             batch = self._collect()
             with self._changed:
-                if not batch.items:
+                if not batch.items and batch.error is None:
                     self._is_over = True
                     self._changed.notify_all()
                     return None
@@ -308,15 +308,8 @@ class _Line:
                 if batch.n_bytes >= CHUNK_BYTES // 2:
                     break
         except BaseException as error:
-            batch.items.append((Job(0, _raiser(error)), ""))
+            batch.error = error
         return batch
-
-
-def _raiser(error: BaseException) -> Callable[[], Buffer]:
-    def run() -> Buffer:
-        raise error
-
-    return run
 
 
 def source_chunks(source: Source, offset: int, n_bytes: int) -> Iterator[Buffer]:
