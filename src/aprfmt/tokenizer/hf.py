@@ -154,7 +154,11 @@ def _read_document(document: Document) -> Tokenizer:
             path=source,
             hint="llama.cpp has no such tokenizer either",
         )
-    vocab = read_pieces_by_text(stored) if kind == "Unigram" else read_vocab(document)
+    if kind == "Unigram":  # entries of another form are for read_unigram to refuse
+        pieces = stored if isinstance(stored, list) else []
+        vocab = {p[0]: i for i, p in enumerate(pieces) if isinstance(p, list) and p and isinstance(p[0], str)}
+    else:
+        vocab = read_vocab(document)
     added, named = read_added(parsed, settings, vocab, source), named_specials(settings)
     if kind == "Unigram":
         tokenizer = read_unigram(document, added, named)
@@ -544,12 +548,6 @@ def read_unigram(document: Document, added: list[Added], named: set[str]) -> Tok
     tokenizer.flags["remove_extra_whitespaces"] = _merges_spaces(parsed)
     tokenizer.extra |= _read_charsmap(parsed, source) | _token_type_count(document.config)
     return tokenizer
-
-
-def read_pieces_by_text(vocab: Json) -> dict[str, int]:
-    """Id by text of a Unigram vocabulary; entries of another form are for read_unigram to refuse."""
-    entries = vocab if isinstance(vocab, list) else []
-    return {e[0]: i for i, e in enumerate(entries) if isinstance(e, list) and e and isinstance(e[0], str)}
 
 
 def _read_pieces(vocab: Json, source: str) -> list[tuple[str, float]]:

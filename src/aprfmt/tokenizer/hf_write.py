@@ -11,7 +11,7 @@ from dataclasses import replace
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.ggml import CHARSMAP
 from aprfmt.tokenizer.model import UNDERLINE, Tokenizer, TokenType
-from aprfmt.tokenizer.pre import Rule, rule
+from aprfmt.tokenizer.pre import rule
 
 __all__ = ["from_phantom", "to_hf_files"]
 
@@ -138,9 +138,12 @@ def _byte_level_parts(tok: Tokenizer) -> dict[str, object]:
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
     merges = [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab]
+    digits = {"type": "Digits", "individual_digits": True}
+    steps = [digits if split == "digits" else _split(split) for split in known.splits]
+    steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})
     return {
         "normalizer": {"type": "NFC"} if known.nfc else None,
-        "pre_tokenizer": _pre_tokenizer(known),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0],
         "decoder": {**_BYTE_LEVEL, "add_prefix_space": True},
         "model": _bpe_model(vocab, merges, ignore_merges=known.ignore_merges),
     }
@@ -177,15 +180,6 @@ def _halves(merge: str) -> tuple[str, str]:
 
 def _split(regex: str) -> dict[str, object]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-
-
-def _pre_tokenizer(known: Rule) -> dict[str, object]:
-    steps: list[dict[str, object]] = [
-        {"type": "Digits", "individual_digits": True} if split == "digits" else _split(split)
-        for split in known.splits
-    ]
-    steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})
-    return {"type": "Sequence", "pretokenizers": steps} if len(steps) > 1 else steps[0]
 
 
 def _post_processor(tok: Tokenizer) -> dict[str, object] | None:

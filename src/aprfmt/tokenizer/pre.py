@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,7 +211,13 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     if not own:
         return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
     known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items()}
-    name, difference = _nearest(own, known)
+    mine = [part for step in own for part in _alternatives(step)]
+    parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
+    # Equal alternatives count first, then how alike the spellings are.
+    name = max(
+        parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name])))
+    )
+    difference = _difference(mine, parts[name])
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
         difference += f"; llama.cpp also has no normaliser {kind}"
@@ -351,27 +357,12 @@ def _step(part: JsonObject) -> str | None:
 # --- the nearest known rule ---
 
 
-def _nearest(own: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """The name whose steps are most alike, and one clause on the first difference.
-
-    Args:
-        own: steps of the unknown pre-tokenizer in canonical form: regexes and words for other steps.
-        known: the same for each name that llama.cpp has.
-    """
-    mine = [part for step in own for part in _alternatives(step)]
-    parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
-    # Equal alternatives count first, then how alike the spellings are.
-    ranked = max(
-        parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name])))
-    )
-    return ranked, _difference(mine, parts[ranked])
-
-
 def _alike(a: Sequence[str], b: Sequence[str]) -> float:
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def _difference(mine: Sequence[str], theirs: Sequence[str]) -> str:
+    """One clause on the first alternative in which llama.cpp's rule differs."""
     for kind, a, b, c, d in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         here, there = _shorten(mine[a:b]), _shorten(theirs[c:d])
         if kind == "replace":

@@ -182,9 +182,7 @@ def _lines(text: str, tok: Tokenizer) -> _Part | None:
 def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
     """The text that a reference stands for. Raises what `join` catches for a piece of another form."""
     quote: Callable[[str], str] = encode_basestring_ascii if piece.get("ascii") else encode_basestring
-    between, form, patch = _punctuation(piece, "between"), piece.get("form"), piece["patch"]
-    if not isinstance(patch, Mapping):
-        raise TypeError("a patch is not an object")
+    between, form, patch = _punctuation(piece, "between"), piece.get("form"), _checked(piece["patch"], dict)
     if form in ("scored", "pair"):
         opening, comma, closing = (_punctuation(piece, name) for name in ("open", "comma", "close"))
         if form == "scored":
@@ -192,20 +190,20 @@ def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
             pairs: Sequence[list[object]] = _apply_patch(
                 [[text, score] for text, score in scored], patch, list
             )
-            pairs = pairs[: _count(piece["n"])]
+            pairs = pairs[: _checked(piece["n"], int)]
         else:
             pairs = _apply_patch([[*merge.split(" ")] for merge in tok.merges], patch, list)
-        second: Callable[[object], str] = repr if form == "scored" else lambda right: quote(_string(right))
+        second: Callable[[object], str] = (
+            repr if form == "scored" else lambda right: quote(_checked(right, str))
+        )
         return between.join(
-            f"{opening}{quote(_string(left))}{comma}{second(right)}{closing}" for left, right in pairs
+            f"{opening}{quote(_checked(left, str))}{comma}{second(right)}{closing}" for left, right in pairs
         )
     is_vocabulary = piece["list"] == "vocabulary"
     texts = _apply_patch(_texts(tok) if is_vocabulary else tok.merges, patch, str)
     if form is not None or not is_vocabulary:
         return between.join(map(quote, texts) if form == "text" else texts)
-    colon, runs, total = _punctuation(piece, "colon"), piece["runs"], 0
-    if not isinstance(runs, list):
-        raise TypeError("the runs are not an array")
+    colon, runs, total = _punctuation(piece, "colon"), _checked(piece["runs"], list), 0
     for start, stop in runs:
         total += stop - start
         if not 0 <= start < stop <= len(texts) or total > len(texts):
@@ -213,21 +211,15 @@ def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
     return between.join(f"{quote(texts[i])}{colon}{i}" for start, stop in runs for i in range(start, stop))
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError("a count is not an integer")
-    return value
-
-
-def _string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("an entry is not text")
+def _checked(value: object, kind: type[_T]) -> _T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r:.60} is not of type {kind.__name__}")
     return value
 
 
 def _punctuation(piece: Mapping[str, object], name: str) -> str:
     """Keeps a crafted piece from putting anything large, or anything but punctuation, between the entries."""
-    text = _string(piece[name])
+    text = _checked(piece[name], str)
     if not _PUNCTUATION.fullmatch(text):
         raise ValueError(f"{name} is not punctuation")
     return text
@@ -239,7 +231,5 @@ def _apply_patch(items: Sequence[_T], patch: Mapping[str, object], kind: type[_T
         return items
     changed = list(items)
     for i, value in patch.items():
-        if not isinstance(value, kind):
-            raise TypeError(f"entry {i} is not of type {kind.__name__}")
-        changed[int(i)] = value
+        changed[int(i)] = _checked(value, kind)
     return changed
