@@ -83,9 +83,7 @@ Built = tuple[Path, Any]
 
 
 @pytest.fixture(scope="session")
-def tiny_model(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Callable[[str], Built]:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], Built]:
     """Gives (folder, transformers model) of a case of tiny_models."""
     pytest.importorskip("transformers")
     made: dict[str, Built] = {}

@@ -13,16 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run(folder: Path, *options: str) -> tuple[int, str]:
     """Exit code and output of pytest on `folder` with the configuration of this repository."""
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-    ]
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
         [*words, "--rootdir", str(folder), *options, str(folder)],
         capture_output=True,

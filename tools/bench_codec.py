@@ -112,15 +112,11 @@ def encoding(names: Sequence[str], *, full: bool) -> list[Case]:
     for name in names:
         if not ggml.encodable(name) or (name.startswith(("IQ1", "IQ2", "IQ3")) and not full):
             continue
-        rows = (
-            512 if name in ggml_numpy.ENCODABLE else 16 if name.startswith("IQ") and "4" not in name else 64
-        )
+        rows = 512 if name in ggml_numpy.ENCODABLE else 16 if name.startswith("IQ") and "4" not in name else 64
         values = np.random.default_rng(0).standard_normal((rows, COLS)).astype("f4")
         weights = np.ones(COLS, dtype="f4") if ggml.needs_weights(name) else None
 
-        def run(
-            part: slice, name: str = name, values: Array = values, weights: Array | None = weights
-        ) -> object:
+        def run(part: slice, name: str = name, values: Array = values, weights: Array | None = weights) -> object:
             return ggml.encode(name, values[part].reshape(-1), COLS, weights)
 
         jobs = ours(run, rows, numpy=name in ggml_numpy.ENCODABLE)

@@ -190,9 +190,7 @@ def memory(bench: Bench) -> None:
     print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)), flush=True)
 
 
-def compare(
-    bench: Bench, title: str, n_bytes: int, jobs: list[Job], bases: list[str], sources: list[Path]
-) -> None:
+def compare(bench: Bench, title: str, n_bytes: int, jobs: list[Job], bases: list[str], sources: list[Path]) -> None:
     """Runs the jobs, prints the table, and says whether the GGUF files hold the same tensors.
 
     `n_bytes` is about what an output takes.
@@ -299,9 +297,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help=f"{FULL_LAYERS} layers")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--memory-layers", type=int, nargs="+", metavar="N")

@@ -28,24 +28,9 @@ from aprtrain.network.shape import Shape, shape_of
 PEAK = 790e12
 T = 2048
 NETWORKS = {
-    "0.5B": {
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-    },
-    "1.5B": {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-    },
-    "7B": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-    },
+    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28},
 }
 """Sizes of Qwen2.5."""
 
@@ -53,13 +38,7 @@ NETWORKS = {
 def shape(name: str, model_type: str = "qwen2", **more: Any) -> Shape:
     """The Shape of a network of that size."""
     kv = 4 if name == "7B" else 2
-    config = {
-        "model_type": model_type,
-        "vocab_size": 4096,
-        "num_key_value_heads": kv,
-        **NETWORKS[name],
-        **more,
-    }
+    config = {"model_type": model_type, "vocab_size": 4096, "num_key_value_heads": kv, **NETWORKS[name], **more}
     h = from_hf_config(config)
     return shape_of(h, ARCHITECTURES[h.architecture or ""])
 

@@ -40,15 +40,11 @@ def main() -> None:
     torch.manual_seed(0)
     correctness()
     rate = peak_rate()
-    print(
-        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16 product {rate / 1e12:.0f} TFLOP/s"
-    )
+    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16 product {rate / 1e12:.0f} TFLOP/s")
     launches()
     for name in list(PAIRS)[: 1 if options.quick else None]:
         width, rows = PAIRS[name]
-        p = problem(
-            N, N_REAL, STUDENT_ROWS, rows, (STUDENT_WIDTH, width), device="cuda", spread=4, ignored=1000
-        )
+        p = problem(N, N_REAL, STUDENT_ROWS, rows, (STUDENT_WIDTH, width), device="cuda", spread=4, ignored=1000)
         flops = (2 * width + 6 * STUDENT_WIDTH) * STUDENT_ROWS * N
         whole(name, p, flops, rate, (2048, 4096) if options.quick else (1024, 2048, 4096, 8192))
         stages(p)
@@ -85,9 +81,7 @@ def memory() -> None:
         before = torch.cuda.memory_allocated()
         run()
         peak = torch.cuda.max_memory_allocated() - before - p.x.nbytes
-        print(
-            f"{n:8} positions {peak / GIB:6.3f} GiB, predicted {head_bytes(p.vocabulary, STUDENT_WIDTH) / GIB:6.3f}"
-        )
+        print(f"{n:8} positions {peak / GIB:6.3f} GiB, predicted {head_bytes(p.vocabulary, STUDENT_WIDTH) / GIB:6.3f}")
 
 
 # --- time ---
@@ -132,9 +126,7 @@ def ours(p: Problem, chunk: int, logits: str, objective: Objective = Objective()
 
 def whole(name: str, p: Problem, flops: int, rate: float, chunks: tuple[int, ...]) -> None:
     """The head by chunk and storage of logits, then other objectives."""
-    print(
-        f"\n{name}, {N} positions, {flops / 1e12:.1f} TFLOP\nchunk  logits      ms  TFLOP/s  of peak  head GiB"
-    )
+    print(f"\n{name}, {N} positions, {flops / 1e12:.1f} TFLOP\nchunk  logits      ms  TFLOP/s  of peak  head GiB")
     for logits in ("fp16", "fp32"):
         for chunk in chunks:
             time = seconds(ours(p, chunk, logits))
@@ -234,10 +226,7 @@ def liger(p: Problem, chunk: int) -> Work:
 
 def peers(p: Problem, flops: int, rate: float) -> None:
     """Each peer at its chunk sizes."""
-    for name, make, chunks in (
-        ("torch.compile", compiled_dense, (1024, 2048)),
-        ("liger", liger, (1024, 2048)),
-    ):
+    for name, make, chunks in (("torch.compile", compiled_dense, (1024, 2048)), ("liger", liger, (1024, 2048))):
         for chunk in chunks:
             try:
                 torch.cuda.empty_cache()

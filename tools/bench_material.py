@@ -201,9 +201,7 @@ def read_imatrix(path: Path) -> dict[str, bytes]:
 
 def main() -> None:
     """Makes the folder and says its size."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=FULL_LAYERS)
     options = parser.parse_args()

@@ -61,9 +61,7 @@ def process(*command: str | Path, environment: Mapping[str, str] | None = None) 
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+") as log:
         start = time.perf_counter()
-        child = subprocess.Popen(
-            [*map(str, command)], stdout=out, stderr=log, env=kept | dict(environment or {})
-        )
+        child = subprocess.Popen([*map(str, command)], stdout=out, stderr=log, env=kept | dict(environment or {}))
         _, status, usage = os.wait4(child.pid, 0)
         seconds = time.perf_counter() - start
         child.returncode = os.waitstatus_to_exitcode(status)

@@ -113,9 +113,7 @@ def vocabulary_model(folder: Path) -> None:
         "mlp.up_proj": [ffn, hidden], "mlp.down_proj": [hidden, ffn],
     }  # fmt: skip
     shapes = {"lm_head.weight": [vocabulary, hidden], "model.embed_tokens.weight": [vocabulary, hidden]}
-    shapes |= {
-        f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()
-    }
+    shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(layers) for name, shape in layer.items()}
     shapes["model.norm.weight"] = [hidden]
     _write_zeros(folder / "model.safetensors", shapes)
 
@@ -229,10 +227,7 @@ def main() -> None:
         big, big_gguf = folder / "v.apr", folder / "v.gguf"
         aprfmt.import_model(vocabulary, big)
         aprfmt.export_model(big, big_gguf)
-        for title, one, other in (
-            ("SmolLM2-135M", apr, gguf),
-            ("300 tensors, 151,669 tokens", big, big_gguf),
-        ):
+        for title, one, other in (("SmolLM2-135M", apr, gguf), ("300 tensors, 151,669 tokens", big, big_gguf)):
             jobs: Jobs = {
                 "bare index read": lambda one=one: bare_index(one),  # type: ignore[misc]
                 "aprfmt, `.apr`": lambda one=one: open_ours(one),  # type: ignore[misc]

@@ -21,20 +21,7 @@ from typing import Any
 
 import aprfmt
 from bench_material import FULL_LAYERS, qwen_folder, read_imatrix, write_imatrix
-from bench_measure import (
-    Job,
-    Run,
-    Series,
-    clear,
-    fastest,
-    interleaved,
-    knows,
-    machine,
-    process,
-    ratio,
-    timed,
-    touch,
-)
+from bench_measure import Job, Run, Series, clear, fastest, interleaved, knows, machine, process, ratio, timed, touch
 from fetch_material import CACHE
 
 MIXES = ("q4_k_m", "q5_k_m", "q6_k", "q8_0", "iq4_xs")
@@ -124,9 +111,7 @@ def run_compare(ours: str, theirs: str) -> None:
         names = {t.name for t in mine.entries} ^ {t.name for t in others.entries}
         shared = [t for t in mine.entries if t.name not in names]
         types = [t.name for t in shared if (t.dtype, t.shape) != (others[t.name].dtype, others[t.name].shape)]
-        data = [
-            t.name for t in shared if t.name not in types and bytes(t.raw()) != bytes(others[t.name].raw())
-        ]
+        data = [t.name for t in shared if t.name not in types and bytes(t.raw()) != bytes(others[t.name].raw())]
     found = {"names": sorted(names), "types": types, "bytes": data}
     differ = [f"{len(wrong)} {what} differ, {wrong[0]}" for what, wrong in found.items() if wrong]
     print("; ".join(differ) or f"all {len(shared)}")
@@ -196,15 +181,9 @@ def table(title: str, source: Path, work: Path, rounds: int, mixes: Sequence[str
 
 def parse() -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "models", nargs="*", type=Path, help="GGUF files in F16, BF16 or F32 instead of SmolLM2"
-    )
-    parser.add_argument(
-        "--full", action="store_true", help="the large model too, 20 minutes on two processors"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", type=Path, help="GGUF files in F16, BF16 or F32 instead of SmolLM2")
+    parser.add_argument("--full", action="store_true", help="the large model too, 20 minutes on two processors")
     parser.add_argument("--layers", type=int, help="the large model with fewer layers")
     parser.add_argument("--mixes", nargs="+", default=MIXES, metavar="MIX")
     parser.add_argument("--rounds", type=int, default=3)

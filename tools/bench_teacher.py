@@ -104,8 +104,7 @@ def qwen(name: str) -> Shape:
 def random_network(shape: Shape) -> Network:
     """Random blocks in the types of a Q4_K_M: half of the layers have attn_v and ffn_down in Q6_K, as the head."""
     pools = {
-        dtype: random_blocks(dtype, (1 << 24) // BYTES[dtype], 1, size).reshape(-1)
-        for dtype, size in SIZES.items()
+        dtype: random_blocks(dtype, (1 << 24) // BYTES[dtype], 1, size).reshape(-1) for dtype, size in SIZES.items()
     }
     pools["F32"] = np.random.default_rng(2).uniform(0.5, 1.0, 1 << 16).astype("<f4").view("u1")
     tensors = {}
@@ -116,13 +115,7 @@ def random_network(shape: Shape) -> Network:
         dtype = "F32" if len(size) == 1 else "Q6_K" if finer else "Q4_K"
         tensors[name] = RandomTensor(name, dtype, size, pools[dtype])
     return Network(
-        Path("random"),
-        cast("Any", None),
-        ARCHITECTURES["qwen2"],
-        shape,
-        cast("Any", None),
-        None,
-        cast("Any", tensors),
+        Path("random"), cast("Any", None), ARCHITECTURES["qwen2"], shape, cast("Any", None), None, cast("Any", tensors)
     )
 
 
@@ -155,27 +148,20 @@ def check_blocks() -> Iterator[tuple[str, bool]]:
         ):
             n = len(stored) * DTYPES[dtype].block
             with np.errstate(all="ignore"):
-                want = torch.from_numpy(decode_values(dtype, stored.tobytes(), (n,)).copy()).to(
-                    torch.bfloat16
-                )
+                want = torch.from_numpy(decode_values(dtype, stored.tobytes(), (n,)).copy()).to(torch.bfloat16)
             target = torch.full((1, n), float("nan"), dtype=torch.bfloat16, device=CUDA)
             got = decode(on_device(dtype, stored), target).cpu()[0]
             same = torch.equal(got.view(torch.int16), want.view(torch.int16))
             if not same:
                 at = (got.view(torch.int16) != want.view(torch.int16)).nonzero().flatten()
-                print(
-                    f"  {dtype} {label}: {len(at)} of {n} differ, first {int(at[0])}: {got[at[:8]]} {want[at[:8]]}"
-                )
+                print(f"  {dtype} {label}: {len(at)} of {n} differ, first {int(at[0])}: {got[at[:8]]} {want[at[:8]]}")
             yield f"{dtype} {label}", same
         blocks = on_device(dtype, random_blocks(dtype, 40 * 12, 7), rows=40)
         whole = decode(blocks, torch.empty(blocks.shape, dtype=torch.bfloat16, device=CUDA))
         rows = torch.randint(0, 40, (333,), device=CUDA)
         part = some_rows(blocks, 3, 7)
         cut = decode(part, torch.empty(part.shape, dtype=torch.bfloat16, device=CUDA))
-        yield (
-            f"{dtype} rows",
-            torch.equal(pick_rows(blocks, rows), whole[rows]) and torch.equal(cut, whole[3:10]),
-        )
+        yield (f"{dtype} rows", torch.equal(pick_rows(blocks, rows), whole[rows]) and torch.equal(cut, whole[3:10]))
 
 
 def check_fp8() -> Iterator[tuple[str, bool]]:
@@ -273,10 +259,7 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
             todo = [pair for pairs in teacher.decoder._targets.values() for pair in pairs]
             row["decode_ms"] = median(lambda n, todo=todo: [decode(*pair) for pair in todo]) * 1e3  # type: ignore[misc]
             row["of_file"] = row["resident_gb"] * 1e9 / stored
-            yield (
-                f"{name} q4k: resident {row['of_file']:.3f} of the file",
-                row["of_file"] <= 1.15 or name == "tiny",
-            )
+            yield (f"{name} q4k: resident {row['of_file']:.3f} of the file", row["of_file"] <= 1.15 or name == "tiny")
         else:
             near = torch.nn.functional.cosine_similarity(hidden.cpu().float(), want.float(), dim=-1)
             row["cosine"] = float(near.mean())

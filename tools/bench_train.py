@@ -266,10 +266,7 @@ def stages(config: Config, parts: Parts) -> dict[str, float]:
         seconds = updates(config, parts, 2 + TIMED).step_seconds
     torch.cuda.synchronize()
     kept = found[len(found) // (2 + TIMED) * 2 :]
-    table = {
-        stage: sum(start.elapsed_time(end) for s, start, end in kept if s == stage) / TIMED
-        for stage in STAGES
-    }
+    table = {stage: sum(start.elapsed_time(end) for s, start, end in kept if s == stage) / TIMED for stage in STAGES}
     return table | {"gap": statistics.median(seconds[2:]) * 1e3 - sum(table.values())}
 
 

@@ -138,9 +138,7 @@ def child(name: str, target: str, mib: str, fsync: str) -> None:
 
 def main() -> None:
     """Prints two tables: without and with fsync."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--work", type=Path, help="folder for a temporary folder with the output")

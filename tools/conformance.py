@@ -50,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unused = [] if options.row or options.case or options.sample else without_case(all_cases())
     print(matrix(results, unused))
     if options.json:
-        rows = [
-            {"id": r.case.id, "ok": r.ok, "steps": {k: asdict(s) for k, s in r.steps.items()}}
-            for r in results
-        ]
+        rows = [{"id": r.case.id, "ok": r.ok, "steps": {k: asdict(s) for k, s in r.steps.items()}} for r in results]
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if options.docs:
         (ROOT / "docs" / "architectures.md").write_text(docs_page(results))
@@ -95,9 +92,7 @@ def choose(options: argparse.Namespace) -> list[ArchCase]:
     return cases
 
 
-def _run(
-    cases: Sequence[ArchCase], work: Path, options: argparse.Namespace
-) -> Iterator[tuple[ArchCase, Steps]]:
+def _run(cases: Sequence[ArchCase], work: Path, options: argparse.Namespace) -> Iterator[tuple[ArchCase, Steps]]:
     """Each case with its steps, in order; what kills a worker process costs only the case it was at."""
     settings = (work, not options.no_peer, bool(options.keep))
     waiting = list(cases)

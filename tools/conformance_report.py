@@ -38,9 +38,7 @@ class Result:
         if self.case.llama_cpp_cannot and self.passed("build", "direct") and self._refused:
             return True
         others = [name for name in OURS if name not in _RUNTIME]
-        return (
-            bool(self.case.llama_cpp_cannot) and self.passed("build", *others) and not self._broken_with_peer
-        )
+        return bool(self.case.llama_cpp_cannot) and self.passed("build", *others) and not self._broken_with_peer
 
     @property
     def _refused(self) -> bool:
@@ -125,9 +123,7 @@ def matrix(results: Sequence[Result], unused: Sequence[str] = ()) -> str:
     """The whole report."""
     rows = [list(_HEAD), *(result.cells() for result in results)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(_HEAD))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines[:0] = [" " * (widths[0] + 2) + "ours" + " " * (sum(widths[1:7]) + 8) + "| llama.cpp's converter"]
     for result in results:
         if reasons := result.reasons():
@@ -158,9 +154,7 @@ def docs_page(results: Sequence[Result]) -> str:
     for result in results:
         by_row.setdefault(result.case.row, []).append(result)
     lines = [*_INTRO, ""]
-    lines += [
-        "| Row | Hugging Face classes | GGUF | HF → GGUF | back | converter's GGUF back | converter | Cases |"
-    ]
+    lines += ["| Row | Hugging Face classes | GGUF | HF → GGUF | back | converter's GGUF back | converter | Cases |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     notes: list[str] = []
     for name, row in ARCHITECTURES.items():
@@ -218,9 +212,7 @@ def _peer_notes(results: Sequence[Result]) -> list[str]:
             step = result.steps.get(name)
             if step is not None and not step.ok:
                 error = "" if step.error is None else f"error {step.error:.1e}"
-                parts.append(
-                    f"{name.removeprefix('peer_')}: {' '.join(filter(None, (error, step.reason))) or 'no'}"
-                )
+                parts.append(f"{name.removeprefix('peer_')}: {' '.join(filter(None, (error, step.reason))) or 'no'}")
         if parts:
             lines.append(f"* `{result.case.id}`: {'; '.join(parts)}".replace("|", "\\|"))
     return lines or ["Nowhere."]

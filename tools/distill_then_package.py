@@ -56,9 +56,7 @@ def apr(out: Path, *words: object) -> dict[str, Any]:
     with open(out / "log.txt", "a") as log:
         log.write(f"$ apr {' '.join(map(str, words))}\n{done.stderr}{done.stdout[:2000]}\n")
     if done.returncode:
-        raise SystemExit(
-            f"apr {words[0]} ended with {done.returncode}: {done.stdout[:500]}{done.stderr[-2000:]}"
-        )
+        raise SystemExit(f"apr {words[0]} ended with {done.returncode}: {done.stdout[:500]}{done.stderr[-2000:]}")
     body: dict[str, Any] = json.loads(done.stdout)
     return body
 
@@ -162,17 +160,13 @@ def package(stage: Stage, options: argparse.Namespace, kd: Run, ce: Run) -> None
     out, held_out = options.output, kd.folder / "tokens"
     device = ("--device", options.device, "--limit", str(options.eval_tokens))
     for run in (kd, ce):
-        score = apr(
-            out, "eval", run.folder / "model.apr", "-d", held_out, "--teacher", options.teacher, *device
-        )
+        score = apr(out, "eval", run.folder / "model.apr", "-d", held_out, "--teacher", options.teacher, *device)
         stage.add(f"score {run.folder.name}", score)
     files = {"teacher": options.teacher, "f16": out / "student-f16.gguf"}
     apr(out, "export", kd.folder / "model.apr", "-o", files["f16"], "--dtype", "f16", "--force")
     for mix in MIXES:
         files[mix] = out / f"student-{mix}.gguf"
-        made = apr(
-            out, "export", kd.folder / "model.apr", "-o", files[mix], "--dtype", mix, "--force", "--verify"
-        )
+        made = apr(out, "export", kd.folder / "model.apr", "-o", files[mix], "--dtype", mix, "--force", "--verify")
         stage.add(f"export {mix}", {key: made.get(key) for key in ("output_bytes", "verify", "warnings")})
         score = apr(out, "eval", files[mix], "-d", held_out, "--teacher", kd.folder / "model.apr", *device)
         stage.add(f"score {mix}", score)
@@ -213,10 +207,7 @@ def _curves(facts: dict[str, Any]) -> list[str]:
 
 
 def _scores(facts: dict[str, Any]) -> list[str]:
-    lines = [
-        "| model | compared with | CE | perplexity | KL | agreement | tokens |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = ["| model | compared with | CE | perplexity | KL | agreement | tokens |", "|---|---|---|---|---|---|---|"]
     names = {"kd": "the teacher", "ce": "the teacher", **dict.fromkeys(MIXES, "its original")}
     for name, whom in names.items():
         if s := facts.get(f"score {name}"):
@@ -231,13 +222,7 @@ def _samples(facts: dict[str, Any]) -> list[str]:
     lines = []
     for number, prompt in enumerate(PROMPTS):
         for name, texts in facts["samples"].items():
-            lines += [
-                f"{name}, {facts['sizes'][name] / 1e6:.1f} MB:",
-                "```python",
-                prompt + texts[number],
-                "```",
-                "",
-            ]
+            lines += [f"{name}, {facts['sizes'][name] / 1e6:.1f} MB:", "```python", prompt + texts[number], "```", ""]
     return lines
 
 
@@ -249,16 +234,12 @@ def main() -> int:
     parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--layers", default="15", help="how many of the teacher's, or which (0,3,6)")
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument(
-        "--kill-after", type=int, default=400, help="the checkpoint after which the run is killed"
-    )
+    parser.add_argument("--kill-after", type=int, default=400, help="the checkpoint after which the run is killed")
     parser.add_argument("--kd-weight", type=float, default=0.8)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--gpus", nargs="*", default=[], help="one or two numbers of CUDA devices")
     parser.add_argument("--eval-tokens", type=int, default=1 << 20)
-    parser.add_argument(
-        "--distill", default="", metavar="OPTIONS", help="more options of apr distill, in one word"
-    )
+    parser.add_argument("--distill", default="", metavar="OPTIONS", help="more options of apr distill, in one word")
     options = parser.parse_args()
     options.output.mkdir(parents=True)
     stage = Stage(options.output)

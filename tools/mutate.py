@@ -178,9 +178,7 @@ def outcomes(mutations: list[Mutation], jobs: int) -> Iterator[Outcome]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; 1 where something survives."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="mutations to try (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     given = parser.parse_args(arguments)
@@ -191,9 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
         survivors += not outcome.caught_by
         verdict = outcome.caught_by.partition("[")[0] or f"SURVIVES: {outcome.reason}"
         print(f"{outcome.name:<{width}}  {outcome.seconds:5.1f} s  {verdict}", flush=True)
-    print(
-        f"{len(mutations)} of {len(MUTATIONS)} mutations, {survivors} survive; those of CUDA kernels need a GPU"
-    )
+    print(f"{len(mutations)} of {len(MUTATIONS)} mutations, {survivors} survive; those of CUDA kernels need a GPU")
     return 1 if survivors else 0
 
 

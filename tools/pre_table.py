@@ -89,13 +89,7 @@ def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def render() -> str:
     """The whole document."""
-    ours = (
-        "vocabulary",
-        "stated in the file",
-        "our choice for its tokenizer.json",
-        "llama.cpp's hash",
-        "same rules",
-    )
+    ours = ("vocabulary", "stated in the file", "our choice for its tokenizer.json", "llama.cpp's hash", "same rules")
     return (
         HEAD
         + "## tokenizer.json files\n\n"

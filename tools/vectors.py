@@ -222,9 +222,7 @@ def check_footer(model: aprfmt.Model, record: Record) -> Iterator[str]:
 
 def check_image(model: aprfmt.Model, record: Record) -> Iterator[str]:
     """The v2 image that was unpacked."""
-    yield from compare(
-        "unpacked image", sha256(native_of(model).source.view()), record["decompressed_image_sha256"]
-    )
+    yield from compare("unpacked image", sha256(native_of(model).source.view()), record["decompressed_image_sha256"])
 
 
 _FIELD_CHECKS: dict[str, Callable[[aprfmt.Model, Record], Iterator[str]]] = {
@@ -376,9 +374,7 @@ def check_manifest(manifest: Path, verbose: bool = False) -> tuple[int, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="hold the package against the files of a manifest")
     check.add_argument("manifest", type=Path, nargs="?", default=DEFAULT_MANIFEST)

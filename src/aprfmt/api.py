@@ -105,11 +105,7 @@ def evaluate(
 
 
 def report(
-    file: PathLike,
-    output: PathLike | None = None,
-    *,
-    force: bool = False,
-    progress: StartProgress | None = None,
+    file: PathLike, output: PathLike | None = None, *, force: bool = False, progress: StartProgress | None = None
 ) -> dict[str, object]:
     """What there is to say of a model, or of a training run by its folder, and a page of it where `output` is named.
 

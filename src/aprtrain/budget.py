@@ -80,10 +80,7 @@ def memory_plan(
         one_pass = tokens * (6 * s.d_model + 3 * s.d_ffn) * width + _score_bytes(config, s, tokens)
         rows += [
             Row(f"teacher: weights, {residency}", resident),
-            Row(
-                "teacher: head for the loss",
-                logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k"),
-            ),
+            Row("teacher: head for the loss", logit_weight_bytes(vocabulary, s.d_model, logits, residency == "q4k")),
             Row("teacher: hidden states", tokens * s.d_model * width),
             Row("teacher: a pass", one_pass if backbone else 0),
         ]
@@ -271,9 +268,7 @@ def _plan_data(config: Config) -> dict[str, Any]:
     return {"tokens": None, "files": len(files), "bytes": n_bytes, "left_out": dict(+skipped)}
 
 
-def _plan_cache(
-    config: Config, pair: Pair, device: torch.device, tokens: int | None
-) -> dict[str, Any] | None:
+def _plan_cache(config: Config, pair: Pair, device: torch.device, tokens: int | None) -> dict[str, Any] | None:
     if config.teacher_cache is None or pair.teacher is None:
         return None
     folder = Path(config.teacher_cache).absolute()

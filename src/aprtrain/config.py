@@ -69,9 +69,7 @@ class Config:
     """A run's options. `None` stands for a default that follows from other fields; `resolve` fills those in."""
 
     teacher: str | None = _option(None, "The model to learn from.", commands=_DISTILL)
-    student: str | None = _option(
-        None, "The model to train: .apr, .gguf, .safetensors or a folder.", commands=_DISTILL
-    )
+    student: str | None = _option(None, "The model to train: .apr, .gguf, .safetensors or a folder.", commands=_DISTILL)
     student_init: str | None = _option(
         None,
         "Make the student from the teacher: layers:0,2,4, layers:12, width:hidden=512,heads=8, or a config.json.",
@@ -80,9 +78,7 @@ class Config:
     )
     init: str | None = _option(None, "The model whose weights the training starts from.", commands=_PRETRAIN)
     like: str | None = _option(
-        None,
-        "The model whose tokenizer is used; --shape gives the network to train from scratch.",
-        commands=_PRETRAIN,
+        None, "The model whose tokenizer is used; --shape gives the network to train from scratch.", commands=_PRETRAIN
     )
     shape: str | None = _option(
         None, "config.json of the network to train from scratch (with --like).", commands=_PRETRAIN
@@ -104,9 +100,7 @@ class Config:
         "forward", "Divergence from the teacher.", choices=("forward", "reverse", "jsd"), commands=_DISTILL,
         place="what",
     )  # fmt: skip
-    beta: float = _option(
-        0.5, "Mixing weight of --loss jsd.", low=0.001, high=0.999, commands=_DISTILL, place="what"
-    )
+    beta: float = _option(0.5, "Mixing weight of --loss jsd.", low=0.001, high=0.999, commands=_DISTILL, place="what")
     logits: str = _option("fp16", "Storage of logits on a GPU.", choices=("fp16", "fp32"), place="what")
     chunk: int = _option(2048, "Positions whose logits are held at a time.", low=1, place="what")
 
@@ -122,9 +116,7 @@ class Config:
     weight_decay: float = _option(0.01, "AdamW: decay of matrices.", low=0, high=10, place="what")
     clip: float = _option(1.0, "Largest norm of the gradient; 0: no limit.", low=0, place="what")
 
-    steps: int | None = _option(
-        None, "The update at which this run stops, counted from the beginning.", low=1
-    )
+    steps: int | None = _option(None, "The update at which this run stops, counted from the beginning.", low=1)
     total_steps: int | None = _option(None, "Length of the schedule (default: --steps).", low=1, place="what")
     epochs: int | None = _option(
         None, "Passes over the data: at most, or without --steps exactly.", low=1, place="what"
@@ -132,12 +124,8 @@ class Config:
     repeat: bool = _option(False, "Repeat the data as often as --steps needs.", place="what")
     seq_len: int = _option(2048, "Tokens of a window.", low=2, env=ENV_PREFIX + "MAX_SEQ_LEN", place="what")
     tokens_per_step: int = _option(32768, "Tokens of an update, over all GPUs.", low=2, place="what")
-    micro_tokens: int = _option(
-        16384, "Tokens of one forward and backward pass on a GPU.", low=2, place="what"
-    )
-    held_out: float = _option(
-        0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9, place="what"
-    )
+    micro_tokens: int = _option(16384, "Tokens of one forward and backward pass on a GPU.", low=2, place="what")
+    held_out: float = _option(0.01, "Share of the documents held out for evaluation.", low=1e-9, high=0.9, place="what")
     eval_data: str | None = _option(None, "Evaluate on these files instead.")
     seed: int = _option(42, "Order of the data and fresh weights.", low=0, high=2**63 - 1, place="what")
     deterministic: bool = _option(False, "Bitwise the same numbers in every run.", place="what")
@@ -154,16 +142,12 @@ class Config:
         None, "Folder that keeps the teacher's hidden states, to be read when a text comes again.",
         commands=_DISTILL,
     )  # fmt: skip
-    recompute: str = _option(
-        "none", "What the backward pass computes again to save memory.", choices=("none", "block")
-    )
+    recompute: str = _option("none", "What the backward pass computes again to save memory.", choices=("none", "block"))
     shard: str = _option(
         "states", "What several processes share out: masters and moments, or the student's weights too.",
         choices=("states", "weights"),
     )  # fmt: skip
-    compile: str = _option(
-        "auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"), place="what"
-    )
+    compile: str = _option("auto", "Compile the blocks; auto: on a GPU.", choices=("auto", "on", "off"), place="what")
     device: str = _option("cuda", "cuda, cuda:N or cpu; there is no fallback.")
 
     save_every: int = _option(
@@ -180,10 +164,7 @@ class Config:
         (), "A field that may differ from the run that is resumed; may be given again."
     )
     smoke: int | None = _option(
-        None,
-        "Run N steps, estimate the time of the whole run, write nothing.",
-        low=1,
-        env=ENV_PREFIX + "MAX_STEPS",
+        None, "Run N steps, estimate the time of the whole run, write nothing.", low=1, env=ENV_PREFIX + "MAX_STEPS"
     )
     allow_same_arch: bool = _option(False, "Teacher and student may have the same dims.", commands=_DISTILL)
     allow_weaker_teacher: bool = _option(
@@ -270,9 +251,7 @@ def resolve(config: Config, data_steps: int | None = None) -> Config:
     if warmup is None:
         warmup = min(max(100, total // 50), total // 10)
     if total < steps:
-        raise UsageError(
-            f"--total-steps {total} is less than --steps {steps}", hint="the schedule must cover the run"
-        )
+        raise UsageError(f"--total-steps {total} is less than --steps {steps}", hint="the schedule must cover the run")
     return replace(config, steps=steps, total_steps=total, warmup_steps=warmup)
 
 
@@ -295,9 +274,7 @@ def build(
     from_environment = dict(_read_environment(environment or {}, rows))
     from_command = {name: value for name, value in given.items() if value is not None and value != ()}
     values: dict[str, Any] = {name: _check(rows[name], value, str(file)) for name, value in from_file.items()}
-    values |= {
-        name: _check(rows[name], text, variable) for name, (text, variable) in from_environment.items()
-    }
+    values |= {name: _check(rows[name], text, variable) for name, (text, variable) in from_environment.items()}
     lines = [
         f"{variable} is overruled by {rows[name].flag}"
         if name in from_command
@@ -377,13 +354,7 @@ def _read_environment(
             yield row.name, (_BACKENDS.get(text, text) if row.name == "teacher_residency" else text, variable)
 
 
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    tuple: "a list of names",
-}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of names"}
 
 
 def _check(row: Field, value: object, where: str) -> Value:
@@ -409,9 +380,7 @@ def _convert(row: Field, value: object) -> Value:
         names = (value,) if isinstance(value, str) else tuple(value)
         for name in names:
             if name not in what_fields():
-                raise UsageError(
-                    f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields())
-                )
+                raise UsageError(f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields()))
         return names
     if (row.kind is bool and isinstance(value, bool)) or (row.kind is str and isinstance(value, str)):
         return value

@@ -148,9 +148,7 @@ def _hidden(hidden: object, size: torch.Size, who: str) -> Tensor:
     if not isinstance(hidden, Tensor) or hidden.shape[:2] != size or hidden.ndim != 3 or not hidden.numel():
         raise RunError(f"the {who} gave no hidden states for {size[0]} windows of {size[1]} tokens")
     if not bool(torch.isfinite(hidden).all()):
-        raise RunError(
-            f"the {who}'s hidden states are not finite", hint="its weights or its format are damaged"
-        )
+        raise RunError(f"the {who}'s hidden states are not finite", hint="its weights or its format are damaged")
     return hidden
 
 
@@ -321,9 +319,7 @@ def _facts(path: str, network: Network) -> dict[str, Any]:
     return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}
 
 
-def _read(
-    data: Path, network: Network, skipped: Counter[str], log: Callable[[str], None]
-) -> tuple[Part, int]:
+def _read(data: Path, network: Network, skipped: Counter[str], log: Callable[[str], None]) -> tuple[Part, int]:
     """The documents to read, and the id that separates them; `skipped` counts what is left out, by reason."""
     with scoring():
         encoder = Encoder(network.tokenizer)

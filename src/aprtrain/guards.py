@@ -78,9 +78,7 @@ def check_teacher(teacher_ce: float, student_ce: float, n_tokens: int, *, allow_
     """
     bound = math.log(n_tokens) / 2
     if not math.isfinite(teacher_ce):
-        raise RefusedError(
-            "the teacher's loss on held-out data is not finite", hint="its weights are damaged"
-        )
+        raise RefusedError("the teacher's loss on held-out data is not finite", hint="its weights are damaged")
     if allow_weaker:
         return
     if teacher_ce >= bound:
@@ -202,14 +200,11 @@ class Watchdog(_Beside):
         while not self._over.wait(min(1.0, self._first_s / 10)):
             began, limit = self._began, self.limit_s
             if began is not None and time.monotonic() - began > limit:
-                what = (
-                    "the first step of this run" if self._number == 1 else f"step {self._number} of this run"
-                )
+                what = "the first step of this run" if self._number == 1 else f"step {self._number} of this run"
                 self._on_stall(
                     RunError(
                         f"{what} takes more than {limit:.0f} s",
-                        hint="the stacks above show where it hangs; "
-                        "--deadline gives the first step more time",
+                        hint="the stacks above show where it hangs; --deadline gives the first step more time",
                     )
                 )
                 return
@@ -243,12 +238,7 @@ class Utilisation(_Beside):
     """
 
     def __init__(
-        self,
-        read: Callable[[], int],
-        warn: Callable[[str], None],
-        *,
-        window: int = 60,
-        interval_s: float = 1.0,
+        self, read: Callable[[], int], warn: Callable[[str], None], *, window: int = 60, interval_s: float = 1.0
     ) -> None:
         self._read = read
         self._warn = warn

@@ -209,11 +209,7 @@ class Trainer:
         config, parts = self.config, self.parts
         hidden, head = None, None
         if parts.teacher is not None:
-            found = (
-                parts.cached(batch)
-                if parts.cached
-                else parts.teacher.hidden(batch.tokens_NT, batch.documents)
-            )
+            found = parts.cached(batch) if parts.cached else parts.teacher.hidden(batch.tokens_NT, batch.documents)
             hidden, head = found.flatten(0, 1), self._head_of(parts.teacher)
         x_ND = parts.student(batch.tokens_NT, batch.documents).flatten(0, 1)
         out = distill_head(

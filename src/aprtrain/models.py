@@ -41,15 +41,7 @@ from aprtrain.guards import check_distinct, check_length
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.shape import Shape, shape_of, to_hparams
-from aprtrain.network.weights import (
-    Network,
-    edge_fingerprint,
-    fill,
-    fingerprint,
-    open_network,
-    refuse_zeros,
-    whole,
-)
+from aprtrain.network.weights import Network, edge_fingerprint, fill, fingerprint, open_network, refuse_zeros, whole
 from aprtrain.optim.adamw import FlatAdamW, Optimizer, Settings, ShardedAdamW, shard_weights
 from aprtrain.teacher.teacher import Teacher, teacher_dtype
 from aprtrain.world import World
@@ -264,9 +256,7 @@ def _widths(text: str, s: Shape) -> dict[str, int]:
             )
         found[name] = int(number)
         if not 1 <= found[name] <= usual[name]:
-            raise UsageError(
-                f"{name}={number}: the teacher has {usual[name]}, a student can have 1 to that many"
-            )
+            raise UsageError(f"{name}={number}: the teacher has {usual[name]}, a student can have 1 to that many")
         if name in ("hidden", "ffn") and found[name] % _UNIT:
             raise UsageError(f"{name}={number} is not a multiple of {_UNIT}")
     heads, kv_heads = found.get("heads", s.n_heads), found.get("kv_heads", s.n_kv_heads)
@@ -336,9 +326,7 @@ def _kept_of_layer(teacher: Network, prefix: str, s: Shape, hidden: Tensor | Non
     kept: _Kept = {"hidden": hidden}
     if s.d_ffn != t.d_ffn:
         gate, up = (whole(teacher, f"{prefix}mlp.{x}_proj.weight").norm(dim=1) for x in ("gate", "up"))
-        kept["ffn"] = _largest(
-            gate * up * whole(teacher, f"{prefix}mlp.down_proj.weight").norm(dim=0), s.d_ffn
-        )
+        kept["ffn"] = _largest(gate * up * whole(teacher, f"{prefix}mlp.down_proj.weight").norm(dim=0), s.d_ffn)
     if (s.n_heads, s.n_kv_heads) != (t.n_heads, t.n_kv_heads):
         values = whole(teacher, f"{prefix}self_attn.v_proj.weight").view(t.n_kv_heads, -1)
         out = whole(teacher, f"{prefix}self_attn.o_proj.weight").view(t.d_model, t.n_heads, t.head_dim)
@@ -356,9 +344,7 @@ def _kept_of_layer(teacher: Network, prefix: str, s: Shape, hidden: Tensor | Non
     return kept
 
 
-def fresh_student(
-    source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42
-) -> tuple[Decoder, Network]:
+def fresh_student(source: PathLike, tokenizer: Tokenizer | None, *, seed: int = 42) -> tuple[Decoder, Network]:
     """A network with random weights of the dimensions of a config.json (or of the folder that holds it).
 
     Raises NotFoundError without the file, UnsupportedError for what cannot be trained, RefusedError for a vocabulary
@@ -368,9 +354,7 @@ def fresh_student(
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise NotFoundError(
-            "no such config.json",
-            path=path,
-            hint="a student is made by layers:N, width:hidden=N,... or a config",
+            "no such config.json", path=path, hint="a student is made by layers:N, width:hidden=N,... or a config"
         )
     config = read_config(path)
     hparams = from_hf_config(config)
@@ -456,11 +440,7 @@ def origin_of(command: str, config: Config, pair: Pair, data: str | None) -> Ori
         "config": decides,
         "config_digest": config.digest(),
         "overrides": overrides,
-        "versions": {
-            "aprfmt": aprfmt.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {"aprfmt": aprfmt.__version__, "torch": torch.__version__, "python": platform.python_version()},
     }
 
 

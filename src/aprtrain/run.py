@@ -99,9 +99,7 @@ def run(
             world = stack.enter_context(join_world(config.device))
             check_sharding(config, world.size)
             keeps = config.output is not None and config.smoke is None and world.is_first
-            recorder = Recorder(
-                Path(config.output or "") if keeps else None, stream if world.is_first else None
-            )
+            recorder = Recorder(Path(config.output or "") if keeps else None, stream if world.is_first else None)
             for line in lines:
                 recorder.say(line)
             folder, saved = stack.enter_context(_folder(config, world))
@@ -164,14 +162,7 @@ def _train(
     if saved is not None:
         _check_resumed(config, saved, origin)
     cache = open_cache(
-        config,
-        pair.teacher,
-        pair.vocabulary,
-        corpus,
-        (windows, held_out),
-        batches,
-        world.device,
-        recorder.say,
+        config, pair.teacher, pair.vocabulary, corpus, (windows, held_out), batches, world.device, recorder.say
     )
     backbone = cache is None or cache.missing > 0
     plan = memory_plan(config, pair, world.device, backbone=backbone, processes=world.size)
@@ -181,10 +172,7 @@ def _train(
     student, optimizer = load_student(config, pair, world)
     load = partial(load_teacher, config, pair, held_out, world.device)
     teacher = load(backbone=backbone)
-    named = [
-        *student.named_parameters(),
-        *(teacher.decoder.named_parameters() if teacher is not None else []),
-    ]
+    named = [*student.named_parameters(), *(teacher.decoder.named_parameters() if teacher is not None else [])]
     # A matrix that stays blocks has a stand-in without memory.
     guards.check_resident(((name, p) for name, p in named if not p.is_meta), world.device)
 
@@ -212,9 +200,7 @@ def _train(
         teacher=teacher,
         vocabulary=pair.vocabulary,
         batches=batches,
-        objective=Objective(
-            0.0 if teacher is None else config.kd_weight, config.temperature, kind, config.beta
-        ),
+        objective=Objective(0.0 if teacher is None else config.kd_weight, config.temperature, kind, config.beta),
         evaluate=score,
         saver=saver,
         recorder=recorder,
@@ -277,9 +263,7 @@ def _read_saved(folder: Path, step: int) -> _Saved:
     raise CorruptError("the state does not describe a run", path=path)
 
 
-def _corpus(
-    config: Config, world: World, folder: Path, saved: _Saved | None, pair: Pair, recorder: Recorder
-) -> Corpus:
+def _corpus(config: Config, world: World, folder: Path, saved: _Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     wanted = saved.origin.get("data") if saved is not None else None
@@ -295,9 +279,7 @@ def _corpus(
     return corpus
 
 
-def _batches(
-    config: Config, windows: Windows, world: World, recorder: Recorder, cursor: int
-) -> tuple[Config, Batches]:
+def _batches(config: Config, windows: Windows, world: World, recorder: Recorder, cursor: int) -> tuple[Config, Batches]:
     """The resolved configuration, and the batches at their cursor."""
     batches = Batches(
         windows,
@@ -324,19 +306,11 @@ def _check_resumed(config: Config, saved: _Saved, origin: Origin) -> None:
             f"the run to resume was configured differently: {was}",
             hint=" ".join(f"--allow-changed {name}" for name in changed) + " continues all the same",
         )
-    for what, name in (
-        ("teacher", "the teacher"),
-        ("student", "the student's first weights"),
-        ("data", "the data"),
-    ):
+    for what, name in (("teacher", "the teacher"), ("student", "the student's first weights"), ("data", "the data")):
         if _fingerprint(saved.origin.get(what)) != _fingerprint(origin.get(what)):
-            raise RefusedError(
-                f"{name} differs from that of the run to resume", hint="start a new run with another -o"
-            )
+            raise RefusedError(f"{name} differs from that of the run to resume", hint="start a new run with another -o")
     if saved.step >= config.stop:
-        raise UsageError(
-            f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}"
-        )
+        raise UsageError(f"the run has done {saved.step} steps already", hint=f"--steps must be more than {saved.step}")
 
 
 def _fingerprint(fact: object) -> object:

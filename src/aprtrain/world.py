@@ -86,8 +86,7 @@ def device_of(word: str, local_rank: int = 0) -> torch.device:
         device = torch.device("meta")
     if device.type not in ("cuda", "cpu"):
         raise UsageError(
-            f"--device is cuda, cuda:N or cpu, not {word!r}",
-            hint="name one: --device cuda, or --device cpu",
+            f"--device is cuda, cuda:N or cpu, not {word!r}", hint="name one: --device cuda, or --device cpu"
         )
     if device.type == "cpu":
         return device

@@ -34,9 +34,7 @@ def test_words_shapes_and_orders() -> None:
     assert parse_order("swap:heads,2,head_dim/2") == ("swap", ["heads", "2", "head_dim/2"])
 
 
-@pytest.mark.parametrize(
-    "size", ["", "q+", "2kv", "q kv", "q,kv", "-q", "(q)", "q**2", "q+-kv", "attn.heads", "ø"]
-)
+@pytest.mark.parametrize("size", ["", "q+", "2kv", "q kv", "q,kv", "-q", "(q)", "q**2", "q+-kv", "attn.heads", "ø"])
 def test_what_is_not_a_size(size: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         evaluate(size, {"q": 1, "kv": 1})
@@ -55,8 +53,7 @@ def test_conditions(condition: str, true: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "condition",
-    ["", "|moe", "moe|", "moe||dense", "a&", "!", "!!a", "a=", "=moe", "a b", "has:b", "a=b=c", "2a"],
+    "condition", ["", "|moe", "moe|", "moe||dense", "a&", "!", "!!a", "a=", "=moe", "a b", "has:b", "a=b=c", "2a"]
 )
 def test_what_is_not_a_condition(condition: str) -> None:
     with pytest.raises(ValueError, match="is not a fact of a condition"):

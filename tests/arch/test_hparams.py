@@ -17,16 +17,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.arch import fields, rope
-from aprfmt.arch.hparams import (
-    KEPT,
-    active_window,
-    from_apr,
-    from_gguf,
-    from_hf_config,
-    to_apr,
-    to_gguf,
-    to_hf_config,
-)
+from aprfmt.arch.hparams import KEPT, active_window, from_apr, from_gguf, from_hf_config, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import FIELDS, Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import AprError, CorruptError, RefusedError, UnmappedError
@@ -105,10 +96,7 @@ def test_gguf_holds_the_network(case: Case) -> None:
         back.extra["eos_token_id"] = h.extra["eos_token_id"]
     if case.scaling is LLAMA3:  # a tensor in GGUF
         back.extra["rope_scaling"] = rope.infer_llama3(LLAMA3_FACTORS, 500000.0, 16)
-    got, want = (
-        transformers_config(to_hf_config(back)).to_dict(),
-        transformers_config(case.hf_config).to_dict(),
-    )
+    got, want = (transformers_config(to_hf_config(back)).to_dict(), transformers_config(case.hf_config).to_dict())
     for config in (got, want):
         for unused in ("max_window_layers", "sliding_window") if case.arch == "qwen2" else ():
             config.pop(unused)
@@ -199,12 +187,7 @@ def test_a_folder_of_an_unknown_class_tells_its_sizes(tmp_path: Path) -> None:
     for path in (folder, apr):
         with aprfmt.open(path) as model:
             h = model.hparams
-            assert (h.hf_architecture, h.num_layers, h.num_heads, h.hidden_size) == (
-                "FooForCausalLM",
-                3,
-                2,
-                8,
-            )
+            assert (h.hf_architecture, h.num_layers, h.num_heads, h.hidden_size) == ("FooForCausalLM", 3, 2, 8)
             assert (h.head_dim, h.num_kv_heads) == (4, 2)
     with aprfmt.open(apr) as model:
         assert (model.metadata["num_layers"], model.metadata["hidden_size"]) == (3, 8)
@@ -243,10 +226,7 @@ def test_smollm2(smollm2_gguf: Any) -> None:
             if key.startswith("llama.") or key == "general.file_type"]  # fmt: skip
     ours = to_gguf(h, ARCHITECTURES["llama"], file_type=kv["general.file_type"])
     assert [key[:2] for key in ours] == keys
-    assert gguf_values(ours, "llama") == {
-        "general.architecture": "llama",
-        **{key: kv[key] for key, _ in keys},
-    }
+    assert gguf_values(ours, "llama") == {"general.architecture": "llama", **{key: kv[key] for key, _ in keys}}
 
 
 def test_missing_dims_are_named() -> None:
@@ -279,37 +259,21 @@ def test_values_beyond_gguf_types() -> None:
 
 
 def test_per_layer_lists() -> None:
-    kv = {
-        "general.architecture": "llama",
-        "llama.attention.head_count": [4, 4],
-        "llama.feed_forward_length": [8, 9],
-    }
+    kv = {"general.architecture": "llama", "llama.attention.head_count": [4, 4], "llama.feed_forward_length": [8, 9]}
     h = from_gguf(kv)
     assert (h.num_heads, h.intermediate_size, h.tied) == (4, None, None)
 
 
-@pytest.mark.parametrize(
-    ("stored", "shown"), [(1e-6, 1e-6), (1e-5, 1e-5), (1e6, 1e6), (0.1, 0.1), (1 / 3, 0.33333334)]
-)
+@pytest.mark.parametrize(("stored", "shown"), [(1e-6, 1e-6), (1e-5, 1e-5), (1e6, 1e6), (0.1, 0.1), (1 / 3, 0.33333334)])
 def test_float32_by_its_shortest_digits(stored: float, shown: float) -> None:
     assert fields.from_f32(struct.unpack("<f", struct.pack("<f", stored))[0], "x") == shown
 
 
-NESTED_KEYS = (
-    "rope_type",
-    "type",
-    "factor",
-    "full_attention",
-    "eos_token_id",
-    "rope_scaling",
-    "sliding_window",
-)
+NESTED_KEYS = ("rope_type", "type", "factor", "full_attention", "eos_token_id", "rope_scaling", "sliding_window")
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = st.recursive(
     LEAVES | st.sampled_from(["llama", "yarn", "linear", "llama3"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED_KEYS), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED_KEYS), inner, max_size=3),
     max_leaves=6,
 )
 HF_KEYS = [key for f in FIELDS for key in f.hf] + [

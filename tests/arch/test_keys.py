@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from aprfmt.arch import rope
 from aprfmt.arch.converter import Scope
-from aprfmt.arch.hparams import (
-    defaults_of,
-    from_apr,
-    from_gguf,
-    from_hf_config,
-    keys_of,
-    to_apr,
-    to_gguf,
-    to_hf_config,
-)
+from aprfmt.arch.hparams import defaults_of, from_apr, from_gguf, from_hf_config, keys_of, to_apr, to_gguf, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES
@@ -144,9 +135,7 @@ def gguf_values(row: Architecture, pairs: list[Any]) -> dict[str, Any]:
 
     kv: dict[str, Any] = {"general.architecture": row.gguf}
     for key, kind, value in pairs:
-        kv[key] = (
-            [stored(kind[1], item) for item in value] if isinstance(kind, tuple) else stored(kind, value)
-        )
+        kv[key] = [stored(kind[1], item) for item in value] if isinstance(kind, tuple) else stored(kind, value)
     return kv
 
 
@@ -165,15 +154,11 @@ def test_gguf_keys_come_back(case: ArchCase) -> None:
         if key.gguf and key.hf and not key.via:
             assert Scope(again, row, key).value == Scope(h, row, key).value, key
     assert again.extra.get("rope_layers") == h.extra.get("rope_layers")
-    first, second = (
-        {pair[0]: pair[1:] for pair in found} for found in (pairs, to_gguf(again, row, complete=False))
-    )
+    first, second = ({pair[0]: pair[1:] for pair in found} for found in (pairs, to_gguf(again, row, complete=False)))
     for name, (kind, value) in second.items():
         want = (kind, pytest.approx(value, rel=1e-6) if kind == "FLOAT32" else value)
         assert first.get(name, want) == want, name
-    assert {name for name in first if name not in second} <= {
-        f"{row.gguf}.rope.scaling.{x}" for x in _TENSORS
-    }
+    assert {name for name in first if name not in second} <= {f"{row.gguf}.rope.scaling.{x}" for x in _TENSORS}
 
 
 _TENSORS = ("type", "attn_factor", "original_context_length")
@@ -229,21 +214,12 @@ HOSTILE = st.recursive(
 def test_hostile_values_give_an_error_of_ours(name: str, data: st.DataObject) -> None:
     row = ARCHITECTURES[name]
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 512}
-    hf = [name for key in row.keys for name in key.hf] + [
-        "rope_parameters",
-        "text_config",
-        *row.defaults.get("", {}),
-    ]
+    hf = [name for key in row.keys for name in key.hf] + ["rope_parameters", "text_config", *row.defaults.get("", {})]
     gguf = [f"{row.gguf}.{key.gguf}" for key in row.keys if key.gguf]
     config = data.draw(st.dictionaries(st.sampled_from(hf), HOSTILE, max_size=3))
     kv = data.draw(st.dictionaries(st.sampled_from(gguf), HOSTILE, max_size=3))
     extra = data.draw(st.dictionaries(st.sampled_from(hf), HOSTILE, max_size=3))
-    apr = {
-        "architecture": row.model_type,
-        "hf_architecture": row.hf_class,
-        "aprfmt.hparams": extra,
-        "num_layers": 2,
-    }
+    apr = {"architecture": row.model_type, "hf_architecture": row.hf_class, "aprfmt.hparams": extra, "num_layers": 2}
     sources: tuple[tuple[Any, dict[str, Any]], ...] = (
         (from_hf_config, {**sizes, **config, "architectures": [row.hf_class], "model_type": row.model_type}),
         (from_gguf, {**kv, "general.architecture": row.gguf}),

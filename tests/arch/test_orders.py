@@ -28,9 +28,7 @@ def test_an_order_is_a_permutation_that_its_inverse_undoes(case: tuple[Order, in
     assert (back[there] == np.arange(n_rows)).all()
 
 
-@given(
-    st.lists(st.sampled_from([("swap", (2, 2, 3)), ("deal", (2, 2, 4)), ("tail", (4, 1, 2, 4))]), max_size=4)
-)
+@given(st.lists(st.sampled_from([("swap", (2, 2, 3)), ("deal", (2, 2, 4)), ("tail", (4, 1, 2, 4))]), max_size=4))
 def test_orders_in_turn(orders: list[Order]) -> None:
     rows = np.arange(12) * 10
     want = rows

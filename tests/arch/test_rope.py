@@ -140,12 +140,7 @@ def test_a_default_part_is_not_lost_when_all_of_a_head_is_rotated() -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [
-        {},
-        {"attention_factor": 1.2},
-        {"mscale": 1.0, "mscale_all_dim": 0.5},
-        {"mscale": 0.7, "mscale_all_dim": 0.7},
-    ],
+    [{}, {"attention_factor": 1.2}, {"mscale": 1.0, "mscale_all_dim": 0.5}, {"mscale": 0.7, "mscale_all_dim": 0.7}],
 )
 def test_yarn_has_the_attention_factor_of_transformers(extra: dict[str, float]) -> None:
     """What llama.cpp multiplies with: its own 1 + ln(factor) / 10, times rope.scaling.attn_factor."""
@@ -167,9 +162,7 @@ def test_yarn_has_the_attention_factor_of_transformers(extra: dict[str, float]) 
 
 @pytest.mark.parametrize("extra", [{}, {"factor": 2.0}, {"attention_factor": 1.5}])
 def test_longrope_goes_into_tensors_and_back(extra: dict[str, float]) -> None:
-    row = replace(
-        LLAMA, gguf_only=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-    )
+    row = replace(LLAMA, gguf_only=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"))
     h = read(rope_parameters={**LONGROPE, **extra, "rope_theta": 1e4})
     tensors = rope.factor_tensors(h, row)
     assert tensors == {
@@ -232,11 +225,7 @@ def test_layer_types_with_bases_of_their_own() -> None:
     }
     old = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
     one, two = read("gemma3_text", rope_parameters=new), read("gemma3_text", **old)
-    assert (
-        one.extra["rope_layers"]
-        == two.extra["rope_layers"]
-        == {"sliding_attention": new["sliding_attention"]}
-    )
+    assert one.extra["rope_layers"] == two.extra["rope_layers"] == {"sliding_attention": new["sliding_attention"]}
     assert one.extra["rope_scaling"] == two.extra["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     assert (keys(one, row)["rope.freq_base"], keys(one, row)["rope.freq_base_swa"]) == (2e6, 3e4)
     config = to_hf_config(one)

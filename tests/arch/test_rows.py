@@ -48,9 +48,7 @@ def test_names_of_tensors_fit_together(row: Architecture) -> None:
         assert t.gguf_dims or len(t.gguf) <= 1, t.hf
         assert len(t.gguf_transposed) in (0, len(t.gguf)), t.hf
         assert t.value in ("", *VALUES), t.hf
-        for (
-            name
-        ) in t.hf:  # in two rows only where they exclude each other by layer or by what belongs to them
+        for name in t.hf:  # in two rows only where they exclude each other by layer or by what belongs to them
             same = [r for r in row.tensors if name in r.hf]
             assert len({(r.layers, r.hf, r.need) for r in same}) == len(same), name
         assert not set(t.gguf) & set(row.gguf_only), t.hf
@@ -85,9 +83,7 @@ def test_orders_are_known(row: Architecture) -> None:
 def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
     for t in row.tensors:
         for fact in facts(t.need):
-            assert fact.word in {REQUIRED, OPTIONAL, HEAD} | config_keys(row), (
-                f"{row.id}: {t.hf[0]} needs {t.need}"
-            )
+            assert fact.word in {REQUIRED, OPTIONAL, HEAD} | config_keys(row), f"{row.id}: {t.hf[0]} needs {t.need}"
         for fact in facts(t.layers) if t.layers else ():
             known = fact.value in LAYER_KINDS if fact.word == "kind" else not fact.value
             assert known, f"{row.id}: {t.hf[0]}: {t.layers}"
@@ -147,11 +143,7 @@ MISTAKES = {
     "layers' word": TensorRow(("x",), ("y",), ("hidden",), layers="full_atention"),
     "a kind": TensorRow(("x",), ("y",), ("hidden",), layers="kind=mo"),
 }
-CHECKS = (
-    test_sizes_are_sizes_of_known_words,
-    test_orders_are_known,
-    test_conditions_are_conditions_of_known_words,
-)
+CHECKS = (test_sizes_are_sizes_of_known_words, test_orders_are_known, test_conditions_are_conditions_of_known_words)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -54,9 +54,7 @@ def back(row: str, found: dict[str, Any]) -> dict[str, Any]:
         (GEMMA3, "gemma3_text", 62, 16),
     ],
 )
-def test_attention_is_scaled_as_the_runtime_does(
-    base: dict[str, Any], row: str, layers: int, scale: int
-) -> None:
+def test_attention_is_scaled_as_the_runtime_does(base: dict[str, Any], row: str, layers: int, scale: int) -> None:
     """src/models/gemma2.cpp, gemma3.cpp: hidden / heads at the layers of the 27B model, else the size of a head."""
     config = {**base, "num_hidden_layers": layers, "query_pre_attn_scalar": scale}
     assert back(row, keys(config, row))["query_pre_attn_scalar"] == scale
@@ -78,10 +76,7 @@ def test_a_null_soft_cap_is_a_cap_beyond_reach(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("base", "row", "usual"),
-    [
-        (GEMMA2, "gemma2", [SLIDING, FULL, SLIDING, FULL]),
-        (GEMMA3, "gemma3_text", [SLIDING] * 4),
-    ],
+    [(GEMMA2, "gemma2", [SLIDING, FULL, SLIDING, FULL]), (GEMMA3, "gemma3_text", [SLIDING] * 4)],
 )
 def test_only_unusual_layer_types_are_written(base: dict[str, Any], row: str, usual: list[str]) -> None:
     pattern = "attention.sliding_window_pattern"

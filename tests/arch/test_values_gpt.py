@@ -25,13 +25,7 @@ def read(row: str, **config: Any) -> Hyperparams:
     arch = ARCHITECTURES[row]
     sizes = SIZES.get(row, PLAIN)
     return hparams.from_hf_config(
-        {
-            "architectures": [arch.hf_class],
-            "model_type": arch.model_type,
-            "vocab_size": 320,
-            **sizes,
-            **config,
-        }
+        {"architectures": [arch.hf_class], "model_type": arch.model_type, "vocab_size": 320, **sizes, **config}
     )
 
 
@@ -51,9 +45,7 @@ def from_gguf(name: str, tensors: tuple[str, ...] = (), **kv: Any) -> dict[str, 
         "context_length": 512,
         "attention.layer_norm_epsilon": 1e-5,
     }
-    own = {
-        f"{name}.{key}": value for key, value in {**sizes, **keys}.items() if not key.startswith("tokenizer")
-    }
+    own = {f"{name}.{key}": value for key, value in {**sizes, **keys}.items() if not key.startswith("tokenizer")}
     common = {key: value for key, value in keys.items() if key.startswith("tokenizer")}
     vocabulary = {"tokenizer.ggml.tokens": [""] * 320}
     h = hparams.from_gguf({"general.architecture": name, **vocabulary, **own, **common}, tensors)
@@ -141,9 +133,7 @@ def test_what_llama_cpp_does_not_compute_is_no_gguf(row: str, key: str, value: A
         gguf_keys(read(row, **{key: value}))
 
 
-@pytest.mark.parametrize(
-    ("attention", "bias"), [({}, 8.0), ({"alibi_bias_max": 16}, 16.0), ({"alibi": False}, 0.0)]
-)
+@pytest.mark.parametrize(("attention", "bias"), [({}, 8.0), ({"alibi_bias_max": 16}, 16.0), ({"alibi": False}, 0.0)])
 def test_mpt_alibi(attention: dict[str, Any], bias: float) -> None:
     assert gguf_keys(read("mpt", attn_config=attention))["attention.max_alibi_bias"] == bias
     back = from_gguf("mpt", attention__max_alibi_bias=bias)["attn_config"]

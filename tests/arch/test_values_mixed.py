@@ -126,11 +126,7 @@ def test_falcon_mamba_and_mamba_share_a_gguf_name() -> None:
 
 
 def test_granite_without_experts() -> None:
-    config = {
-        "layer_types": ["mamba", "attention"] * 2,
-        "shared_intermediate_size": 40,
-        "num_local_experts": 0,
-    }
+    config = {"layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 40, "num_local_experts": 0}
     keys = gguf_keys(read("GraniteMoeHybridForCausalLM", config))
     assert (keys["feed_forward_length"], keys["expert_count"]) == (40, 0)
     assert "expert_used_count" not in keys
@@ -150,9 +146,7 @@ def test_granite_without_experts() -> None:
     ],
 )
 def test_what_llama_cpp_cannot_compute_is_refused(name: str, config: dict[str, Any]) -> None:
-    h = read(
-        name, {"layer_types": ["full_attention"] * 4, "num_experts": 4, "num_experts_per_tok": 2, **config}
-    )
+    h = read(name, {"layer_types": ["full_attention"] * 4, "num_experts": 4, "num_experts_per_tok": 2, **config})
     with pytest.raises(AprError, match=next(iter(config))):
         gguf_keys(h)
 

@@ -84,21 +84,13 @@ def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"keys": 1, "metadata": 2, "dtypes": 3}',
-        '{"keys":"","metadata":{"bits":-1},"dtypes":{}}',
-    ],
+    ["", "[]", "{}", '{"keys": 1, "metadata": 2, "dtypes": 3}', '{"keys":"","metadata":{"bits":-1},"dtypes":{}}'],
 )
 def test_a_damaged_envelope_is_left_aside(text: str, tiny_gguf: Path, tmp_path: Path) -> None:
     with aprfmt.open(tiny_gguf) as model:
         kv = gguf_parts(model)[0].kv
         keys: list[Any] = [bytes(kv.raw(key)) for key in kv if key != ENVELOPE]
-        tensors = [
-            OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
-        ]
+        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
         layout = FileLayout("m.gguf", gguf_write.layout([*keys, (ENVELOPE, GgufType.STRING, text)], tensors))
         write_file(str(tmp_path / "m.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
@@ -120,9 +112,7 @@ def test_tensors_and_metadata_survive_the_trip_through_a_folder(packed: Path, tm
     ).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "nonsense", '{"num_heads": 3, "tokenizer.merges": [], "aprfmt.source": 1}']
-)
+@pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"num_heads": 3, "tokenizer.merges": [], "aprfmt.source": 1}'])
 def test_a_file_of_facts_holds_no_dimensions(text: str, packed: Path, tmp_path: Path) -> None:
     aprfmt.export_model(packed, tmp_path / "folder")
     (tmp_path / "folder" / "apr_metadata.json").write_text(text)
@@ -143,9 +133,7 @@ def test_an_envelope_that_contradicts_the_file_is_left_aside(
     aprfmt.export_model(packed, tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
         kv = gguf_parts(model)[0].kv
-        tensors = [
-            OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
-        ]
+        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
         keys = seal([bytes(kv.raw(key)) for key in kv], Envelope(said))
         layout = FileLayout("n.gguf", gguf_write.layout(keys, tensors))
         write_file(str(tmp_path / "n.gguf"), layout, WriteOptions())

@@ -81,16 +81,11 @@ def test_a_plan_leaves_the_model_as_it_was_opened(
 
     with monkeypatch.context() as patch:
         patch.setattr(formats, "open", keep)
-        aprfmt.convert_model(
-            path, tmp_path / target, dtype="f16", plan=True, arch="llama", allow_no_config=True
-        )
+        aprfmt.convert_model(path, tmp_path / target, dtype="f16", plan=True, arch="llama", allow_no_config=True)
     with really_open(path) as fresh:
         assert opened[0].hparams == fresh.hparams
         assert opened[0].warnings == fresh.warnings
-        assert (
-            canonical(fresh, arch="llama", decoding=AS_VALUES).hparams != fresh.hparams
-            or make is _bare_safetensors
-        )
+        assert canonical(fresh, arch="llama", decoding=AS_VALUES).hparams != fresh.hparams or make is _bare_safetensors
 
 
 def test_a_canonical_model_is_frozen(tmp_path: Path) -> None:

@@ -38,10 +38,7 @@ def test_only_packed_weights_are_found_and_a_listed_module_is_ordinary() -> None
     config["quantization_config"]["modules_to_not_convert"] = ["lm_head"]
     (found,) = packed.packed_weights(tensors, config)
     assert found.parts == (f"{pm.BASE}.weight", f"{pm.BASE}.weight_scale_inv")
-    assert packed.activation_scales(tensors, config) == [
-        f"{pm.BASE}.input_scale",
-        "model.layers.0.self_attn.k_scale",
-    ]
+    assert packed.activation_scales(tensors, config) == [f"{pm.BASE}.input_scale", "model.layers.0.self_attn.k_scale"]
 
 
 def test_codes_without_scales_are_refused_where_they_are_not_listed() -> None:
@@ -51,9 +48,7 @@ def test_codes_without_scales_are_refused_where_they_are_not_listed() -> None:
     assert caught.value.tensor == "lm_head.weight"
 
 
-@pytest.mark.parametrize(
-    "key", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules", "exclude_modules"]
-)
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules", "exclude_modules"])
 @pytest.mark.parametrize("name", ["lm_head", "model.lm_head", "head"])
 def test_lists_name_whole_modules(key: str, name: str) -> None:
     tensors, config = checkpoint()
@@ -66,9 +61,7 @@ def test_lists_name_whole_modules(key: str, name: str) -> None:
 
 
 def test_a_model_without_packed_weights_has_none() -> None:
-    tensors = pm.named(
-        [pm.tensor("a.weight", "F32", np.zeros((2, 2))), pm.tensor("a.logit_scale", "F32", [1.0])]
-    )
+    tensors = pm.named([pm.tensor("a.weight", "F32", np.zeros((2, 2))), pm.tensor("a.logit_scale", "F32", [1.0])])
     assert packed.packed_weights(tensors, {}) == []
     assert packed.packed_weights(tensors, {"quantization_config": {"quant_method": "fp8"}}) == []
     assert packed.activation_scales(tensors, {}) == []
@@ -142,9 +135,7 @@ def test_mixed_groups_of_compressed_tensors() -> None:
 
 def write_checkpoint(folder: Path, case: pm.Packed) -> None:
     numpy_types = {"I32": "<i4", "F16": "<f2"}
-    arrays = {
-        n: np.frombuffer(t.raw(), numpy_types[t.dtype]).reshape(t.shape) for n, t in case.tensors.items()
-    }
+    arrays = {n: np.frombuffer(t.raw(), numpy_types[t.dtype]).reshape(t.shape) for n, t in case.tensors.items()}
     save_file(arrays, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(case.config))
 
@@ -164,12 +155,8 @@ def test_fp8_agrees_with_transformers() -> None:
     case = pm.fp8(rows=6, columns=9)
     (found,) = packed.packed_weights(case.tensors, case.config)
     codes = torch.frombuffer(bytearray(case.tensors[f"{pm.BASE}.weight"].raw()), dtype=torch.float8_e4m3fn)
-    scale = torch.frombuffer(
-        bytearray(case.tensors[f"{pm.BASE}.weight_scale_inv"].raw()), dtype=torch.float32
-    )
-    theirs = finegrained.Fp8Dequantize(None)._dequantize_one(
-        codes.reshape(6, 9), scale.reshape(3, 3), torch.bfloat16
-    )
+    scale = torch.frombuffer(bytearray(case.tensors[f"{pm.BASE}.weight_scale_inv"].raw()), dtype=torch.float32)
+    theirs = finegrained.Fp8Dequantize(None)._dequantize_one(codes.reshape(6, 9), scale.reshape(3, 3), torch.bfloat16)
     ours = bytes(replace(found, dtype="BF16").raw())
     assert ours == theirs.view(torch.int16).numpy().tobytes()
 

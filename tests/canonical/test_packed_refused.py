@@ -70,9 +70,7 @@ def test_a_piece_of_another_shape_is_refused(name: str, piece: str) -> None:
 def test_a_piece_of_another_dtype_is_refused(name: str, piece: str) -> None:
     case = pm.CASES[name]()
     old = case.tensors[piece]
-    new = pm.tensor(
-        piece, "F32" if old.dtype in ("I32", "I64", "I8", "U8", "F8_E4M3") else "I64", np.zeros(old.shape)
-    )
+    new = pm.tensor(piece, "F32" if old.dtype in ("I32", "I64", "I8", "U8", "F8_E4M3") else "I64", np.zeros(old.shape))
     error = refusal(case.tensors | {piece: new}, case.quantization)
     assert error.tensor is not None
 
@@ -82,9 +80,7 @@ def test_a_piece_without_elements_is_refused(name: str) -> None:
     case = pm.CASES[name]()
     main = next(iter(case.tensors))
     old = case.tensors[main]
-    refusal(
-        case.tensors | {main: pm.tensor(main, old.dtype, np.zeros((0, *old.shape[1:])))}, case.quantization
-    )
+    refusal(case.tensors | {main: pm.tensor(main, old.dtype, np.zeros((0, *old.shape[1:])))}, case.quantization)
 
 
 @pytest.mark.parametrize("size", [0, -2, -(1 << 70), 1 << 70, 7, True, "32", 32.0, [32], None, {}])
@@ -98,8 +94,7 @@ def test_group_sizes_that_do_not_fit_are_refused(size: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "size",
-    [[0, 3], [2, 0], [-2, 3], [2], [2, 3, 4], "2", "axb", 128, [2.0, 3], [True, 3], [3, 2], [1 << 80, 1]],
+    "size", [[0, 3], [2, 0], [-2, 3], [2], [2, 3, 4], "2", "axb", 128, [2.0, 3], [True, 3], [3, 2], [1 << 80, 1]]
 )
 def test_block_sizes_that_do_not_fit_are_refused(size: Any) -> None:
     case = pm.fp8()
@@ -133,14 +128,10 @@ def test_an_order_that_the_config_denies_is_refused() -> None:
     assert "g_idx" in refusal(missing.tensors, missing.quantization | {"desc_act": True}).message
 
 
-@pytest.mark.parametrize(
-    "shape", [[10, 41], [11, 40], [10, 0], [10, -40], [-10, 40], [1 << 62, 1 << 62], [40, 10]]
-)
+@pytest.mark.parametrize("shape", [[10, 41], [11, 40], [10, 0], [10, -40], [-10, 40], [1 << 62, 1 << 62], [40, 10]])
 def test_a_weight_shape_that_does_not_fit_the_codes_is_refused(shape: list[int]) -> None:
     case = pm.pack_quantized()
-    refusal(
-        case.changed("weight_shape", pm.tensor(f"{pm.BASE}.weight_shape", "I64", shape)), case.quantization
-    )
+    refusal(case.changed("weight_shape", pm.tensor(f"{pm.BASE}.weight_shape", "I64", shape)), case.quantization)
 
 
 def with_state(state: Any) -> dict[str, Tensor]:

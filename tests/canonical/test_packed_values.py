@@ -113,9 +113,7 @@ def test_fp8_agrees_with_torch() -> None:
     torch = pytest.importorskip("torch")
     codes = np.arange(256, dtype="u1").reshape(2, 128)
     weight, scale = pm.tensor("a.weight", "F8_E4M3", codes), pm.tensor("a.weight_scale", "F32", [0.37])
-    (found,) = packed.packed_weights(
-        pm.named([weight, scale]), {"quantization_config": {"quant_method": "fp8"}}
-    )
+    (found,) = packed.packed_weights(pm.named([weight, scale]), {"quantization_config": {"quant_method": "fp8"}})
     theirs = torch.from_numpy(codes).view(torch.float8_e4m3fn).float() * torch.tensor(0.37)
     np.testing.assert_array_equal(floats(found), theirs.numpy())
 
@@ -154,9 +152,7 @@ def test_scales_of_stacked_experts(shape: tuple[int, ...]) -> None:
     codes = np.full((2, 5, 7), 0x38)
     scale = np.arange(1, 1 + int(np.prod(shape)), dtype="<f4").reshape(shape)
     tensors = [pm.tensor("m.experts.w", "F8_E4M3", codes), pm.tensor("m.experts.w_scale", "F32", scale)]
-    (found,) = packed.packed_weights(
-        pm.named(tensors), {"quantization_config": {"quant_method": "fbgemm_fp8"}}
-    )
+    (found,) = packed.packed_weights(pm.named(tensors), {"quantization_config": {"quant_method": "fbgemm_fp8"}})
     full = scale.reshape(*shape, *(1,) * (3 - len(shape)))
     np.testing.assert_array_equal(floats(found), np.broadcast_to(full, (2, 5, 7)))
 
@@ -170,10 +166,7 @@ def test_blocks_of_fp8_are_128_by_128_where_the_config_is_silent() -> None:
 
 def test_scales_that_are_bare_exponents() -> None:
     codes = np.full((2, 64), 0x38)
-    tensors = [
-        pm.tensor("a.weight", "F8_E4M3", codes),
-        pm.tensor("a.weight_scale_inv", "U8", [[127, 128], [126, 130]]),
-    ]
+    tensors = [pm.tensor("a.weight", "F8_E4M3", codes), pm.tensor("a.weight_scale_inv", "U8", [[127, 128], [126, 130]])]
     settings = {"quant_method": "fp8", "weight_block_size": [1, 32]}
     (found,) = packed.packed_weights(pm.named(tensors), {"quantization_config": settings})
     np.testing.assert_array_equal(floats(found)[:, [0, 31, 32]], [[1, 1, 2], [0.5, 0.5, 8]])

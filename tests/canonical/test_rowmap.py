@@ -175,9 +175,7 @@ def test_empty_tensors() -> None:
 
 
 @settings(max_examples=60)
-@given(
-    st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6), st.booleans()
-)
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6), st.booleans())
 def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) -> None:
     x = floats(n * sum(runs), width)
     after = tuple((width, n * run) if turned else (n * run, width) for run in runs)
@@ -190,9 +188,7 @@ def test_mxfp4_blocks_and_scales() -> None:
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
     scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
-    row_map = RowMap(
-        (blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4"
-    )
+    row_map = RowMap((blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4")
 
     def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
         source = Source.from_bytes(array.tobytes(), "memory")

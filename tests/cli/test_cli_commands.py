@@ -30,9 +30,7 @@ def test_inspect(apr: Apr, kind: str, request: pytest.FixtureRequest) -> None:
     assert (body["tensor_count"], body["architecture"]) == (20, "llama")
     assert body["param_count"] == sum(row["params"] for row in body["dtypes"].values())
     assert body["metadata"]["hidden_size"] == 64
-    assert {"license", "data_source", "data_license", "hf_architecture", "hf_model_type"} <= set(
-        body["metadata"]
-    )
+    assert {"license", "data_source", "data_license", "hf_architecture", "hf_model_type"} <= set(body["metadata"])
     assert body["metadata"]["license"] == "mit"
     assert body["tokenizer"] == {
         "model": "gpt2", "pre": "gpt-2", "vocab_size": 300, "merges": 40, "added": 0,
@@ -99,9 +97,7 @@ def test_tensors_of_shards_name_their_file(apr: Apr, tiny_gguf: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("suffix", ["gguf", "safetensors", "GGUF"])
-def test_import_refuses_the_name_of_another_container(
-    apr: Apr, tiny_gguf: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_import_refuses_the_name_of_another_container(apr: Apr, tiny_gguf: Path, tmp_path: Path, suffix: str) -> None:
     done = apr("import", tiny_gguf, "-o", tmp_path / f"x.{suffix}", "--json")
     assert done.code == 2
     assert done.json["error"]["hint"].startswith("apr convert ")
@@ -111,16 +107,7 @@ def test_import_refuses_the_name_of_another_container(
 def test_round_trip_through_the_commands(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     packed, back = tmp_path / "m.apr", tmp_path / "m.gguf"
     body = apr("import", tiny_gguf, "-o", packed, "--json").json
-    keys = {
-        "source",
-        "output",
-        "format",
-        "architecture",
-        "tensor_count",
-        "input_bytes",
-        "output_bytes",
-        "dtypes",
-    }
+    keys = {"source", "output", "format", "architecture", "tensor_count", "input_bytes", "output_bytes", "dtypes"}
     assert keys | {"seconds", "warnings", "lossless"} <= set(body)
     assert body["output_bytes"] == packed.stat().st_size
     plan = apr("export", packed, "-o", back, "--plan", "--json")
@@ -166,9 +153,7 @@ def test_the_machine_options(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", ["-", "missing/x.apr"])
-def test_refusals(
-    apr: Apr, tiny_gguf: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals(apr: Apr, tiny_gguf: Path, tmp_path: Path, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert apr("import", tiny_gguf, "-o", output).code == (5 if output == "-" else 7)
     assert list(tmp_path.iterdir()) == []

@@ -81,14 +81,7 @@ def test_help_lists_every_command_without_importing_any(apr: Apr) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ("inspect",),
-        ("nope",),
-        ("inspect", "x", "--nope"),
-        ("tensors", "x", "--limit", "many"),
-        ("import", "x"),
-        (),
-    ],
+    [("inspect",), ("nope",), ("inspect", "x", "--nope"), ("tensors", "x", "--limit", "many"), ("import", "x"), ()],
 )
 def test_usage_errors(apr: Apr, words: tuple[str, ...]) -> None:
     done = apr(*words, "--json")
@@ -106,9 +99,7 @@ def test_errors_as_text_go_to_stderr(apr: Apr, tmp_path: Path) -> None:
     assert "none.apr" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("data", "code"), [(b"", 3), (b"hello world", 3), (b"APR\0" + b"\xff" * 99, 4), (b"GGUF", 4)]
-)
+@pytest.mark.parametrize(("data", "code"), [(b"", 3), (b"hello world", 3), (b"APR\0" + b"\xff" * 99, 4), (b"GGUF", 4)])
 def test_bad_files(apr: Apr, tmp_path: Path, data: bytes, code: int) -> None:
     path = tmp_path / "junk.apr"
     path.write_bytes(data)
@@ -130,9 +121,7 @@ def test_bad_files(apr: Apr, tmp_path: Path, data: bytes, code: int) -> None:
         (RecursionError("deep"), 70, "internal"),
     ],
 )
-def test_outcomes(
-    apr: Apr, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, word: str
-) -> None:
+def test_outcomes(apr: Apr, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, word: str) -> None:
     def boom(arguments: list[str]) -> int:
         raise error
 
@@ -180,9 +169,7 @@ def test_full_disk_behind_stdout_is_a_failure(tiny_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_json_that_nobody_reads_to_its_end_is_a_failure(
-    tiny_gguf: Path, tmp_path: Path, unbuffered: str
-) -> None:
+def test_json_that_nobody_reads_to_its_end_is_a_failure(tiny_gguf: Path, tmp_path: Path, unbuffered: str) -> None:
     from aprfmt import save_file
 
     path = tmp_path / "long.apr"
@@ -230,9 +217,7 @@ def test_near_names_are_suggested(apr: Apr) -> None:
     assert error["message"] == "no such option: --qualit"
     assert error["hint"] == "did you mean --quality or --quiet? apr inspect --help"
     assert "whole number" in apr("tensors", "x", "--limit", "many").stderr
-    assert (
-        apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument(s) (y)"
-    )
+    assert apr("inspect", "x", "y", "--json").json["error"]["message"] == "got unexpected extra argument(s) (y)"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -106,8 +106,7 @@ def test_hostile_names_cannot_drive_the_terminal() -> None:
 
 @given(
     st.recursive(
-        st.none() | st.floats() | st.integers() | st.text(),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        st.none() | st.floats() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
     )
 )
 def test_json_is_always_strict(value: Any) -> None:

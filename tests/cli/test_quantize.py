@@ -57,16 +57,7 @@ def test_quantize_writes_the_mix(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> N
 
 
 def test_a_plan_shows_types_sizes_and_bits(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
-    words = (
-        "quantize",
-        tiny_gguf,
-        "q5_1",
-        "-o",
-        tmp_path / "q.apr",
-        "--tensor-type",
-        "attn_v=q8_0",
-        "--plan",
-    )
+    words = ("quantize", tiny_gguf, "q5_1", "-o", tmp_path / "q.apr", "--tensor-type", "attn_v=q8_0", "--plan")
     body = apr(*words, "--json").json
     types = {row["name"]: row["dtype"] for row in body["tensors"]}
     assert types["model.layers.0.self_attn.v_proj.weight"] == "Q8_0"
@@ -76,9 +67,7 @@ def test_a_plan_shows_types_sizes_and_bits(apr: Apr, tiny_gguf: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_importance_matrix_is_named_in_the_gguf(
-    apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path
-) -> None:
+def test_an_importance_matrix_is_named_in_the_gguf(apr: Apr, tiny_gguf: Path, weights: Path, tmp_path: Path) -> None:
     words = ("convert", tiny_gguf, "-o", tmp_path / "q.gguf", "--dtype", "q4_0", "--imatrix", weights)
     assert apr(*words, "--json").json["warnings"] == []
     with aprfmt.open(tmp_path / "q.gguf") as model:
@@ -183,9 +172,7 @@ def test_wishes_without_effect_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Pat
     words = ("--tensor-type", "nowhere=q6_k", "--tensor-type", r"FFN_\Down=q8_0", "--plan", "--json")
     warnings = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", *words).json["warnings"]
     assert "--tensor-type nowhere=q6_k matches no tensor that the mix quantizes" in warnings
-    both = apr(
-        "quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0"
-    )
+    both = apr("quantize", tiny_gguf, "q8_0", "-o", tmp_path / "q.gguf", "--leave-output", "--output-type", "q8_0")
     assert both.code == 2
     assert "contradict" in both.stderr
 
@@ -200,9 +187,7 @@ def test_patterns_keep_their_classes(apr: Apr, tiny_gguf: Path, tmp_path: Path) 
 
 def test_rows_that_blocks_do_not_divide_are_said(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
     body = apr("quantize", tiny_gguf, "q4_k_m", "-o", tmp_path / "q.gguf", "--plan", "--json").json
-    assert any(
-        "with rows that are not a multiple of 256: stored as" in warning for warning in body["warnings"]
-    )
+    assert any("with rows that are not a multiple of 256: stored as" in warning for warning in body["warnings"])
 
 
 def test_a_forbidden_library_is_not_called_missing(

@@ -46,9 +46,7 @@ VALUES: dict[str, Callable[[], Array]] = {
     "zero": lambda: np.zeros((ROWS, COLS)),
     "minus zero": lambda: -np.zeros((ROWS, COLS)),
     "zeros of both signs": _zeros_of_both_signs,
-    "sparse": lambda: np.where(
-        _draw("random") < 0.03, np.abs(_draw("standard_normal")), _zeros_of_both_signs()
-    ),
+    "sparse": lambda: np.where(_draw("random") < 0.03, np.abs(_draw("standard_normal")), _zeros_of_both_signs()),
     "constant": lambda: np.full((ROWS, COLS), 0.37),
     "negative constant": lambda: np.full((ROWS, COLS), -0.37),
     "alternating": lambda: np.resize([0.5, -0.5], (ROWS, COLS)),
@@ -75,9 +73,7 @@ def values_of(kind: str) -> Array:
 def weights_of(kind: str) -> Array:
     """An importance of the columns, float32."""
     rng = np.random.default_rng(3)
-    return {"random": rng.random(COLS), "sparse": np.where(rng.random(COLS) < 0.1, 1.0, 0.0)}[kind].astype(
-        "f4"
-    )
+    return {"random": rng.random(COLS), "sparse": np.where(rng.random(COLS) < 0.1, 1.0, 0.0)}[kind].astype("f4")
 
 
 def random_blocks(name: str, n: int, *, sane: bool) -> Array:

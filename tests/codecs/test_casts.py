@@ -45,11 +45,7 @@ def fresh_choice() -> Iterator[None]:
 def grid() -> np.ndarray:
     """Every sign and exponent, with mantissas around each rounding point and some at random."""
     edges = {0, 0x7FFFFF} | {(1 << i) + d for i in range(1, 23) for d in (-1, 0, 1)}
-    edges |= (
-        {0x3 << i for i in range(21)}
-        | {(0x5 << i) - 1 for i in range(20)}
-        | {(0x7 << i) + 1 for i in range(20)}
-    )
+    edges |= {0x3 << i for i in range(21)} | {(0x5 << i) - 1 for i in range(20)} | {(0x7 << i) + 1 for i in range(20)}
     mantissas = np.array(sorted(m & 0x7FFFFF for m in edges), dtype="<u4")
     mantissas = np.concatenate([mantissas, np.random.default_rng(2).integers(0, 1 << 23, 300, dtype="<u4")])
     heads = np.arange(512, dtype="<u4") << np.uint32(23)
@@ -164,9 +160,7 @@ def test_float64(backend: str) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 15, 16, 17, 65535, 65536, 65537, 140001])
-@pytest.mark.parametrize(
-    ("source", "target"), [("BF16", "F16"), ("F16", "F32"), ("F32", "BF16"), ("F32", "F8_E4M3")]
-)
+@pytest.mark.parametrize(("source", "target"), [("BF16", "F16"), ("F16", "F32"), ("F32", "BF16"), ("F32", "F8_E4M3")])
 def test_lengths_and_buffers(source: str, target: str, n: int, backend: str) -> None:
     """No multiple of a vector, beyond one block; unaligned, read-only and strided all the same."""
     rng = np.random.default_rng(n)

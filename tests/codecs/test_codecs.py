@@ -127,9 +127,7 @@ def test_torch_owns_its_memory(case: Case) -> None:
     data[:] = bytes(len(data))
     want = np.array(case.values, dtype=case.result)
     kind = torch.complex128 if case.dtype == "C64" else torch.float64
-    np.testing.assert_array_equal(
-        got.to(kind).numpy(), want.astype(np.complex128 if case.dtype == "C64" else float)
-    )
+    np.testing.assert_array_equal(got.to(kind).numpy(), want.astype(np.complex128 if case.dtype == "C64" else float))
 
 
 def test_plain_dtypes_are_not_copied() -> None:

@@ -36,14 +36,8 @@ def test_f16_of_any_pattern(bits: list[int]) -> None:
 
 def test_f16_of_a_grid_of_patterns() -> None:
     """Every exponent and sign with mantissas around the rounding points, past one block of the encoder."""
-    mantissas = [m for i in range(23) for m in ((1 << i) - 1, 1 << i, (1 << i) + 1)] + [
-        0x7FFFFF,
-        0x001000,
-        0x003000,
-    ]
-    grid = np.array(
-        [s << 31 | e << 23 | m & 0x7FFFFF for s in (0, 1) for e in range(256) for m in mantissas], "<u4"
-    )
+    mantissas = [m for i in range(23) for m in ((1 << i) - 1, 1 << i, (1 << i) + 1)] + [0x7FFFFF, 0x001000, 0x003000]
+    grid = np.array([s << 31 | e << 23 | m & 0x7FFFFF for s in (0, 1) for e in range(256) for m in mantissas], "<u4")
     got = np.frombuffer(encode("F16", grid.view("<f4")), dtype="<u2")
     assert got.tolist() == [half_bits(int(b)) for b in grid]
 
@@ -69,9 +63,7 @@ def test_bf16_is_its_own_inverse() -> None:
 
 def test_f64_is_rounded_once() -> None:
     value = 1 + 2**-11 + 2**-40  # through float32 it would become a tie and go down
-    assert (
-        encode("F16", np.array([value])) == struct.pack("<e", value) != struct.pack("<e", np.float32(value))
-    )
+    assert encode("F16", np.array([value])) == struct.pack("<e", value) != struct.pack("<e", np.float32(value))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +170,5 @@ def test_apr_q4_partial_blocks(n: int, size: int) -> None:
     chunks = [data[i : i + size] for i in range(0, len(data), size)]
     got = b"".join(recode("F32", "AprQ4", (n,), lambda: chunks))
     assert got == q4_model(list(values))
-    back = b"".join(
-        recode("AprQ4", "F32", (n,), lambda: [got[i : i + size] for i in range(0, len(got), size)])
-    )
+    back = b"".join(recode("AprQ4", "F32", (n,), lambda: [got[i : i + size] for i in range(0, len(got), size)]))
     assert back == decode("AprQ4", got, (n,)).tobytes()

@@ -131,13 +131,7 @@ def test_importance_of_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     "weights",
-    [
-        np.ones(COLS - 1),
-        np.full(COLS, -1.0),
-        np.full(COLS, np.nan),
-        np.full(COLS, np.inf),
-        np.full(COLS, 1e30),
-    ],
+    [np.ones(COLS - 1), np.full(COLS, -1.0), np.full(COLS, np.nan), np.full(COLS, np.inf), np.full(COLS, 1e30)],
     ids=["too few", "negative", "NaN", "infinite", "huge"],
 )
 def test_what_is_no_importance(weights: Array) -> None:
@@ -211,9 +205,7 @@ def test_odd_addresses_and_no_values(choice: str, monkeypatch: pytest.MonkeyPatc
     use(monkeypatch, choice)
     for name in ("Q4_0", "Q6_K", "IQ1_M", "MXFP4"):
         stored = random_blocks(name, 9, sane=True).tobytes()
-        np.testing.assert_array_equal(
-            ggml.decode(name, memoryview(b"x" + stored)[1:]), ggml.decode(name, stored)
-        )
+        np.testing.assert_array_equal(ggml.decode(name, memoryview(b"x" + stored)[1:]), ggml.decode(name, stored))
         assert ggml.decode(name, b"").size == 0
     values = values_of("normal")
     odd = np.frombuffer(b"x" + values.tobytes(), dtype="u1")[1:].view("f4")

@@ -172,9 +172,7 @@ def test_a_library_that_disagrees_is_not_used(name: str, kind: str, monkeypatch:
 
 @needs_library
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_the_next_library_takes_over_what_the_first_does_otherwise(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_library_takes_over_what_the_first_does_otherwise(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = values_of("normal").reshape(-1)
     want = ggml.encode("Q4_K", values)
     monkeypatch.setattr(backend, "libraries", lambda: iter([Other(**DIFFERENT[kind]), real()]))

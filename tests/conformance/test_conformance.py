@@ -36,9 +36,7 @@ def chosen() -> list[ArchCase]:
 
 
 @pytest.fixture(scope="module")
-def bench(
-    tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cpp_models: Path
-) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cpp_models: Path) -> Iterator[Bench]:
     """The running llama.cpp; the fixtures stand for the tokenizers that the cases take from the cache."""
     pytest.importorskip("torch").set_num_threads(1)
     with Bench(tmp_path_factory.mktemp("conformance"), peer=False, vocabulary=VOCABULARY) as bench:
@@ -54,9 +52,7 @@ def test_there_and_back(case: ArchCase, bench: Bench) -> None:
 
 @pytest.mark.llama
 @pytest.mark.parametrize("case_id", ["llama", "mixtral"])
-def test_beside_the_converter(
-    case_id: str, tmp_path: Path, smollm2_gguf: Path, llama_cpp_converter: Path
-) -> None:
+def test_beside_the_converter(case_id: str, tmp_path: Path, smollm2_gguf: Path, llama_cpp_converter: Path) -> None:
     """The same keys, and the same tensors in F32, F16 and BF16; and the converter's GGUF comes back."""
     pytest.importorskip("torch").set_num_threads(1)
     with Bench(tmp_path) as bench:

@@ -25,23 +25,11 @@ CASES = {
         "moe_intermediate_size",
         "num_local_experts",
     ),
-    "deepseek_v2": (
-        "hidden_size",
-        "num_attention_heads",
-        "kv_lora_rank",
-        "qk_nope_head_dim",
-        "n_routed_experts",
-    ),
+    "deepseek_v2": ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "n_routed_experts"),
     "gpt_oss": ("hidden_size", "num_attention_heads", "intermediate_size", "num_local_experts"),
     "gpt2": ("n_embd",),
     "falcon": ("hidden_size",),
-    "gemma3_text": (
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-    ),
+    "gemma3_text": ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
     "mamba2": ("hidden_size", "state_size", "num_heads"),
     "lfm2": ("hidden_size", "num_attention_heads"),
     "bert": ("hidden_size", "intermediate_size", "type_vocab_size"),
@@ -90,9 +78,7 @@ def test_the_models_themselves_are_taken(case_id: str, models: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(("case_id", "key"), [(case, key) for case, keys in CASES.items() for key in keys])
 @pytest.mark.parametrize("factor", [2, 0.5], ids=["twice", "half"])
-def test_wrong_dimensions_are_refused(
-    case_id: str, key: str, factor: float, models: Any, tmp_path: Path
-) -> None:
+def test_wrong_dimensions_are_refused(case_id: str, key: str, factor: float, models: Any, tmp_path: Path) -> None:
     value = json.loads((models(case_id) / "config.json").read_text())[key]
     refused(models(case_id), tmp_path, **{key: int(value * factor)})
 
@@ -122,9 +108,7 @@ def with_tensors(source: Path, tmp_path: Path, change: Any) -> Path:
 
 @by_case
 def test_each_missing_tensor_of_a_layer_is_refused(case_id: str, models: Any, tmp_path: Path) -> None:
-    names = [
-        n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight")
-    ]
+    names = [n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight")]
     for name in names[:: max(1, len(names) // 6)]:
         folder = with_tensors(models(case_id), tmp_path, lambda tensors, name=name: tensors.pop(name))
         error = refused(folder, tmp_path)
@@ -134,9 +118,7 @@ def test_each_missing_tensor_of_a_layer_is_refused(case_id: str, models: Any, tm
 
 @by_case
 def test_a_tensor_too_many_is_refused(case_id: str, models: Any, tmp_path: Path) -> None:
-    name = next(
-        n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight")
-    )
+    name = next(n for n in load_file(models(case_id) / "model.safetensors") if ".0." in n and n.endswith("weight"))
     extra = name.replace(".weight", ".gain")
 
     def change(tensors: dict[str, Any]) -> None:

@@ -100,9 +100,7 @@ def test_a_big_model_stays_within_max_memory(tmp_path: Path, dtype: str) -> None
     )
 
     def run(*arguments: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", script, *arguments], check=True, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, "-c", script, *arguments], check=True, capture_output=True, text=True)
         return int(done.stdout) >> 10
 
     source = tmp_path / "m.apr"

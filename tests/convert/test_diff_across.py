@@ -33,9 +33,7 @@ def test_a_folder_and_its_gguf_hold_the_same_values(
         assert body["identical"] is True
 
 
-def test_another_dtype_is_the_same_within_its_tolerance(
-    tiny_model: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_another_dtype_is_the_same_within_its_tolerance(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
     folder, _ = tiny_model("mistral")
     aprfmt.export_model(folder, tmp_path / "m.gguf", dtype="f16")
     assert diff(folder, tmp_path / "m.gguf", "--values", "--tolerance", "1e-2")[0] == 0

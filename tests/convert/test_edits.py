@@ -80,10 +80,7 @@ def test_converting_an_apr_keeps_what_nothing_models(apr: Path, tmp_path: Path) 
     assert not report.lossless  # one file more than the source had
     for path in (tmp_path / "source").iterdir():
         assert (tmp_path / "back" / path.name).read_bytes() == path.read_bytes()
-    assert json.loads((tmp_path / "back/apr_metadata.json").read_text()) == {
-        "license": "MIT",
-        "my.key": {"a": 1},
-    }
+    assert json.loads((tmp_path / "back/apr_metadata.json").read_text()) == {"license": "MIT", "my.key": {"a": 1}}
 
 
 @pytest.mark.parametrize("start", ["folder", "apr"])

@@ -26,9 +26,7 @@ def test_a_folder_in_8_bits(dtype: str, tiny_model: Callable[[str], Any], tmp_pa
     for name, tensor in before.items():
         want = tensor.to(KINDS[dtype]) if tensor.dim() > 1 else tensor
         assert after[name].dtype == want.dtype, name
-        assert torch.equal(after[name].contiguous().view(torch.uint8), want.contiguous().view(torch.uint8)), (
-            name
-        )
+        assert torch.equal(after[name].contiguous().view(torch.uint8), want.contiguous().view(torch.uint8)), name
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.get("dtype", config.get("torch_dtype")) == "bfloat16"
     assert any(dtype.upper() in loss for loss in report.losses)

@@ -93,9 +93,7 @@ def test_a_foreign_gguf_with_mxfp4_experts_gets_the_config_that_tells_so(
     assert config["quantization_config"] == {"quant_method": "mxfp4", "modules_to_not_convert": MODULES}
 
 
-def test_mxfp4_experts_in_a_gguf_have_the_values_of_transformers(
-    tmp_path: Path, tokenizers: dict[str, Path]
-) -> None:
+def test_mxfp4_experts_in_a_gguf_have_the_values_of_transformers(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     tensors = _packed_gpt_oss(tmp_path / "hf", tokenizers)
@@ -146,9 +144,7 @@ def test_a_draft_layer_is_left_out_and_said(tmp_path: Path, tokenizers: dict[str
     assert any("not carried" in warning for warning in report.warnings)
 
 
-def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(
-    tmp_path: Path, tokenizers: dict[str, Path]
-) -> None:
+def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     """Files from before the split of kv_b_proj."""
     arch_models.build(arch_models.find_case("deepseek_v3"), tmp_path / "hf", tokenizers)
     tensors = _hf(tmp_path / "hf")
@@ -156,8 +152,7 @@ def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(
     reader = gguf.GGUFReader(tmp_path / "new.gguf")
     kept = {t.name: t for t in reader.tensors if not t.name.endswith(("attn_k_b.weight", "attn_v_b.weight"))}
     whole = {
-        f"blk.{n}.attn_kv_b.weight": tensors[f"model.layers.{n}.self_attn.kv_b_proj.weight"].numpy()
-        for n in range(3)
+        f"blk.{n}.attn_kv_b.weight": tensors[f"model.layers.{n}.self_attn.kv_b_proj.weight"].numpy() for n in range(3)
     }
     lengths = {"key_length": 24, "value_length": 12, "key_length_mla": None, "value_length_mla": None}
     _write(tmp_path / "old.gguf", "deepseek2", reader, kept | whole, **lengths)
@@ -182,9 +177,7 @@ def test_a_mix_keeps_mxfp4_experts_or_is_told_to_quantize_them_again(
         if again:
             with pytest.raises(RefusedError, match="MXFP4 is already quantized"):
                 convert_model(tmp_path / source, tmp_path / "no.gguf", dtype=mix)
-        convert_model(
-            tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, allow_requantize=again
-        )
+        convert_model(tmp_path / source, tmp_path / "ours.gguf", dtype=mix, force=True, allow_requantize=again)
         assert _gguf(tmp_path / "ours.gguf") == _gguf(tmp_path / "theirs.gguf")
         convert_model(tmp_path / source, tmp_path / "m.apr", dtype=mix, force=True, allow_requantize=again)
         convert_model(tmp_path / "m.apr", tmp_path / "ours.gguf", force=True)

@@ -42,9 +42,7 @@ def test_any_apr_metadata_json_of_a_folder_comes_back(facts: bytes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("card", [None, CARD])
-def test_a_snapshot_of_the_hubs_cache_comes_back_without_more_files(
-    card: bytes | None, tmp_path: Path
-) -> None:
+def test_a_snapshot_of_the_hubs_cache_comes_back_without_more_files(card: bytes | None, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f")
     if card is not None:
         (folder / "README.md").write_bytes(card)
@@ -102,9 +100,7 @@ def test_an_envelope_cannot_replace_lists_and_tensors(entry: dict[str, object], 
     with aprfmt.open(tmp_path / "g.gguf") as model:
         kv = gguf_parts(model)[0].kv
         keys = envelope.seal([bytes(kv.raw(key)) for key in kv], envelope.Envelope(entry))
-        tensors = [
-            OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries
-        ]
+        tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, partial(pieces, t)) for t in model.tensors.entries]
         layout = FileLayout("e.gguf", gguf_write.layout(keys, tensors))
         write_file(str(tmp_path / "e.gguf"), layout, WriteOptions())
     report = aprfmt.import_model(tmp_path / "e.gguf", tmp_path / "e.apr")

@@ -113,10 +113,7 @@ _SUMS, _ONE = ("F32", (1, 2), struct.pack("<2f", 1, 2)), ("F32", (1, 1), struct.
         ([], {"a.in_sum2": _SUMS, "a.counts": _ONE}),
         (_GOOD[:2], {"a.in_sum2": _SUMS, "a.counts": _ONE}),
         ([("imatrix.datasets", GgufType.UINT32, 1), *_GOOD[1:]], {"a.in_sum2": _SUMS, "a.counts": _ONE}),
-        (
-            [_GOOD[0], ("imatrix.chunk_count", GgufType.STRING, "x"), _GOOD[2]],
-            {"a.in_sum2": _SUMS, "a.counts": _ONE},
-        ),
+        ([_GOOD[0], ("imatrix.chunk_count", GgufType.STRING, "x"), _GOOD[2]], {"a.in_sum2": _SUMS, "a.counts": _ONE}),
         (_GOOD, {}),
         (_GOOD, {"token_embd.weight": _SUMS}),
         (_GOOD, {"a.in_sum2": _SUMS}),
@@ -130,9 +127,7 @@ _SUMS, _ONE = ("F32", (1, 2), struct.pack("<2f", 1, 2)), ("F32", (1, 1), struct.
     ],
 )
 def test_a_wrong_new_file_is_refused(
-    keys: list[tuple[str, GgufType, object]],
-    tensors: dict[str, tuple[str, tuple[int, ...], bytes]],
-    tmp_path: Path,
+    keys: list[tuple[str, GgufType, object]], tensors: dict[str, tuple[str, tuple[int, ...], bytes]], tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, keys, tensors)

@@ -63,9 +63,7 @@ def test_the_exported_tokenizer_gives_the_ids_of_tokenizers(
 
 
 @pytest.mark.parametrize("name", ["qwen2-untied", "llama-bias", "mistral", "qwen3"])
-def test_gguf_to_apr_to_hf_gives_the_model_back(
-    name: str, tiny_model: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_gguf_to_apr_to_hf_gives_the_model_back(name: str, tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     folder, reference = tiny_model(name)
@@ -101,9 +99,7 @@ PROMPTS = [
 ]
 
 
-def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(
-    smollm2_gguf: Path, tmp_path: Path, llama_cpp: LlamaPeer
-) -> None:
+def test_smollm2_decoded_to_hf_agrees_with_llama_cpp(smollm2_gguf: Path, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
     """F32: 5e-3. Against the Q4_1 file itself 3 %: llama.cpp quantizes activations there."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -40,16 +40,7 @@ pytestmark = pytest.mark.llama
 
 LLAMA = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 FUSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-EXPERTS = (
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_gate_inp",
-    "ffn_gate_exps",
-    "ffn_up_exps",
-    "ffn_down_exps",
-)
+EXPERTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
 
 def network(
@@ -66,10 +57,7 @@ def network(
 ) -> tuple[Network, dict[str, Shape]]:
     """The facts and the tensors, of two rows each: llama.cpp does not compare shapes when it quantizes."""
     cols = cols or {}
-    shapes: dict[str, Shape] = {
-        "token_embd.weight": (2, cols.get("token_embd", 256)),
-        "output_norm.weight": (256,),
-    }
+    shapes: dict[str, Shape] = {"token_embd.weight": (2, cols.get("token_embd", 256)), "output_norm.weight": (256,)}
     if not tied:
         shapes["output.weight"] = (2, cols.get("output", 256))
     for layer in range(n_layers):
@@ -119,9 +107,7 @@ def write(path: Path, net: Network, shapes: Mapping[str, Shape]) -> None:
         numbers |= {"expert_count": net.n_experts, "expert_used_count": 2}
     keys += [(f"{arch}.{key}", u32, value) for key, value in numbers.items()]
     keys += [(f"{arch}.attention.layer_norm_{x}epsilon", f32, 1e-5) for x in ("rms_", "")]
-    keys.append(
-        (f"{arch}.attention.sliding_window_pattern", (GgufType.ARRAY, GgufType.BOOL), [True] * net.n_layers)
-    )
+    keys.append((f"{arch}.attention.sliding_window_pattern", (GgufType.ARRAY, GgufType.BOOL), [True] * net.n_layers))
     keys.append((f"{arch}.expert_weights_scale", f32, 1.0))
     tensors = {}
     for name, shape in shapes.items():
@@ -181,9 +167,7 @@ WISHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_overrides_go_before_the_rules_as_in_llama_cpp(
-    wish: str, files: dict[str, Path], llama_cpp: LlamaPeer
-) -> None:
+def test_overrides_go_before_the_rules_as_in_llama_cpp(wish: str, files: dict[str, Path], llama_cpp: LlamaPeer) -> None:
     asked = WISHES[wish]
     patterns = tuple((re.compile(p), find_dtype(name).name) for p, name in asked.get("overrides", ()))
     options = {key: value for key, value in asked.items() if key != "overrides"} | {"patterns": patterns}

@@ -153,8 +153,7 @@ def test_so_it_does_with_an_importance_matrix(
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
-    ("mix", "weighted"),
-    [("q4_k_m", False), ("q4_k_m", True), ("q3_k_m", False), ("q5_0", True), ("mxfp4_moe", False)],
+    ("mix", "weighted"), [("q4_k_m", False), ("q4_k_m", True), ("q3_k_m", False), ("q5_0", True), ("mxfp4_moe", False)]
 )
 def test_an_apr_has_the_bytes_that_its_gguf_gets(
     name: str, mix: str, weighted: bool, models: dict[str, tuple[Path, Path]], tmp_path: Path
@@ -201,9 +200,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_kind_of_family_comes_out_as_from_llama_cpp(
-    family: str, tmp_path: Path, expected: Expected
-) -> None:
+def test_every_kind_of_family_comes_out_as_from_llama_cpp(family: str, tmp_path: Path, expected: Expected) -> None:
     pytest.importorskip("transformers")
     build(replace(find_case(family), tokenizer=BYTES), tmp_path / "hf", None, dtype="bfloat16")
     aprfmt.export_model(tmp_path / "hf", tmp_path / "m.gguf")

@@ -33,11 +33,7 @@ def test_every_function_names_its_options_with_the_defaults_of_all(function: Cal
 
 
 def test_convert_model_takes_every_option() -> None:
-    assert set(inspect.signature(api.convert_model).parameters) == {
-        "src",
-        "dst",
-        *(f.name for f in fields(Options)),
-    }
+    assert set(inspect.signature(api.convert_model).parameters) == {"src", "dst", *(f.name for f in fields(Options))}
 
 
 def test_a_type_checker_refuses_wrong_names_and_types(tmp_path: Path) -> None:
@@ -127,9 +123,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: str(t.name))
-def test_an_option_that_a_target_does_not_take_is_a_usage_error(
-    target: Any, tiny_gguf: Path, tmp_path: Path
-) -> None:
+def test_an_option_that_a_target_does_not_take_is_a_usage_error(target: Any, tiny_gguf: Path, tmp_path: Path) -> None:
     assert set(VALUES) == {f.name for f in fields(Options)} - COMMON
     for name in set(VALUES) - target.takes:
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} does not apply") as caught:
@@ -139,15 +133,7 @@ def test_an_option_that_a_target_does_not_take_is_a_usage_error(
 
 
 def test_the_command_says_so_too(tiny_gguf: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "aprfmt",
-        "convert",
-        str(tiny_gguf),
-        "-o",
-        str(tmp_path / "o.safetensors"),
-    ]
+    command = [sys.executable, "-m", "aprfmt", "convert", str(tiny_gguf), "-o", str(tmp_path / "o.safetensors")]
     done = subprocess.run([*command, "--pre", "nonsense"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--pre does not apply to the format safetensors" in done.stderr

@@ -47,11 +47,7 @@ def _safetensors(path: Path, tensors: list[tuple[str, str, tuple[int, ...], byte
     path.mkdir()
     header, position = {}, 0
     for name, dtype, shape, data in tensors:
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [position, position + len(data)],
-        }
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + len(data)]}
         position += len(data)
     text = json.dumps(header).encode()
     body = b"".join(data for *_, data in tensors)
@@ -95,9 +91,7 @@ def test_a_gguf_gets_the_decoded_weights(through_apr: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("through_apr", [False, True])
-@pytest.mark.parametrize(
-    "make", [lambda: {UP: fp8("channel", FFN, HIDDEN)}, lambda: {UP: fp8("tensor", FFN, HIDDEN)}]
-)
+@pytest.mark.parametrize("make", [lambda: {UP: fp8("channel", FFN, HIDDEN)}, lambda: {UP: fp8("tensor", FFN, HIDDEN)}])
 def test_a_dtype_decodes_once_and_forgets_the_packing(make: Any, through_apr: bool, tmp_path: Path) -> None:
     packed = make()
     source = folder_of(tmp_path / "f", packed)
@@ -143,9 +137,7 @@ def test_an_unknown_scheme_is_refused_and_can_be_kept(tmp_path: Path) -> None:
     report = aprfmt.import_model(folder, tmp_path / "m.apr", allow_unmapped=True)
     assert any("cannot be decoded here" in w for w in report.warnings)
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", allow_unmapped=True)
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
-        folder / "model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_wrong_shapes_of_packed_weights_are_refused(tmp_path: Path) -> None:

@@ -33,13 +33,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], di
 
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) inside a JSON value."""
-    keys = (
-        list(enumerate(value))
-        if isinstance(value, list)
-        else list(value.items())
-        if isinstance(value, dict)
-        else []
-    )
+    keys = list(enumerate(value)) if isinstance(value, list) else list(value.items()) if isinstance(value, dict) else []
     return [(value, key) for key, _ in keys] + [place for _, item in keys for place in places(item)]
 
 

@@ -40,11 +40,7 @@ def entry(name: str, size: int, *segments: list[Any]) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("form", ["hf", "gguf"])
 def test_a_crafted_record_is_refused(files: list[Any], literals: bytes, form: str, tmp_path: Path) -> None:
-    record = {
-        "format": form,
-        "files": files,
-        "literals": base64.b64encode(zlib.compress(literals)).decode(),
-    }
+    record = {"format": form, "files": files, "literals": base64.b64encode(zlib.compress(literals)).decode()}
     aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
     with pytest.raises(aprfmt.AprError):
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format=form)

@@ -64,9 +64,7 @@ def test_rows_padded_to_whole_blocks_become_q8_0_in_a_gguf(tmp_path: Path) -> No
 
 
 def test_norms_in_blocks_become_f32_in_a_gguf(tmp_path: Path) -> None:
-    arrays = {
-        name: RawTensor("AprQ8", array.shape, encode("AprQ8", array)) for name, array in weights().items()
-    }
+    arrays = {name: RawTensor("AprQ8", array.shape, encode("AprQ8", array)) for name, array in weights().items()}
     aprfmt.save_file(arrays, tmp_path / "m.apr", METADATA)
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
@@ -84,18 +82,14 @@ def test_norms_in_blocks_become_f32_in_a_gguf(tmp_path: Path) -> None:
         ("model.layers." + "9" * 5000 + ".x", (1,)),
     ],
 )
-def test_damaged_weights_without_a_config_are_refused(
-    name: str, shape: tuple[int, ...] | None, tmp_path: Path
-) -> None:
+def test_damaged_weights_without_a_config_are_refused(name: str, shape: tuple[int, ...] | None, tmp_path: Path) -> None:
     arrays = weights(qk_norm=True)
     arrays.pop(name, None)
     if shape is not None:
         arrays[name] = np.zeros(shape, np.float32)
     save_file(arrays, tmp_path / "m.safetensors")
     with contextlib.suppress(aprfmt.AprError) if shape == (0,) else pytest.raises(aprfmt.AprError):
-        aprfmt.import_model(
-            tmp_path / "m.safetensors", tmp_path / "m.apr", arch="qwen3", allow_no_config=True
-        )
+        aprfmt.import_model(tmp_path / "m.safetensors", tmp_path / "m.apr", arch="qwen3", allow_no_config=True)
 
 
 def test_head_counts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -111,6 +105,4 @@ def test_head_counts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_an_encrypted_file_gives_no_empty_model(fixtures_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(aprfmt.AprError, match="payload is encrypted"):
-        aprfmt.export_model(
-            fixtures_dir / "vectors/golden/v1_encrypted_password.apr", tmp_path / "m.safetensors"
-        )
+        aprfmt.export_model(fixtures_dir / "vectors/golden/v1_encrypted_password.apr", tmp_path / "m.safetensors")

@@ -38,10 +38,7 @@ def refused(exit_code: int, folder: Path, *args: object) -> dict[str, Any]:
     assert body["schema"] == "apr.error/1"
     assert sorted(folder.rglob("*")) == before
     error: dict[str, Any] = body["error"]
-    assert (
-        error["message"].split("\n")[0] in human.stderr.replace("\n", " ")
-        or error["message"][:30] in human.stderr
-    )
+    assert error["message"].split("\n")[0] in human.stderr.replace("\n", " ") or error["message"][:30] in human.stderr
     return error
 
 
@@ -143,9 +140,7 @@ def test_dimensions_of_another_model_are_refused(folder: Path, tmp_path: Path) -
 def test_a_tokenizer_larger_than_the_embedding_is_refused(
     folder: Path, tmp_path: Path, real_tokenizers: dict[str, Path]
 ) -> None:
-    error = refused(
-        5, tmp_path, "import", folder, "-o", tmp_path / "o.apr", "--tokenizer", real_tokenizers["qwen2_5"]
-    )
+    error = refused(5, tmp_path, "import", folder, "-o", tmp_path / "o.apr", "--tokenizer", real_tokenizers["qwen2_5"])
     assert "151665" in error["message"]
     assert "320" in error["message"]
 
@@ -201,9 +196,7 @@ def test_without_a_row_only_an_explicit_wish_goes_through(folder: Path, tmp_path
     report = aprfmt.import_model(folder, tmp_path / "o.apr", allow_unmapped=True)
     assert report.lossless
     aprfmt.export_model(tmp_path / "o.apr", tmp_path / "back", allow_unmapped=True)
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
-        folder / "model.safetensors"
-    ).read_bytes()
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     with pytest.raises(UnmappedError):
         aprfmt.export_model(tmp_path / "o.apr", tmp_path / "o.gguf")
 
@@ -229,9 +222,7 @@ def test_a_full_disk(tiny_gguf: Path, small_disk: Path) -> None:
     assert "disk" in error["message"]
 
 
-def test_a_disk_that_fills_up_while_writing(
-    tiny_gguf: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_while_writing(tiny_gguf: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aprfmt.io.sink.check_space", lambda folder, n_bytes: None)
     with pytest.raises(AprError) as caught:
         aprfmt.import_model(tiny_gguf, small_disk / "o.apr")
@@ -243,9 +234,7 @@ def test_a_disk_that_fills_up_while_writing(
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_behind(number: int, exit_code: int, tmp_path: Path) -> None:
     """The output is large enough to be caught in the middle: 3 GB of zeros that take no room in the source."""
-    header = json.dumps(
-        {"x.weight": {"dtype": "F32", "shape": [750_000, 1000], "data_offsets": [0, 3_000_000_000]}}
-    )
+    header = json.dumps({"x.weight": {"dtype": "F32", "shape": [750_000, 1000], "data_offsets": [0, 3_000_000_000]}})
     with open(tmp_path / "big.safetensors", "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header.encode())
         file.truncate(8 + len(header) + 3_000_000_000)

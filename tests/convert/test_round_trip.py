@@ -18,9 +18,7 @@ import pytest
 import aprfmt
 
 # The peak of this process alone: ru_maxrss would count what the parent had before the fork.
-PRINT_PEAK = (
-    "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
-)
+PRINT_PEAK = "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 
 
 def sha(path: Path) -> str:
@@ -32,14 +30,9 @@ def folder_hashes(folder: Path) -> dict[str, str]:
 
 
 def test_smollm2_comes_back_as_the_same_file_in_little_memory(smollm2_gguf: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys, aprfmt; r = aprfmt.import_model(sys.argv[1], sys.argv[2])\n"
-        "assert r.lossless" + PRINT_PEAK
-    )
+    code = "import sys, aprfmt; r = aprfmt.import_model(sys.argv[1], sys.argv[2])\nassert r.lossless" + PRINT_PEAK
     apr = tmp_path / "m.apr"
-    run = subprocess.run(
-        [sys.executable, "-c", code, smollm2_gguf, apr], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code, smollm2_gguf, apr], capture_output=True, text=True, check=True)
     peak_bytes = int(run.stdout) * 1024
     assert peak_bytes < 250e6
     assert apr.stat().st_size <= smollm2_gguf.stat().st_size * 1.025
@@ -58,9 +51,7 @@ def test_a_folder_comes_back_with_every_file_the_same(
     assert folder_hashes(tmp_path / "back") == folder_hashes(folder)
 
 
-def test_a_sharded_folder_with_card_and_template_comes_back(
-    tiny_model: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_sharded_folder_with_card_and_template_comes_back(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
     folder, _ = tiny_model("qwen2-untied")
     shards = tmp_path / "shards"
     aprfmt.convert_model(folder, shards, shard_size=60_000)
@@ -162,9 +153,7 @@ def test_a_tied_head_is_stored_once(tiny_model: Callable[[str], Any], tmp_path: 
         assert model.metadata["tied_embeddings"] is False
 
 
-def test_short_vocabularies_are_padded_and_marked_unused(
-    tiny_model: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_short_vocabularies_are_padded_and_marked_unused(tiny_model: Callable[[str], Any], tmp_path: Path) -> None:
     folder, _ = tiny_model("qwen2")
     for style, text in (("llama.cpp", "[PAD151700]"), ("apr", "<|pad_151700|>")):
         path = tmp_path / f"{style}.gguf"
@@ -190,13 +179,7 @@ def test_memory_does_not_grow_with_a_tensor(tmp_path: Path) -> None:
         "aprfmt.convert_model(sys.argv[1], sys.argv[2], dtype='f16', allow_unmapped=True, allow_no_config=True)"
         + PRINT_PEAK
     )
-    arguments = [
-        sys.executable,
-        "-c",
-        code,
-        str(tmp_path / "big.safetensors"),
-        str(tmp_path / "small.safetensors"),
-    ]
+    arguments = [sys.executable, "-c", code, str(tmp_path / "big.safetensors"), str(tmp_path / "small.safetensors")]
     run = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert int(run.stdout) * 1024 < 150e6
     assert (tmp_path / "small.safetensors").stat().st_size > 2 * n_rows * n_cols

@@ -39,13 +39,7 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "target"),
-    [
-        ("a.apr", "apr"),
-        ("a.GGUF", "gguf"),
-        ("a.safetensors", "safetensors"),
-        ("folder", "hf"),
-        ("smollm2-v1.5", "hf"),
-    ],
+    [("a.apr", "apr"), ("a.GGUF", "gguf"), ("a.safetensors", "safetensors"), ("folder", "hf"), ("smollm2-v1.5", "hf")],
 )
 def test_the_suffix_names_the_format(name: str, target: str) -> None:
     assert find_target(name).name == target

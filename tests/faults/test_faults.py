@@ -62,12 +62,7 @@ def convert(
 ) -> Operation:
     def operation(at: Place) -> object:
         report = aprfmt.convert_model(
-            at.inputs / source,
-            at.out / target,
-            format=format,
-            shard_size=shard_size,
-            dtype=dtype,
-            force=True,
+            at.inputs / source, at.out / target, format=format, shard_size=shard_size, dtype=dtype, force=True
         )
         return report.lossless, report.losses
 

@@ -119,9 +119,7 @@ def test_no_plugin_is_loaded_for_what_we_know(site: Path, tiny_gguf: Path, tmp_p
     aprfmt.import_model(tiny_gguf, tmp_path / "m.apr")
     assert "broken_plugin" not in sys.modules
     (tmp_path / "odd").write_bytes(b"what is this")
-    with pytest.raises(
-        MissingDependencyError, match="plugin 'odd' of broken_plugin cannot be loaded: not today"
-    ):
+    with pytest.raises(MissingDependencyError, match="plugin 'odd' of broken_plugin cannot be loaded: not today"):
         aprfmt.detect(tmp_path / "odd")
 
 

@@ -97,20 +97,14 @@ def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
         for path in modules(package):
             own = ".".join(path.relative_to(SRC).with_suffix("").parts)
             found = {module for _, module in imports(path)}
-            assert not found & engines, (
-                f"{path} imports an engine; the worker does so by the table of engines"
-            )
+            assert not found & engines, f"{path} imports an engine; the worker does so by the table of engines"
             roots = {module.split(".")[0] for module in found}
-            assert own in engines or not roots & {"llama_cpp", "xllamacpp"}, (
-                f"{path} runs llama.cpp in our process"
-            )
+            assert own in engines or not roots & {"llama_cpp", "xllamacpp"}, f"{path} runs llama.cpp in our process"
 
 
 def test_targets_do_not_know_each_other() -> None:
     for path in modules("aprfmt/convert/targets"):
-        found = {
-            name.split(".")[3] for _, name in imports(path) if name.startswith("aprfmt.convert.targets.")
-        }
+        found = {name.split(".")[3] for _, name in imports(path) if name.startswith("aprfmt.convert.targets.")}
         assert found <= {"base"}, f"{path} imports {sorted(found)}"
 
 
@@ -141,9 +135,7 @@ def test_opening_files_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
     if name != "hf":
         path = tmp_path / name
         aprfmt.convert_model(tmp_path / "hf", path, format="apr-shards" if name == "parts" else None)
-    code = (
-        f"import aprfmt\nwith aprfmt.open({str(path)!r}) as m: print(repr(m), m.metadata.keys(), m.tensors)"
-    )
+    code = f"import aprfmt\nwith aprfmt.open({str(path)!r}) as m: print(repr(m), m.metadata.keys(), m.tensors)"
     assert not heavy_modules(code)
 
 
@@ -159,9 +151,7 @@ def test_documents_name_every_room_and_the_version() -> None:
     for package in ("aprfmt", "aprtrain"):
         for room in {path.parent.name for path in (SRC / package).glob("*/*.py")}:
             assert f"`{room}/`" in architecture, f"ARCHITECTURE.md does not name the room {room}/"
-    assert re.search(
-        rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
-    )
+    assert re.search(rf"^## {re.escape(aprfmt.__version__)}", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert f'version = "{aprfmt.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
@@ -174,6 +164,4 @@ def test_the_readme_documents_every_command_and_exit_code() -> None:
         assert f"`apr {name}" in readme, f"README.md does not show apr {name}"
     codes = {AprError.exit_code, *(c.exit_code for c in AprError.__subclasses__())}
     for code in codes:
-        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), (
-            f"README.md does not explain exit code {code}"
-        )
+        assert re.search(rf"^\| {code} \|", readme, re.MULTILINE), f"README.md does not explain exit code {code}"

@@ -45,9 +45,7 @@ def rooms_imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def test_every_room_has_its_place() -> None:
-    rooms = {path.stem for path in PACKAGE.glob("*.py")} | {
-        path.parent.name for path in PACKAGE.glob("*/*.py")
-    }
+    rooms = {path.stem for path in PACKAGE.glob("*.py")} | {path.parent.name for path in PACKAGE.glob("*/*.py")}
     assert rooms - {"__init__"} == set(RANK)
 
 

@@ -7,20 +7,7 @@ import re
 import pytest
 from pages import Page
 
-from aprfmt.html.page import (
-    HEIGHT,
-    WIDTH,
-    Cell,
-    Mark,
-    Series,
-    chart,
-    heat_map,
-    histograms,
-    page,
-    table,
-    text,
-    thin,
-)
+from aprfmt.html.page import HEIGHT, WIDTH, Cell, Mark, Series, chart, heat_map, histograms, page, table, text, thin
 
 
 def curve(figure: str, number: int = 0) -> list[tuple[float, float]]:
@@ -62,9 +49,7 @@ def test_figures_share_a_range_and_marks_stand_in_it() -> None:
 
 
 def test_a_gap_stays_one() -> None:
-    (path,) = re.findall(
-        r'<path class="curve s0" d="([^"]*)"', chart("t", [Series("s", [0, 1, 2], [1, None, 2])])
-    )
+    (path,) = re.findall(r'<path class="curve s0" d="([^"]*)"', chart("t", [Series("s", [0, 1, 2], [1, None, 2])]))
     assert path.count("M") == 2
     assert "L" not in path
 
@@ -113,10 +98,7 @@ def test_a_heat_map_needs_rows_and_columns() -> None:
 
 def test_text_is_escaped_everywhere() -> None:
     evil = '"><script>x</script>'
-    body = [
-        chart(evil, [Series(evil, [1, 2], [1, 2])], x_name=evil, marks=[Mark(1, evil)]),
-        table([evil], [[evil]]),
-    ]
+    body = [chart(evil, [Series(evil, [1, 2], [1, 2])], x_name=evil, marks=[Mark(1, evil)]), table([evil], [[evil]])]
     found = Page(page(evil, body))
     assert "script" not in found.tags
     assert found.titles == [evil]

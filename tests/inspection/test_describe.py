@@ -27,17 +27,13 @@ def test_apr(write: Callable[..., Path], arrays: Any) -> None:
     assert body["checksum"] == {"header": "ok", "footer": "ok"}
     assert body["metadata"]["license"] == "MIT"
     assert body["metadata"]["data_source"] is None
-    assert body["dtypes"] == {
-        "F32": {"tensors": 11, "params": body["param_count"], "bytes": 4 * body["param_count"]}
-    }
+    assert body["dtypes"] == {"F32": {"tensors": 11, "params": body["param_count"], "bytes": 4 * body["param_count"]}}
     assert (body["tokenizer"]["vocab_size"], body["tokenizer"]["bos_id"]) == (9, 1)
     assert body["compat"] == {"reference_runtime": True, "reasons": []}
 
 
 def test_why_the_reference_runtime_cannot_run_it(write: Callable[..., Path], arrays: Any) -> None:
-    reasons = body_of(
-        write(arrays, architecture=None, hf_architecture=None, hf_model_type=None, num_heads=None)
-    )
+    reasons = body_of(write(arrays, architecture=None, hf_architecture=None, hf_model_type=None, num_heads=None))
     text = " ".join(reasons["compat"]["reasons"])
     assert "C-03" in text
     assert "num_heads" in text

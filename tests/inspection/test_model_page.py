@@ -66,9 +66,7 @@ def test_the_page_of_a_gguf_and_of_its_apr(tiny: Path, tmp_path: Path) -> None:
             assert row.histogram.counts.sum() == np.prod(row.tensor.shape)
         layers = body.inspection.metadata["num_layers"]
         assert isinstance(layers, int)
-        assert sum(f"{name}: " in word for word in page.words) == 3 * layers, (
-            "a square a layer in each of the maps"
-        )
+        assert sum(f"{name}: " in word for word in page.words) == 3 * layers, "a square a layer in each of the maps"
         assert "<|" in page.text or "special tokens" in page.text.lower()
 
 

@@ -52,23 +52,13 @@ def change(name: str, value: float, rows: slice = slice(None)) -> Callable[[Any]
         (lambda arrays: arrays.pop(Q), {}, "names.complete", "fail"),
         (lambda arrays: arrays.update(odd=np.ones(3, "<f4")), {}, "names.complete", "fail"),
         (lambda arrays: arrays.update({Q: np.ones((8, 4), "<f4")}), {}, "shapes.match", "fail"),
-        (
-            lambda arrays: None,
-            {"tokenizer.vocabulary": [str(i) for i in range(11)]},
-            "tokenizer.size",
-            "fail",
-        ),
+        (lambda arrays: None, {"tokenizer.vocabulary": [str(i) for i in range(11)]}, "tokenizer.size", "fail"),
         (lambda arrays: None, {"tokenizer.bos_token_id": 9}, "tokenizer.special", "fail"),
         (lambda arrays: None, {"intermediate_size": None}, "metadata.required", "fail"),
     ],
 )
 def test_rules(
-    write: Callable[..., Path],
-    arrays: Any,
-    edit: Callable[[Any], Any],
-    metadata: Any,
-    rule: str,
-    expected: str,
+    write: Callable[..., Path], arrays: Any, edit: Callable[[Any], Any], metadata: Any, rule: str, expected: str
 ) -> None:
     edit(arrays)
     path = write(arrays, **metadata)

@@ -172,9 +172,7 @@ def test_an_old_folder_is_put_back_when_one_file_fails(
     assert tree(old.parent) == {f"old/{name}": text for name, text in OLD.items()}
 
 
-def test_what_cannot_be_put_back_stays_in_the_temporary_folder(
-    old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_put_back_stays_in_the_temporary_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace = os.replace
 
     def fail(source: str, target: str) -> None:

@@ -27,12 +27,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize(
-    ("start", "end"), [(0, 0), (0, 1), (7, 999), (0, 1000), (0, 1001), (123, 40_123), (0, 50_000)]
-)
-def test_it_is_zlibs(
-    start: int, end: int, threads: int, source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 1), (7, 999), (0, 1000), (0, 1001), (123, 40_123), (0, 50_000)])
+def test_it_is_zlibs(start: int, end: int, threads: int, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(threads)))
     for _ in range(5):
         assert crc32_of_range(source, start, end) == zlib.crc32(DATA[start:end])

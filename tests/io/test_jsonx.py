@@ -58,11 +58,7 @@ def test_f32_text_at_powers_of_two(exponent: int) -> None:
     import numpy as np
 
     value = 2.0**exponent
-    digits = (
-        np.format_float_scientific(np.float32(value), unique=True, trim="-")
-        .partition("e")[0]
-        .replace(".", "")
-    )
+    digits = np.format_float_scientific(np.float32(value), unique=True, trim="-").partition("e")[0].replace(".", "")
     assert jsonx.f32_text(value).partition("e")[0].replace(".", "").strip("0") == digits.strip("0")
 
 
@@ -149,9 +145,9 @@ def test_what_the_reference_accepts(raw: bytes, value: Any) -> None:
 def test_numbers_are_read_alike_wherever_they_stand(around: str, number: str) -> None:
     """Texts whose numbers are all plain are read without a hook for each."""
     got = repr(jsonx.loads(around.format(number).encode()))
-    assert got == around.replace('{{"a"', "{{'a'").replace('"', "'").replace(",", ", ").replace(
-        ":", ": "
-    ).format(float(number))
+    assert got == around.replace('{{"a"', "{{'a'").replace('"', "'").replace(",", ", ").replace(":", ": ").format(
+        float(number)
+    )
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 400, "1" * 5000])

@@ -192,10 +192,7 @@ def test_jobs_of_a_source_are_whole_units(tmp_path: Path) -> None:
         assert all(job.n_bytes % 5_000 == 0 for job in jobs)
         assert max(job.n_bytes for job in jobs) <= CHUNK_BYTES
         assert b"".join(run_jobs(jobs)) == data[7:]
-        assert [job.n_bytes for job in source_jobs(source, 0, 3_000_000, 2 << 20)] == [
-            2 << 20,
-            3_000_000 - (2 << 20),
-        ]
+        assert [job.n_bytes for job in source_jobs(source, 0, 3_000_000, 2 << 20)] == [2 << 20, 3_000_000 - (2 << 20)]
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from aprfmt.text import (
-    first_few,
-    format_bytes,
-    format_clock,
-    format_count,
-    format_number,
-    format_seconds,
-    plural,
-)
+from aprfmt.text import first_few, format_bytes, format_clock, format_count, format_number, format_seconds, plural
 
 
 @pytest.mark.parametrize(
@@ -34,12 +26,7 @@ def test_bytes(n: int, text: str) -> None:
 
 def test_counts_and_durations() -> None:
     assert [format_count(n) for n in (9999, 134_500_000, 7_620_000_000)] == ["9,999", "134.5 M", "7.62 B"]
-    assert [format_seconds(s) for s in (0.012, 3.4159, 125, 4020)] == [
-        "12 ms",
-        "3.42 s",
-        "2 min 05 s",
-        "1 h 07 min",
-    ]
+    assert [format_seconds(s) for s in (0.012, 3.4159, 125, 4020)] == ["12 ms", "3.42 s", "2 min 05 s", "1 h 07 min"]
     assert [format_clock(s) for s in (0.4, 59.6, 4025)] == ["0:00:00", "0:01:00", "1:07:05"]
 
 

@@ -187,11 +187,7 @@ def test_the_demo_passes_the_rest(gguf: Path, fake: Fake, capsys: pytest.Capture
 
 
 def test_one_that_hangs_is_ended(
-    gguf: Path,
-    fake: Fake,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    gguf: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     fake("time.sleep(600)")
     monkeypatch.setenv("APR_LLAMA_TIMEOUT", "1.5")

@@ -102,13 +102,7 @@ def test_a_folder_without_a_card_and_with_one_that_is_a_folder(tmp_path: Path) -
 
 
 def test_what_is_written_is_read_again() -> None:
-    front = {
-        "license": "mit",
-        "language": ["no", "en"],
-        "version": "1.0",
-        "tags": ["a: b", "---", "#x"],
-        "x": "é\n",
-    }
+    front = {"license": "mit", "language": ["no", "en"], "version": "1.0", "tags": ["a: b", "---", "#x"], "x": "é\n"}
     data = render_card(front, "My\nModel", "Words.")
     assert front_matter(data) == front
     assert data.decode().endswith("---\n\n# My Model\n\nWords.\n")

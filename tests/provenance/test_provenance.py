@@ -134,9 +134,7 @@ def write_gguf(path: Path, *keys: tuple[str, Any, Any]) -> Path:
 # --- cards ---
 
 
-def test_a_card_fills_the_typed_fields_and_gguf_gets_the_converters_keys(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_a_card_fills_the_typed_fields_and_gguf_gets_the_converters_keys(folder: Folder, tmp_path: Path) -> None:
     source = folder(card=CARD)
     report = aprfmt.import_model(source, tmp_path / "m.apr")
     assert any("'other' (tiny-community-license)" in w for w in report.warnings)
@@ -166,11 +164,7 @@ def test_a_written_card_reads_as_hugging_face_spells_it(folder: Folder, tmp_path
     front = yaml.safe_load((tmp_path / "hf" / "README.md").read_text().split("---\n")[1])
     assert front["license"] == "other"
     assert front["license_name"] == "tiny-community-license"
-    assert front["base_model"] == [
-        "Qwen/Qwen2.5-Base",
-        "some-lab/other-model",
-        "https://example.org/elsewhere",
-    ]
+    assert front["base_model"] == ["Qwen/Qwen2.5-Base", "some-lab/other-model", "https://example.org/elsewhere"]
     assert front["language"] == ["en", "no"]
     assert front["tags"] == ["chat", "tiny"]
     assert front["pipeline_tag"] == "text-generation"
@@ -184,9 +178,7 @@ def test_a_folder_comes_back_as_it_was(card: str | None, folder: Folder, tmp_pat
     assert report.lossless
     assert any("README.md" in w for w in report.warnings) is (card is not None and "[" in card)
     assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back").lossless
-    assert {p.name: sha(p) for p in source.iterdir()} == {
-        p.name: sha(p) for p in (tmp_path / "back").iterdir()
-    }
+    assert {p.name: sha(p) for p in source.iterdir()} == {p.name: sha(p) for p in (tmp_path / "back").iterdir()}
 
 
 def test_flags_win_and_take_the_old_licence_along(folder: Folder, tmp_path: Path) -> None:
@@ -195,11 +187,7 @@ def test_flags_win_and_take_the_old_licence_along(folder: Folder, tmp_path: Path
         source, tmp_path / "m.apr", license="apache-2.0", data_source="mine", data_license="LicenseRef-x"
     )
     found = typed(tmp_path / "m.apr")
-    assert (found["license"], found["data_source"], found["data_license"]) == (
-        "Apache-2.0",
-        "mine",
-        "LicenseRef-x",
-    )
+    assert (found["license"], found["data_source"], found["data_license"]) == ("Apache-2.0", "mine", "LicenseRef-x")
     assert not {"license.name", "license.link"} & set(found[provenance.GENERAL])
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back")
     assert sha(tmp_path / "back" / "README.md") == sha(source / "README.md")
@@ -229,11 +217,7 @@ def test_an_empty_flag_is_refused_and_nothing_is_written(field: str, folder: Fol
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
-        ("tiny-llama-1.1b-v1.0", "Tiny Llama 1.1b v1.0"),
-        ("Qwen2.5-0.5B-Instruct", "Qwen2.5 0.5B Instruct"),
-        ("a", "A"),
-    ],
+    [("tiny-llama-1.1b-v1.0", "Tiny Llama 1.1b v1.0"), ("Qwen2.5-0.5B-Instruct", "Qwen2.5 0.5B Instruct"), ("a", "A")],
 )
 def test_titles_are_llama_cpps(name: str, expected: str) -> None:
     assert model_card.title(name) == expected
@@ -284,10 +268,7 @@ STRINGS = (GgufType.ARRAY, GgufType.STRING)
         [("general.datasets", STRINGS, ["a/b", "c"])],
         [("general.dataset.count", GgufType.UINT32, 4_000_000_000)],
         [("general.dataset.7.name", GgufType.STRING, "x"), ("general.dataset.0.odd", GgufType.STRING, "x")],
-        [
-            ("general.base_model.count", GgufType.STRING, "x"),
-            ("general.base_model.0.name", GgufType.BOOL, True),
-        ],
+        [("general.base_model.count", GgufType.STRING, "x"), ("general.base_model.0.name", GgufType.BOOL, True)],
         [("general.url", GgufType.STRING, "u"), ("general.quantized_by", GgufType.STRING, "q")],
         [("general.name", GgufType.STRING, "bad \udcff byte"), ("general.tags", STRINGS, ["\udcfe"])],
     ],
@@ -301,9 +282,7 @@ def test_any_gguf_comes_back_as_the_same_file(keys: list[Any], tmp_path: Path) -
 
 
 def test_the_earlier_key_of_data_sets_is_read(tmp_path: Path) -> None:
-    write_gguf(
-        tmp_path / "m.gguf", ("general.datasets", STRINGS, ["a/b", "https://huggingface.co/datasets/c/d"])
-    )
+    write_gguf(tmp_path / "m.gguf", ("general.datasets", STRINGS, ["a/b", "https://huggingface.co/datasets/c/d"]))
     aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "m.apr")
     assert typed(tmp_path / "m.apr")["data_source"] == "a/b,c/d"
 
@@ -326,9 +305,7 @@ def test_an_edited_licence_changes_its_keys_only(tmp_path: Path) -> None:
 
 
 def test_an_apr_that_says_nothing_of_them_loses_no_key(tmp_path: Path) -> None:
-    source = write_gguf(
-        tmp_path / "m.gguf", ("general.tags", STRINGS, ["a"]), ("general.url", GgufType.STRING, "u")
-    )
+    source = write_gguf(tmp_path / "m.gguf", ("general.tags", STRINGS, ["a"]), ("general.url", GgufType.STRING, "u"))
     aprfmt.import_model(source, tmp_path / "m.apr")
     with aprfmt.open(tmp_path / "m.apr") as model:
         values = {key: value for key, value in model.metadata.items() if key != provenance.GENERAL}
@@ -353,7 +330,7 @@ def test_a_crafted_record_does_no_harm(value: Any, folder: Folder, tmp_path: Pat
     aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c")
     aprfmt.stamp(tmp_path / "c.apr", in_place=True, license="MIT")
     assert {key for key, _, _ in general_keys(tmp_path / "c.gguf")} <= {
-        *("general.name", "general.tags", "general.dataset.count", "general.dataset.0.name"),
+        *("general.name", "general.tags", "general.dataset.count", "general.dataset.0.name")
     }
 
 

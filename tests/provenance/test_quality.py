@@ -61,17 +61,7 @@ def test_inspect_shows_the_cards_words_and_its_damage(folder: Folder) -> None:
 
 def test_a_wrong_licence_exits_2_with_the_nearest_id(folder: Folder, tmp_path: Path) -> None:
     target = tmp_path / "m.apr"
-    command = [
-        sys.executable,
-        "-m",
-        "aprfmt",
-        "import",
-        str(folder()),
-        "-o",
-        str(target),
-        "--license",
-        "apache2",
-    ]
+    command = [sys.executable, "-m", "aprfmt", "import", str(folder()), "-o", str(target), "--license", "apache2"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]

@@ -25,9 +25,7 @@ def test_ids_are_spelled_as_spdx_does(text: str, expected: str) -> None:
     assert is_spdx(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["unknown", "Proprietary", "TBD", "", " ", "llama3", "MIT AND", "LicenseRef-a b", "é"]
-)
+@pytest.mark.parametrize("text", ["unknown", "Proprietary", "TBD", "", " ", "llama3", "MIT AND", "LicenseRef-a b", "é"])
 def test_what_names_no_licence_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as error:
         canonical_license(text, "--data-license")
@@ -44,8 +42,6 @@ def test_the_nearest_id_is_named() -> None:
 
 
 def test_a_sources_licence_is_only_warned_about() -> None:
-    assert (
-        license_warnings("apache-2.0") == license_warnings("mit,apache-2.0") == license_warnings(None) == []
-    )
+    assert license_warnings("apache-2.0") == license_warnings("mit,apache-2.0") == license_warnings(None) == []
     assert "'gemma'" in license_warnings("gemma")[0]
     assert "'other' (llama3)" in license_warnings("other", "llama3")[0]

@@ -13,35 +13,15 @@ _NO_POOLER: dict[str, Any] = {"add_pooling_layer": False}
 
 
 def _encoder(
-    name: str,
-    row: str,
-    stem: str,
-    config: dict[str, Any],
-    tokenizer: str = "bert",
-    cannot: str = "",
-    **options: Any,
+    name: str, row: str, stem: str, config: dict[str, Any], tokenizer: str = "bert", cannot: str = "", **options: Any
 ) -> ArchCase:
     return ArchCase(
-        name,
-        row,
-        f"{stem}Config",
-        f"{stem}Model",
-        config,
-        tokenizer,
-        cannot,
-        kind="encoder",
-        model_options=options,
+        name, row, f"{stem}Config", f"{stem}Model", config, tokenizer, cannot, kind="encoder", model_options=options
     )
 
 
 def _modern(name: str, cannot: str = "", **config: Any) -> ArchCase:
-    common = {
-        "local_attention": 16,
-        "num_hidden_layers": 4,
-        "pad_token_id": 0,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-    }
+    common = {"local_attention": 16, "num_hidden_layers": 4, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
     return _encoder(name, "modernbert", "ModernBert", {**common, **config}, "smollm2", cannot)
 
 
@@ -49,22 +29,13 @@ _F, _S = "full_attention", "sliding_attention"
 
 CASES: tuple[ArchCase, ...] = (
     _encoder("bert", "bert", "Bert", _BERT, **_NO_POOLER),
-    _encoder(
-        "bert/odd-heads", "bert", "Bert", {**_BERT, "hidden_size": 60, "num_attention_heads": 3}, **_NO_POOLER
-    ),
+    _encoder("bert/odd-heads", "bert", "Bert", {**_BERT, "hidden_size": 60, "num_attention_heads": 3}, **_NO_POOLER),
     _encoder("bert/one-type", "bert", "Bert", {**_BERT, "type_vocab_size": 1}, **_NO_POOLER),
     _encoder(
-        "bert/relu",
-        "bert",
-        "Bert",
-        {**_BERT, "hidden_act": "relu"},
-        cannot="its bert network has GELU",
-        **_NO_POOLER,
+        "bert/relu", "bert", "Bert", {**_BERT, "hidden_act": "relu"}, cannot="its bert network has GELU", **_NO_POOLER
     ),
     _encoder("roberta", "roberta", "Roberta", _ROBERTA, "smollm2", **_NO_POOLER),
-    _encoder(
-        "roberta/two-types", "roberta", "Roberta", {**_ROBERTA, "type_vocab_size": 2}, "smollm2", **_NO_POOLER
-    ),
+    _encoder("roberta/two-types", "roberta", "Roberta", {**_ROBERTA, "type_vocab_size": 2}, "smollm2", **_NO_POOLER),
     _encoder("xlm-roberta", "xlm-roberta", "XLMRoberta", _ROBERTA, "smollm2", **_NO_POOLER),
     _encoder("xlm-roberta/camembert", "xlm-roberta", "Camembert", _ROBERTA, "smollm2", **_NO_POOLER),
     _encoder(

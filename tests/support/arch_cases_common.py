@@ -59,7 +59,5 @@ def family(
     cases = [ArchCase(row, row, *classes, base, llama_cpp_cannot=cannot, kind=kind)]
     for name, variant in variants.items():
         config, why = variant if isinstance(variant, tuple) else (variant, cannot)
-        cases.append(
-            ArchCase(f"{row}/{name}", row, *classes, {**base, **config}, llama_cpp_cannot=why, kind=kind)
-        )
+        cases.append(ArchCase(f"{row}/{name}", row, *classes, {**base, **config}, llama_cpp_cannot=why, kind=kind))
     return tuple(cases)

@@ -11,9 +11,7 @@ _NEOX_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "pa
 
 
 def _gpt2(name: str, cannot: str = "", dtype: str = "float32", **config: Any) -> ArchCase:
-    return ArchCase(
-        name, "gpt2", "GPT2Config", "GPT2LMHeadModel", config, llama_cpp_cannot=cannot, dtype=dtype
-    )
+    return ArchCase(name, "gpt2", "GPT2Config", "GPT2LMHeadModel", config, llama_cpp_cannot=cannot, dtype=dtype)
 
 
 def _neox(name: str, rope: dict[str, Any] | None = None, cannot: str = "", **config: Any) -> ArchCase:

@@ -7,12 +7,7 @@ from arch_models import ArchCase
 
 _ROUTED: Config = {"num_experts": 4, "num_experts_per_tok": 2}
 _LOCAL: Config = {"num_local_experts": 4, "num_experts_per_tok": 2}
-_YARN: Config = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+_YARN: Config = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
 _LLAMA3: Config = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -92,9 +87,7 @@ _PHIMOE_ROPE: Config = {
     "long_mscale": 1.2,
     "original_max_position_embeddings": 64,
 }
-_ONE_SOFTMAX = (
-    "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)"
-)
+_ONE_SOFTMAX = "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)"
 _ALL_SPARSE = "llama.cpp gives every layer experts: mlp_only_layers and decoder_sparse_step have no GGUF key"
 
 CASES: tuple[ArchCase, ...] = (

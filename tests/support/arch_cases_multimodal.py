@@ -79,13 +79,7 @@ CASES: tuple[ArchCase, ...] = (
         {"rope_parameters": _MROPE},
         {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
     ),
-    _case(
-        "Qwen2_5_VL",
-        "qwen2_vl",
-        {"rope_parameters": _MROPE},
-        {**_SEES, "fullatt_block_indexes": [0]},
-        **_TIED,
-    ),
+    _case("Qwen2_5_VL", "qwen2_vl", {"rope_parameters": _MROPE}, {**_SEES, "fullatt_block_indexes": [0]}, **_TIED),
     _case(
         "Qwen3VL",
         "qwen3_vl",

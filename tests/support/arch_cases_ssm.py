@@ -7,12 +7,7 @@ from typing import Any
 
 from arch_models import ArchCase
 
-_MAMBA: dict[str, Any] = {
-    "pad_token_id": 0,
-    "intermediate_size": 128,
-    "time_step_rank": 5,
-    "layer_norm_epsilon": 2e-5,
-}
+_MAMBA: dict[str, Any] = {"pad_token_id": 0, "intermediate_size": 128, "time_step_rank": 5, "layer_norm_epsilon": 2e-5}
 _MAMBA2: dict[str, Any] = {
     "pad_token_id": 0,
     "num_heads": 8,
@@ -84,15 +79,8 @@ _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 40,
 }
-_MORE_HEADS: dict[str, Any] = {
-    "linear_num_key_heads": 3,
-    "linear_num_value_heads": 9,
-    "linear_conv_kernel_dim": 3,
-}
-_SAME_HEADS: dict[str, Any] = {
-    "linear_num_value_heads": 2,
-    "tie_word_embeddings": True,
-}
+_MORE_HEADS: dict[str, Any] = {"linear_num_key_heads": 3, "linear_num_value_heads": 9, "linear_conv_kernel_dim": 3}
+_SAME_HEADS: dict[str, Any] = {"linear_num_value_heads": 2, "tie_word_embeddings": True}
 _NO_TYPES: dict[str, Any] = {"layer_types": None, "num_key_value_heads": 4}
 _MROPE: dict[str, Any] = {
     "rope_parameters": {

@@ -191,9 +191,7 @@ def n_tokens(folder: Path) -> int:
     """Rows that an embedding needs for the tokenizer in `folder`."""
     from tokenizers import Tokenizer
 
-    return 1 + max(
-        Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values()
-    )
+    return 1 + max(Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
 
 
 def randomise(model: Any) -> None:

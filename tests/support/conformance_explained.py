@@ -22,9 +22,7 @@ class Explained:
 
 
 _UNBOUNDED = "the config's own; the converter writes 2**20 where the network has no positions"
-_NO_EXPERTS = (
-    "transformers always writes num_experts_per_tok, by which the converter tells networks with experts"
-)
+_NO_EXPERTS = "transformers always writes num_experts_per_tok, by which the converter tells networks with experts"
 _NEMOTRON_H = ("nemotron_h.*", "nemotron_h_moe.*", "general.architecture")
 _NO_ATTENTION = (
     "the converter looks for layers called attention, transformers writes full_attention now: it takes a network "
@@ -86,13 +84,9 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained("glm*", "chatglm.context_length", "the converter takes the width for the number of positions"),
     Explained("glm*", "chatglm.attention.*_length", "the size of a head, as the config names it"),
-    Explained(
-        "phi3*", "phi3.rope.scaling.type", "says longrope; the converter leaves it to the factor tensors"
-    ),
+    Explained("phi3*", "phi3.rope.scaling.type", "says longrope; the converter leaves it to the factor tensors"),
     Explained("phi3*", "phi3.rope.scaling.attn_factor", "1, which is what its absence means"),
-    Explained(
-        "bloom*", "bloom.context_length", "2048, as all of them were trained; the converter writes the width"
-    ),
+    Explained("bloom*", "bloom.context_length", "2048, as all of them were trained; the converter writes the width"),
     Explained("falcon*", "falcon.context_length", "what the config says; the converter writes 2048"),
     Explained(
         "falcon*",

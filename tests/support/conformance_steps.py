@@ -54,9 +54,7 @@ class Bench:
     `vocabulary` cuts the tokenizer down to so many tokens, for speed; the converter knows only whole ones.
     """
 
-    def __init__(
-        self, work: Path, *, peer: bool = True, keep: bool = False, vocabulary: int | None = None
-    ) -> None:
+    def __init__(self, work: Path, *, peer: bool = True, keep: bool = False, vocabulary: int | None = None) -> None:
         self.work, self.peer, self.keep, self.vocabulary = work, peer, keep, vocabulary
         self.llama, self.converter = LlamaPeer(), ConverterPeer()
 
@@ -107,9 +105,7 @@ class _Run:
         return f"{type(failure).__name__}: {lines[0].replace(f'{self.folder}/', '')}"[:300]
 
     def build(self) -> None:
-        tokenizers = write_tokenizers(
-            self.bench.work / "tokenizers", [self.case.tokenizer], self.bench.vocabulary
-        )
+        tokenizers = write_tokenizers(self.bench.work / "tokenizers", [self.case.tokenizer], self.bench.vocabulary)
         build(self.case, self.source, tokenizers, self.seed)
         self.ids = token_ids(self.source)
         self.wanted = transformers_logits(self.source, self.ids, self.case.kind)

@@ -91,9 +91,7 @@ class ConverterPeer:
             line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        answer: dict[str, Any] = (
-            json.loads(line) if line else {"code": 1, "log": "the converter process died"}
-        )
+        answer: dict[str, Any] = json.loads(line) if line else {"code": 1, "log": "the converter process died"}
         return answer
 
 

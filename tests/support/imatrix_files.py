@@ -14,9 +14,7 @@ from aprfmt.io.pipe import Literal, Stream, run_jobs
 from aprfmt.io.source import Buffer
 
 
-def write_gguf(
-    path: Path, keys: Sequence[Any], tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]
-) -> None:
+def write_gguf(path: Path, keys: Sequence[Any], tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> None:
     """A GGUF of keys and tensors {name: (dtype, row-major shape, bytes)}."""
     out = [OutTensor(n, d, s, len(b), lambda b=b: [b]) for n, (d, s, b) in tensors.items()]  # type: ignore[misc]
     parts: list[Buffer] = []
@@ -29,11 +27,7 @@ def write_gguf(
 
 
 def old_imatrix(
-    entries: Mapping[str, Sequence[float]],
-    *,
-    calls: int = 4,
-    chunks: int | None = 7,
-    dataset: str = "text.txt",
+    entries: Mapping[str, Sequence[float]], *, calls: int = 4, chunks: int | None = 7, dataset: str = "text.txt"
 ) -> bytes:
     """A .dat file whose entries come out as `entries`."""
     out = [struct.pack("<i", len(entries))]
@@ -48,11 +42,7 @@ def old_imatrix(
 
 
 def new_imatrix(
-    path: Path,
-    entries: Mapping[str, Sequence[float]],
-    counts: Mapping[str, Sequence[float]],
-    *,
-    chunks: int = 7,
+    path: Path, entries: Mapping[str, Sequence[float]], counts: Mapping[str, Sequence[float]], *, chunks: int = 7
 ) -> None:
     """A GGUF file with sums of squares, one count a matrix."""
     keys = [

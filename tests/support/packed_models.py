@@ -37,13 +37,7 @@ def fp8(kind: str = "block", rows: int = 5, columns: int = 7, seed: int = 0) -> 
 
 
 def gptq(
-    bits: int = 4,
-    *,
-    desc_act: bool = False,
-    v2: bool = False,
-    g_idx: bool = True,
-    group: int = 32,
-    seed: int = 0,
+    bits: int = 4, *, desc_act: bool = False, v2: bool = False, g_idx: bool = True, group: int = 32, seed: int = 0
 ) -> Packed:
     """GPTQ: 64 inputs, 32 outputs."""
     rng = np.random.default_rng(seed)
@@ -161,9 +155,7 @@ def ct_fp8(seed: int = 0) -> Packed:
     """compressed-tensors: FP8 with a scale a row."""
     made = fp8("channel", seed=seed)
     return Packed(
-        made.tensors,
-        ct({"num_bits": 8, "type": "float", "strategy": "channel"}, "float-quantized"),
-        made.values,
+        made.tensors, ct({"num_bits": 8, "type": "float", "strategy": "channel"}, "float-quantized"), made.values
     )
 
 
@@ -194,18 +186,8 @@ def nvfp4(*, modelopt: bool = False, seed: int = 0) -> Packed:
         tensor(f"{BASE}.{names[2]}", "F32", overall if modelopt else [overall]),
         tensor(f"{BASE}.input_scale" if modelopt else f"{BASE}.input_global_scale", "F32", [0.25]),
     ]
-    weights = {
-        "num_bits": 4,
-        "type": "float",
-        "symmetric": True,
-        "strategy": "tensor_group",
-        "group_size": 16,
-    }
-    settings = (
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-        if modelopt
-        else ct(weights, "nvfp4-pack-quantized")
-    )
+    weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4"} if modelopt else ct(weights, "nvfp4-pack-quantized")
     return Packed(named(tensors), settings, values)
 
 
@@ -213,13 +195,8 @@ def ct_mxfp4(seed: int = 0) -> Packed:
     """compressed-tensors: MXFP4 of 3 x 64."""
     rng = np.random.default_rng(seed)
     codes, exponents = rng.integers(0, 16, (3, 64)), rng.integers(120, 134, (3, 2))
-    values = np.array(FP4, dtype="<f4")[codes] * np.exp2(np.repeat(exponents, 32, axis=1) - 127.0).astype(
-        "<f4"
-    )
-    tensors = [
-        tensor(f"{BASE}.weight_packed", "U8", pairs(codes)),
-        tensor(f"{BASE}.weight_scale", "U8", exponents),
-    ]
+    values = np.array(FP4, dtype="<f4")[codes] * np.exp2(np.repeat(exponents, 32, axis=1) - 127.0).astype("<f4")
+    tensors = [tensor(f"{BASE}.weight_packed", "U8", pairs(codes)), tensor(f"{BASE}.weight_scale", "U8", exponents)]
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
     return Packed(named(tensors), ct(weights, "mxfp4-pack-quantized"), values)
 
@@ -251,38 +228,27 @@ NF4 = (
 BNB_FP4 = tuple(s * v / 12 for s in (1, -1) for v in (0, 0.0625, 8, 12, 4, 6, 2, 3))
 
 
-def bnb4(
-    kind: str = "nf4", *, nested: bool = False, rows: int = 5, columns: int = 13, seed: int = 0
-) -> Packed:
+def bnb4(kind: str = "nf4", *, nested: bool = False, rows: int = 5, columns: int = 13, seed: int = 0) -> Packed:
     """bitsandbytes: flat blocks of 8 values over the ends of rows; 5 x 13 leaves half a byte and part of a block."""
     rng = np.random.default_rng(seed)
     n, code = rows * columns, np.array(NF4 if kind == "nf4" else BNB_FP4, dtype="<f4")
     n_blocks = -(-n // 8)
     codes = rng.integers(0, 16, n + n % 2)
     largest = rng.integers(1, 99, n_blocks).astype("<f4") / 32
-    state: dict[str, Any] = {
-        "quant_type": kind,
-        "blocksize": 8,
-        "dtype": "bfloat16",
-        "shape": [rows, columns],
-    }
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": 8, "dtype": "bfloat16", "shape": [rows, columns]}
     name = f"{BASE}.weight"
     extra: list[Tensor] = []
     if nested:
         index, table = rng.integers(0, 256, n_blocks), np.linspace(-1, 1, 256).astype("<f4")
         outer, offset = rng.integers(1, 99, -(-n_blocks // 4)).astype("<f4") / 16, 1.625
-        largest = np.array(
-            [table[index[b]] * outer[b // 4] + np.float32(offset) for b in range(n_blocks)], dtype="<f4"
-        )
+        largest = np.array([table[index[b]] * outer[b // 4] + np.float32(offset) for b in range(n_blocks)], dtype="<f4")
         state |= {"nested_blocksize": 4, "nested_dtype": "float32", "nested_offset": offset}
         extra = [
             tensor(f"{name}.absmax", "U8", index),
             tensor(f"{name}.nested_absmax", "F32", outer),
             tensor(f"{name}.nested_quant_map", "F32", table),
         ]
-    values = np.array([code[codes[i]] * largest[i // 8] for i in range(n)], dtype="<f4").reshape(
-        rows, columns
-    )
+    values = np.array([code[codes[i]] * largest[i // 8] for i in range(n)], dtype="<f4").reshape(rows, columns)
     tensors = [
         tensor(name, "U8", (codes[0::2] << 4 | codes[1::2]).reshape(-1, 1)),
         *(extra or [tensor(f"{name}.absmax", "F32", largest)]),
@@ -303,9 +269,7 @@ def bnb8(seed: int = 0) -> Packed:
         tensor(f"{BASE}.SCB", "F32", largest),
         tensor(f"{BASE}.weight_format", "U8", np.array(0), ()),
     ]
-    return Packed(
-        named(tensors), {"quant_method": "bitsandbytes", "load_in_8bit": True}, values, dtype="float16"
-    )
+    return Packed(named(tensors), {"quant_method": "bitsandbytes", "load_in_8bit": True}, values, dtype="float16")
 
 
 CASES: dict[str, Callable[[], Packed]] = {

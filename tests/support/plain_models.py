@@ -103,9 +103,7 @@ def gguf_names(arrays: Weights) -> Weights:
     return {gguf_name(ARCHITECTURES["llama"], name) or name: array for name, array in arrays.items()}
 
 
-def write_gguf(
-    path: Path, arrays: Weights, keys: Mapping[str, tuple[gguf.GGUFValueType, Any]] = GGUF_KEYS
-) -> Path:
+def write_gguf(path: Path, arrays: Weights, keys: Mapping[str, tuple[gguf.GGUFValueType, Any]] = GGUF_KEYS) -> Path:
     """A llama GGUF of `arrays` (GGUF names) and `keys`."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, (kind, value) in keys.items():

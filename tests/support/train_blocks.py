@@ -52,9 +52,7 @@ def edge_blocks(dtype: str) -> Array:
 def resident_bytes(decoder: Decoder) -> int:
     """Bytes of all that a teacher's network holds between batches, what is shared counted once."""
     tensors = [parameter.detach() for parameter in decoder.parameters() if parameter.device.type != "meta"]
-    tensors += [
-        part for block in decoder.blocks for value in vars(block).values() for part in _tensors(value)
-    ]
+    tensors += [part for block in decoder.blocks for value in vars(block).values() for part in _tensors(value)]
     if isinstance(decoder, BlocksDecoder):
         tensors += [blocks.stored_B for parts in decoder.stored.values() for blocks in parts]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}

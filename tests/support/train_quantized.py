@@ -33,9 +33,7 @@ MIX = dict.fromkeys(MATRICES, "Q4_K") | {"attn_v": "Q6_K", "ffn_down": "Q6_K", "
 Stored = tuple[np.ndarray[Any, Any], str]
 
 
-def write_gguf(
-    path: Path, types: Mapping[str, str] = MIX, *, tied: bool = False, layers: int = LAYERS
-) -> Path:
+def write_gguf(path: Path, types: Mapping[str, str] = MIX, *, tied: bool = False, layers: int = LAYERS) -> Path:
     """A llama of random blocks; `types` by GGUF name without layer and `.weight`, Q4_K where it says nothing.
 
     A type that holds no blocks is filled with small normal values.
@@ -78,11 +76,7 @@ def write_folder(folder: Path) -> Path:
     """A Hugging Face folder of the same dims with a tokenizer; float32."""
     random = np.random.default_rng(3)
     names = dict(
-        zip(
-            MATRICES,
-            ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-            strict=True,
-        )
+        zip(MATRICES, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), strict=True)
     )
     arrays = {
         name: (random.normal(size=(VOCAB, D)) * 0.5).astype(np.float32)

@@ -19,9 +19,7 @@ def mixed_texts() -> Callable[[int, Sequence[str]], list[str]]:
 
 
 @pytest.fixture
-def llama_vocabulary(
-    tmp_path: Path, llama_cpp: LlamaPeer
-) -> Callable[[Sequence[tuple[str, Any, Any]]], Vocabulary]:
+def llama_vocabulary(tmp_path: Path, llama_cpp: LlamaPeer) -> Callable[[Sequence[tuple[str, Any, Any]]], Vocabulary]:
     """Writes tokenizer keys into a vocabulary-only GGUF and loads it with llama.cpp."""
     import gguf
 

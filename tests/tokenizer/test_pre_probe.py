@@ -28,12 +28,7 @@ def test_real_tokenizers(name: str, real_tokenizers: dict[str, Path]) -> None:
         merge.split(" ") if isinstance(merge, str) else " ".join(merge) for merge in parsed["model"]["merges"]
     ]
     parsed["model"]["ignore_merges"] = not parsed["model"].get("ignore_merges")
-    parsed["pre_tokenizer"] = {
-        "type": "ByteLevel",
-        "add_prefix_space": True,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
+    parsed["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     assert probe_ids(parsed) == whole(parsed)
 
 

@@ -79,9 +79,7 @@ def test_round_trip() -> None:
     st.none() | BYTES_TEXT,
     st.floats(width=32),
 )
-def test_any_bytes_come_back(
-    tokens: list[str], merges: list[str], template: str | None, score: float
-) -> None:
+def test_any_bytes_come_back(tokens: list[str], merges: list[str], template: str | None, score: float) -> None:
     tok = Tokenizer(
         model="gpt2",
         tokens=tokens,

@@ -71,9 +71,7 @@ def test_round_trip() -> None:
 
 
 def test_scores_round_trip_and_merges_stay_out_of_sentencepiece() -> None:
-    tok = Tokenizer(
-        model="llama", tokens=["a", "b", "ab"], scores=[0.0, 0.5, -1.0], types=[1, 1, 1], merges=["a b"]
-    )
+    tok = Tokenizer(model="llama", tokens=["a", "b", "ab"], scores=[0.0, 0.5, -1.0], types=[1, 1, 1], merges=["a b"])
     got = values(ggml.to_gguf(tok, vocab_size=4))
     assert got[P + "scores"] == [0.0, 0.5, -1.0, -10000.0]
     assert P + "merges" not in got

@@ -88,11 +88,7 @@ def test_byte_level_post_processor_and_small_code_vocabulary() -> None:
         ({}, {"chat_template": "T"}, ("T", {})),
         ({"chat_template.jinja": b"J"}, {"chat_template": "T"}, ("J", {})),
         ({"chat_template.json": b'{"chat_template": "S"}'}, {}, ("S", {})),
-        (
-            {"chat_template.jinja": b"J", "additional_chat_templates/rag.jinja": b"R"},
-            {},
-            ("J", {"rag": "R"}),
-        ),
+        ({"chat_template.jinja": b"J", "additional_chat_templates/rag.jinja": b"R"}, {}, ("J", {"rag": "R"})),
         (
             {},
             {"chat_template": [{"name": "default", "template": "D"}, {"name": "t", "template": "U"}]},
@@ -138,13 +134,7 @@ def test_sentencepiece_style_bpe_gets_scores_in_merge_order() -> None:
             {"id": 6, "content": "\u2581\u2581", "special": False},
         ],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}]},
-        "model": {
-            "type": "BPE",
-            "byte_fallback": True,
-            "unk_token": "<unk>",
-            "vocab": vocab,
-            "merges": ["b b", "a b"],
-        },
+        "model": {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": vocab, "merges": ["b b", "a b"]},
     }
     tok = read(parsed)
     assert (tok.model, tok.pre, tok.flags) == ("llama", "default", {"add_space_prefix": True})
@@ -224,12 +214,7 @@ def test_bad_settings_name_their_file(settings: Any) -> None:
 def test_odd_settings_do_no_harm() -> None:
     odd = {"bos_token": 3, "eos_token": {"content": []}, "additional_special_tokens": {"a": 1}}
     assert read(settings=odd, config={"vocab_size": "x", "architectures": 5, "text_config": []}).special == {}
-    posts: list[Any] = [
-        3,
-        [],
-        {"type": "Sequence", "processors": 4},
-        {"type": "TemplateProcessing", "single": 1},
-    ]
+    posts: list[Any] = [3, [], {"type": "Sequence", "processors": 4}, {"type": "TemplateProcessing", "single": 1}]
     for post in posts:
         assert isinstance(read(changed(post_processor=post, pre_tokenizer=post)), Tokenizer)
     template = {"type": "TemplateProcessing", "single": [3, {}], "pair": [{"Sequence": 1}, None, 5]}

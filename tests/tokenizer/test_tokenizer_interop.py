@@ -50,11 +50,7 @@ def assert_same_ids(encode: Callable[[str], list[int]], model: Vocabulary, texts
     ],
 )
 def test_written_keys_make_llama_cpp_encode_alike(
-    real_tokenizers: dict[str, Path],
-    mixed_texts: Texts,
-    llama_vocabulary: Load,
-    name: str,
-    vocab_size: int,
+    real_tokenizers: dict[str, Path], mixed_texts: Texts, llama_vocabulary: Load, name: str, vocab_size: int
 ) -> None:
     from tokenizers import Tokenizer as Fast
 
@@ -119,9 +115,7 @@ def test_pads_are_left_out_and_files_are_kept() -> None:
     assert hf_write.to_hf_files(tok) == tok.files
 
 
-@pytest.mark.parametrize(
-    "tok", [Tokenizer(model="llama", tokens=["a"]), Tokenizer(model="gpt2", tokens=["a"])]
-)
+@pytest.mark.parametrize("tok", [Tokenizer(model="llama", tokens=["a"]), Tokenizer(model="gpt2", tokens=["a"])])
 def test_what_cannot_be_written_is_refused(tok: Tokenizer) -> None:
     with pytest.raises(UnsupportedError, match="cannot be written") as caught:
         hf_write.to_hf_files(tok)

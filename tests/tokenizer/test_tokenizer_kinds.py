@@ -67,9 +67,7 @@ def read(parsed: Any, settings: Any = None, config: Any = None) -> Tokenizer:
 
 
 def keys(tok: Tokenizer) -> dict[str, Any]:
-    return {
-        key.removeprefix("tokenizer.ggml."): value for key, _, value in ggml.to_gguf(tok, vocab_size=None)
-    }
+    return {key.removeprefix("tokenizer.ggml."): value for key, _, value in ggml.to_gguf(tok, vocab_size=None)}
 
 
 def test_unigram_becomes_t5() -> None:
@@ -86,10 +84,7 @@ def test_unigram_becomes_t5() -> None:
 
 
 def test_unigram_with_bytes_becomes_llama_and_says_what_that_means() -> None:
-    parsed = {
-        **UNIGRAM,
-        "model": {**UNIGRAM["model"], "byte_fallback": True, "vocab": [*PIECES, ["<0x41>", 0.0]]},
-    }
+    parsed = {**UNIGRAM, "model": {**UNIGRAM["model"], "byte_fallback": True, "vocab": [*PIECES, ["<0x41>", 0.0]]}}
     tok = read(parsed)
     assert (tok.model, tok.types[6]) == ("llama", 6)
     assert "ids can differ" in tok.notes[0]
@@ -107,10 +102,7 @@ def test_wordpiece_becomes_bert() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": True}])
 def test_vocab_txt_alone(settings: dict[str, Any]) -> None:
-    files = {
-        "vocab.txt": "\r\n".join(WORDS).encode() + b"\r\n",
-        "tokenizer_config.json": json.dumps(settings).encode(),
-    }
+    files = {"vocab.txt": "\r\n".join(WORDS).encode() + b"\r\n", "tokenizer_config.json": json.dumps(settings).encode()}
     tok = hf.read_files(files)
     assert tok is not None
     assert tok.tokens == read(WORDPIECE).tokens
@@ -205,9 +197,7 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
         (SPM_PIECES, [(3, 1)], [(2, b"\xff\xff\xff\xff\0\0")], "charsmap"),
     ],
 )
-def test_models_that_llama_cpp_has_no_algorithm_for(
-    pieces: Any, trainer: Any, normalizer: Any, what: str
-) -> None:
+def test_models_that_llama_cpp_has_no_algorithm_for(pieces: Any, trainer: Any, normalizer: Any, what: str) -> None:
     with pytest.raises(AprError, match=what):
         hf.read_files({"tokenizer.model": sentencepiece(pieces, trainer, normalizer)})
 

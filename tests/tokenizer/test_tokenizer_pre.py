@@ -86,11 +86,7 @@ def test_every_rule_is_found_by_its_own_steps(name: str) -> None:
     assert choice.how == "structure"
     assert choice.name is not None
     assert pre.rule(choice.name) == pre.Rule(
-        row.splits,
-        row.gpt2_regex,
-        row.ignore_merges,
-        pre.RULES[choice.name].add_bos,
-        pre.RULES[choice.name].nfc,
+        row.splits, row.gpt2_regex, row.ignore_merges, pre.RULES[choice.name].add_bos, pre.RULES[choice.name].nfc
     )
 
 
@@ -134,9 +130,7 @@ def test_no_json_has_no_name() -> None:
     {"padding": {"strategy": {"Fixed": 1 << 40}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
     "pad_type_id": 0, "pad_token": "!"}},
 ], ids=["truncation", "padding"])  # fmt: skip
-def test_truncation_and_padding_do_not_count(
-    real_tokenizers: dict[str, Path], change: dict[str, Any]
-) -> None:
+def test_truncation_and_padding_do_not_count(real_tokenizers: dict[str, Path], change: dict[str, Any]) -> None:
     data = json.loads((real_tokenizers["qwen2_5"] / "tokenizer.json").read_text("utf-8"))
     choice = pre.detect(json.dumps({**data, **change}).encode())
     assert (choice.name, choice.how) == ("qwen2", "hash")
@@ -180,11 +174,7 @@ def test_every_name_here_is_known_to_llama_cpp() -> None:
 @pytest.mark.parametrize(
     ("steps", "normalizer", "detail"),
     [
-        (
-            byte_level({"type": "Whitespace"}, use_regex=True),
-            None,
-            "the nearest is gpt-2: it lacks `type=Whitespace`",
-        ),
+        (byte_level({"type": "Whitespace"}, use_regex=True), None, "the nearest is gpt-2: it lacks `type=Whitespace`"),
         (byte_level(use_regex=True), {"type": "Lowercase"}, "no normaliser Lowercase"),
         (None, None, "no splitting rules"),
     ],

@@ -113,9 +113,7 @@ def test_repeated_texts_get_names_of_their_own(make: Make, tmp_path: Path) -> No
         assert model.tokenizer.types[6] == 5
 
 
-@pytest.mark.parametrize(
-    "template", [3, {"a": "b"}, [{"name": "default"}], ["text"], [{"name": 1, "template": "x"}]]
-)
+@pytest.mark.parametrize("template", [3, {"a": "b"}, [{"name": "default"}], ["text"], [{"name": 1, "template": "x"}]])
 def test_a_template_that_is_no_text(make: Make, template: Any) -> None:
     refused(make(settings={"chat_template": template}), CorruptError, "chat_template")
 
@@ -141,9 +139,7 @@ UNKNOWN = {
     "pretokenizers": [
         {
             "type": "Split",
-            "pattern": {
-                "Regex": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
-            },
+            "pattern": {"Regex": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"},
             "behavior": "Isolated",
             "invert": False,
         },

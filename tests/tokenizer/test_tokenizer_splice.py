@@ -122,9 +122,7 @@ def test_any_vocabulary(vocab: dict[str, int]) -> None:
     assert pieces is None or splice.join(pieces, tok) == text
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("qwen2_5", 7000), ("qwen3", 8000), ("llama3", 60_000), ("gpt4o", 3000)]
-)
+@pytest.mark.parametrize(("name", "most"), [("qwen2_5", 7000), ("qwen3", 8000), ("llama3", 60_000), ("gpt4o", 3000)])
 def test_real_tokenizers(real_tokenizers: dict[str, Path], name: str, most: int) -> None:
     text = (real_tokenizers[name] / "tokenizer.json").read_bytes()
     tok = hf.read_files({"tokenizer.json": text})
@@ -147,10 +145,7 @@ def test_the_largest_real_tokenizer(real_tokenizers: dict[str, Path]) -> None:
 
 
 def test_a_crafted_file_does_not_make_every_place_cost_a_whole_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = {
-        "x": [{"vocab": {"a": 0}}] * 1000,
-        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
-    }
+    parsed = {"x": [{"vocab": {"a": 0}}] * 1000, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}
     text = json.dumps(parsed).encode()
     tok = hf.read_files({"tokenizer.json": text})
     assert tok is not None

@@ -134,9 +134,7 @@ ALL = [*CASES, "aquila", "baichuan", "gpt-neox", "nomic-bert-moe"]
 def cases(path: Path) -> list[tuple[str, list[int]]]:
     """llama.cpp's own test texts of a vocabulary, with their ids."""
     texts = path.with_name(path.name + ".inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
-    ids = [
-        [int(i) for i in line.split()] for line in path.with_name(path.name + ".out").read_text().splitlines()
-    ]
+    ids = [[int(i) for i in line.split()] for line in path.with_name(path.name + ".out").read_text().splitlines()]
     assert len(texts) - len(ids) in (0, 1)
     return list(zip(texts, ids, strict=False))
 

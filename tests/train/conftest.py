@@ -49,13 +49,7 @@ def distil(tmp_path: Path, corpus_file: Path, teacher_file: Path) -> Callable[..
     """Runs a short distillation into tmp_path / `to`; the student is the teacher's first layer."""
 
     def start(to: str = "run", stream: io.StringIO | None = None, **given: Any) -> dict[str, Any]:
-        how = {
-            "teacher": str(teacher_file),
-            "student_init": "layers:0,",
-            "steps": 4,
-            "lr": 3e-3,
-            "repeat": True,
-        }
+        how = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 4, "lr": 3e-3, "repeat": True}
         data = given.pop("data", corpus_file)
         config = train_runs.options("distill", data, tmp_path / to, **{**how, **given})
         return {**run("distill", config, stream=stream)}

@@ -123,12 +123,7 @@ class Bench:
 
     def __init__(self, folder: Path, teacher: Path, corpus: Path) -> None:
         self.folder = folder
-        self.known = {
-            "TEACHER": teacher,
-            "CORPUS": corpus,
-            "OUT": folder / "out",
-            "OUT.gguf": folder / "out.gguf",
-        }
+        self.known = {"TEACHER": teacher, "CORPUS": corpus, "OUT": folder / "out", "OUT.gguf": folder / "out.gguf"}
         self.teacher, self.corpus = teacher, corpus
 
     def words(self, row: Row) -> list[str]:

@@ -63,9 +63,7 @@ def test_the_plan_counts_the_teachers_head_where_the_loss_takes_a_copy(
     assert list(found.values()) == [copy, 0, copy, copy]
 
 
-def test_the_plan_tells_what_the_disk_must_hold(
-    corpus_file: Path, teacher_file: Path, tmp_path: Path
-) -> None:
+def test_the_plan_tells_what_the_disk_must_hold(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
     given: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 10}
     given["teacher_cache"] = str(tmp_path / "deep/er")
     for device, width in (("cpu", 4), ("cuda", 2)):

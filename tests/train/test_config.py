@@ -22,19 +22,11 @@ def made(file: Path | None = None, environment: dict[str, str] | None = None, **
     return build("distill", BASE | given, file, environment)[0]
 
 
-def test_the_command_line_goes_before_the_environment_before_the_file_before_the_defaults(
-    tmp_path: Path,
-) -> None:
+def test_the_command_line_goes_before_the_environment_before_the_file_before_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('save-every = 7\nlog_every = 8\nlr = 1e-3\nloss = "jsd"\n')
     config = made(file, {"APR_DISTILL_LOG_EVERY": "9", "APR_DISTILL_CHECKPOINT_EVERY": "10"}, save_every=11)
-    assert (config.save_every, config.log_every, config.lr, config.loss, config.clip) == (
-        11,
-        9,
-        1e-3,
-        "jsd",
-        1.0,
-    )
+    assert (config.save_every, config.log_every, config.lr, config.loss, config.clip) == (11, 9, 1e-3, "jsd", 1.0)
 
 
 def test_no_on_the_command_line_switches_off_what_the_file_switches_on(
@@ -77,12 +69,8 @@ def test_other_variables_of_the_reference_are_refused_by_name(name: str) -> None
 
 
 @pytest.mark.parametrize("suffix", ["toml", "yaml", "json"])
-def test_every_file_form_is_read_and_an_unknown_key_is_refused_with_the_nearest(
-    tmp_path: Path, suffix: str
-) -> None:
-    text = {"toml": "seed = 5\n{} = 1\n", "yaml": "seed: 5\n{}: 1\n", "json": '{{"seed": 5, "{}": 1}}'}[
-        suffix
-    ]
+def test_every_file_form_is_read_and_an_unknown_key_is_refused_with_the_nearest(tmp_path: Path, suffix: str) -> None:
+    text = {"toml": "seed = 5\n{} = 1\n", "yaml": "seed: 5\n{}: 1\n", "json": '{{"seed": 5, "{}": 1}}'}[suffix]
     file = tmp_path / f"c.{suffix}"
     file.write_text(text.format("warmup_steps"))
     assert (made(file).seed, made(file).warmup_steps) == (5, 1)

@@ -27,8 +27,7 @@ def plain_loop(student: Decoder, teacher: Decoder, batches: Batches) -> list[flo
     matrices = [p for p in student.parameters() if p.dim() > 1]
     vectors = [p for p in student.parameters() if p.dim() <= 1]
     adamw = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
+        [{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}], betas=(0.9, 0.95)
     )
     losses = []
     for step in range(STEPS):
@@ -40,11 +39,7 @@ def plain_loop(student: Decoder, teacher: Decoder, batches: Batches) -> list[flo
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         done = (step - WARM) / (STEPS - 1 - WARM)
-        rate = (
-            PEAK * (step + 1) / WARM
-            if step < WARM
-            else PEAK * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
-        )
+        rate = PEAK * (step + 1) / WARM if step < WARM else PEAK * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
         for group in adamw.param_groups:
             group["lr"] = rate
         adamw.step()
@@ -58,9 +53,7 @@ def batch_loss(student: Decoder, teacher: Decoder, batch: Any) -> Tensor:
     with torch.no_grad():
         t = teacher.logits(teacher(batch.tokens_NT, batch.documents))[keep]
     ce = functional.cross_entropy(s, batch.labels_NT[keep], reduction="sum")
-    kl = functional.kl_div(
-        (s / HEAT).log_softmax(-1), (t / HEAT).log_softmax(-1), reduction="sum", log_target=True
-    )
+    kl = functional.kl_div((s / HEAT).log_softmax(-1), (t / HEAT).log_softmax(-1), reduction="sum", log_target=True)
     loss: Tensor = ((1 - WEIGHT) * ce + WEIGHT * HEAT**2 * kl) / batch.n_valid
     return loss
 

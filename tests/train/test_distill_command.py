@@ -30,16 +30,7 @@ from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.report import metrics
 
 SIZES = (
-    *(
-        "--device",
-        "cpu",
-        "--seq-len",
-        "32",
-        "--tokens-per-step",
-        "128",
-        "--micro-tokens",
-        "64",
-    ),
+    *("--device", "cpu", "--seq-len", "32", "--tokens-per-step", "128", "--micro-tokens", "64"),
     *(
         "--log-every",
         "1",
@@ -71,11 +62,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 @pytest.mark.llama
 def test_distil_package_run(
-    teacher_file: Path,
-    corpus_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    llama_cpp: LlamaPeer,
+    teacher_file: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], llama_cpp: LlamaPeer
 ) -> None:
     """The user's whole way: distil, export, load in llama.cpp, and its greedy tokens are those of our own forward."""
     assert apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "40", "--json")) == 0
@@ -145,21 +132,14 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_part(
 
 
 def test_without_data_nothing_is_trained(teacher_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        apr(["distill", str(teacher_file), "--student-init", "layers:1", "-o", "o", "--steps", "1", "--json"])
-        == 2
-    )
+    assert apr(["distill", str(teacher_file), "--student-init", "layers:1", "-o", "o", "--steps", "1", "--json"]) == 2
     assert "no default" in answer(capsys)["error"]["message"]
 
 
 def test_alpha_is_the_weight_of_the_teacher(
     teacher_file: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apr(
-        words(
-            teacher_file, corpus_file, tmp_path / "o", "--steps", "2", "--alpha", "0.25", "--plan", "--json"
-        )
-    )
+    apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "2", "--alpha", "0.25", "--plan", "--json"))
     assert answer(capsys)["config"]["kd_weight"] == 0.25
 
 
@@ -314,9 +294,7 @@ def test_two_processes_train_what_one_trains(teacher_file: Path, corpus_file: Pa
     arguments = words(teacher_file, corpus_file, two, "--steps", "6", "--total-steps", "8", "--json")
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(
-                started(["-m", "aprfmt", *arguments], **world, RANK=str(rank), LOCAL_RANK=str(rank))
-            )
+            stack.enter_context(started(["-m", "aprfmt", *arguments], **world, RANK=str(rank), LOCAL_RANK=str(rank)))
             for rank in range(2)
         ]
         assert apr(alone) == 0  # while they start
@@ -341,12 +319,6 @@ def assert_close(a: Path, b: Path) -> None:
 def test_help_shows_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert apr(["distill", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for part in (
-        "--kd-weight, --alpha X",
-        "[default: 0.7]",
-        "--save-every N",
-        "[default: 5000]",
-        "--micro-tokens N",
-    ):
+    for part in ("--kd-weight, --alpha X", "[default: 0.7]", "--save-every N", "[default: 5000]", "--micro-tokens N"):
         assert part in text
     assert not re.search(r"default: None", text)

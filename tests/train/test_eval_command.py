@@ -82,9 +82,7 @@ def test_what_of_a_folder_is_not_read_is_said(
     assert "1 files that are not source code" in capsys.readouterr().out
 
 
-def test_every_container_has_the_same_scores(
-    teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told
-) -> None:
+def test_every_container_has_the_same_scores(teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "m.gguf")
     aprfmt.export_model(teacher_file, tmp_path / "hf", format="hf")
     (single,) = (tmp_path / "hf").glob("*.safetensors")
@@ -143,10 +141,7 @@ def test_windows_are_no_longer_than_either_model_was_made_for(
     teacher_file: Path, corpus_file: Path, tmp_path: Path, told: Told
 ) -> None:
     code, body = told(teacher_file, corpus_file, "--seq-len", "257")
-    assert (code, body["error"]["message"]) == (
-        5,
-        "windows of 257 tokens exceed the 256 that the model was made for",
-    )
+    assert (code, body["error"]["message"]) == (5, "windows of 257 tokens exceed the 256 that the model was made for")
     folder = tmp_path / "short"
     aprfmt.export_model(teacher_file, folder, format="hf")
     config = json.loads((folder / "config.json").read_text())
@@ -208,11 +203,7 @@ def crash(_: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [
-        (crash, "no such kernel"),
-        (lambda x: x * math.nan, "not finite"),
-        (lambda x: x[:, :0], "no hidden states"),
-    ],
+    [(crash, "no such kernel"), (lambda x: x * math.nan, "not finite"), (lambda x: x[:, :0], "no hidden states")],
 )
 @pytest.mark.parametrize("with_teacher", [False, True])
 def test_a_crash_of_the_forward_is_exit_8_and_no_number(

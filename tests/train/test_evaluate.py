@@ -148,9 +148,7 @@ def test_the_logits_of_a_batch_never_exist(data: Windows) -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(
-            self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             if isinstance(out, Tensor) and out.shape[-1:] != (SHAPE.d_model,):
@@ -216,9 +214,7 @@ def one_nan(hidden: Tensor) -> Tensor:
         (lambda x: None, "gave no hidden states"),
     ],
 )
-def test_a_failure_of_either_model_is_no_score(
-    change: Callable[[Tensor], Any], message: str, data: Windows
-) -> None:
+def test_a_failure_of_either_model_is_no_score(change: Callable[[Tensor], Any], message: str, data: Windows) -> None:
     fails(lambda: evaluate(broken(change), data, rows=2), message)
     other = teacher()
     whole = other.hidden

@@ -144,12 +144,7 @@ def test_how_it_is_computed_does_not_change_what_is_learnt(
     ],
 )
 def test_a_field_changes_the_plan(corpus_file: Path, teacher_file: Path, name: str, value: Any) -> None:
-    how: dict[str, Any] = {
-        "teacher": str(teacher_file),
-        "student_init": "layers:0,",
-        "steps": 4,
-        "device": "cuda",
-    }
+    how: dict[str, Any] = {"teacher": str(teacher_file), "student_init": "layers:0,", "steps": 4, "device": "cuda"}
 
     def rows(**given: Any) -> dict[str, Any]:
         body = plan("distill", train_runs.options("distill", corpus_file, None, smoke=1, **{**how, **given}))

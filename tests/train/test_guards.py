@@ -38,9 +38,7 @@ def random_teacher(tmp_path: Path) -> Path:
     return tmp_path / "random.gguf"
 
 
-def copy_of(
-    source: Path, target: Path, change: Callable[[str, Any], Any] = lambda name, values: values
-) -> Path:
+def copy_of(source: Path, target: Path, change: Callable[[str, Any], Any] = lambda name, values: values) -> Path:
     """An `.apr` with the same metadata and `change`d tensors."""
     with aprfmt.open(source) as model:
         tensors = {name: change(name, tensor.numpy().copy()) for name, tensor in model.tensors.items()}
@@ -58,9 +56,7 @@ def test_windows_longer_than_the_models_were_made_for_are_refused(distil: Distil
     assert "--seq-len 256" in str(caught.value.hint)
 
 
-def test_the_teacher_as_its_own_student_is_refused(
-    distil: Distil, teacher_file: Path, tmp_path: Path
-) -> None:
+def test_the_teacher_as_its_own_student_is_refused(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(RefusedError, match="same dims"):
         distil(student=str(teacher_file), student_init=None)
@@ -72,9 +68,7 @@ def test_the_teacher_as_its_own_student_is_refused(
     assert not list(tmp_path.rglob("*.state"))
 
 
-def test_a_requantized_copy_of_the_teacher_is_refused(
-    distil: Distil, teacher_file: Path, tmp_path: Path
-) -> None:
+def test_a_requantized_copy_of_the_teacher_is_refused(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.apr"
     aprfmt.import_model(teacher_file, copy, dtype="f16")
     with pytest.raises(RefusedError, match="same dims"):
@@ -159,14 +153,7 @@ def test_training_leaves_the_teacher_as_it_was(distil: Distil, teacher_file: Pat
 @pytest.mark.parametrize("side", ["teacher", "student"])
 @pytest.mark.parametrize(
     ("fault", "exits"),
-    [
-        ("absent", {3}),
-        ("empty", {3, 4}),
-        ("magic", {3, 4}),
-        ("cut", {4}),
-        ("no dims", {4, 5}),
-        ("no tensors", {5}),
-    ],
+    [("absent", {3}), ("empty", {3, 4}), ("magic", {3, 4}), ("cut", {4}), ("no dims", {4, 5}), ("no tensors", {5})],
 )
 def test_bad_model_files_are_refused_at_once(
     distil: Distil, teacher_file: Path, tmp_path: Path, side: str, fault: str, exits: set[int]
@@ -197,11 +184,7 @@ def test_data_that_are_missing_or_teach_nothing_are_refused(distil: Distil, tmp_
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     absent = tmp_path / "absent.jsonl"
-    for data, exits, word in (
-        (absent, 3, "no such"),
-        (constant, 5, "nearly constant"),
-        (empty, 5, "no training"),
-    ):
+    for data, exits, word in ((absent, 3, "no such"), (constant, 5, "nearly constant"), (empty, 5, "no training")):
         begin = time.monotonic()
         with pytest.raises(AprError, match=word) as caught:
             distil(data=data)
@@ -246,9 +229,7 @@ def test_a_tensor_on_another_device_is_noticed() -> None:
     assert caught.value.tensor == "w"
 
 
-def test_a_batch_that_processes_cannot_share_is_refused(
-    corpus_file: Path, teacher_file: Path, tmp_path: Path
-) -> None:
+def test_a_batch_that_processes_cannot_share_is_refused(corpus_file: Path, teacher_file: Path, tmp_path: Path) -> None:
     from aprtrain.data.batches import Windows
     from aprtrain.models import open_pair
     from aprtrain.report.metrics import Recorder

@@ -62,9 +62,7 @@ def test_the_saved_model_is_the_one_that_was_evaluated(distil: Distil, tmp_path:
         assert network.tokenizer is not None
         corpus = open_corpus(tmp_path / "run/tokens", Encoder(network.tokenizer).digest)
         held_out = Windows(corpus.held_out, 32, corpus.separator)
-        scores = evaluate(
-            load_decoder(network), held_out, rows=2, max_windows=train_runs.SIZES["eval_tokens"] // 32
-        )
+        scores = evaluate(load_decoder(network), held_out, rows=2, max_windows=train_runs.SIZES["eval_tokens"] // 32)
     assert scores.ce == pytest.approx(summary["last"]["ce"], rel=1e-5)
     assert scores.ce != pytest.approx(summary["first"]["ce"], rel=1e-2)
 
@@ -107,9 +105,7 @@ def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Pa
         ({"kd_weight": 0.5}, "kd"),
     ],
 )
-def test_another_configuration_does_not_resume_unless_it_may(
-    distil: Distil, change: dict[str, Any], word: str
-) -> None:
+def test_another_configuration_does_not_resume_unless_it_may(distil: Distil, change: dict[str, Any], word: str) -> None:
     distil(steps=2, total_steps=8, warmup_steps=1)
     again: dict[str, Any] = {"steps": 3, "total_steps": 8, "warmup_steps": 1, "resume": True} | change
     with pytest.raises(RefusedError, match=word):
@@ -117,9 +113,7 @@ def test_another_configuration_does_not_resume_unless_it_may(
     assert distil(**again, allow_changed=tuple(change))["steps"] == 3
 
 
-def test_another_teacher_student_or_corpus_does_not_resume(
-    distil: Distil, tmp_path: Path, teacher_file: Path
-) -> None:
+def test_another_teacher_student_or_corpus_does_not_resume(distil: Distil, tmp_path: Path, teacher_file: Path) -> None:
     distil(steps=2, total_steps=4)
     again: dict[str, Any] = {"steps": 4, "total_steps": 4, "resume": True}
     other = train_runs.write_corpus(tmp_path / "other.jsonl", seed=9)
@@ -136,9 +130,7 @@ def test_another_teacher_student_or_corpus_does_not_resume(
         distil(steps=2, total_steps=4, resume=True)
 
 
-def test_a_folder_with_a_run_is_not_written_over_and_an_empty_one_not_resumed(
-    distil: Distil, tmp_path: Path
-) -> None:
+def test_a_folder_with_a_run_is_not_written_over_and_an_empty_one_not_resumed(distil: Distil, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="no checkpoint"):
         distil(resume=True)
     distil(steps=1)
@@ -186,9 +178,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(
 
     def no_value(*args: Any, **options: Any) -> HeadOut:
         out = honest(*args, **options)
-        return out._replace(
-            loss=out.loss + (out.loss.detach() * float("nan"))
-        )  # the gradient stays as it was
+        return out._replace(loss=out.loss + (out.loss.detach() * float("nan")))  # the gradient stays as it was
 
     monkeypatch.setattr(loop, "distill_head", no_value)
     with pytest.raises(RunError, match="step 1 is not finite"):
@@ -233,9 +223,7 @@ def test_latest_moves_when_model_and_state_are_there(
     assert [line["step"] for line in lines(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
-def test_a_save_that_works_at_the_second_try_does_not_count(
-    distil: Distil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_works_at_the_second_try_does_not_count(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[str] = []
 
     def once(path: str) -> bool:
@@ -290,9 +278,7 @@ class Interrupting(io.StringIO):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
-    distil: Distil, tmp_path: Path, number: int
-) -> None:
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(distil: Distil, tmp_path: Path, number: int) -> None:
     handler = signal.signal(number, lambda *_: None)  # what a signal that nobody catches would find
     try:
         summary = distil(steps=6, save_every=0, stream=Interrupting(number))
@@ -359,9 +345,7 @@ def test_data_that_do_not_last_need_a_word(distil: Distil) -> None:
     assert distil(steps=None, epochs=1, repeat=False, **large)["steps"] == 19
 
 
-def test_a_quantized_teacher_teaches_from_its_blocks(
-    distil: Distil, teacher_file: Path, tmp_path: Path
-) -> None:
+def test_a_quantized_teacher_teaches_from_its_blocks(distil: Distil, teacher_file: Path, tmp_path: Path) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "t.gguf", dtype="q8_0")
     given: dict[str, Any] = {"teacher": str(tmp_path / "t.gguf"), "steps": 6}
     blocks, decoded = distil("blocks", **given, teacher_residency="q4k"), distil("decoded", **given)

@@ -19,18 +19,14 @@ def test_a_fault_has_its_place_and_its_tests(mutation: Mutation) -> None:
     assert mutation.tests
     for test in mutation.tests.split():
         file, _, name = test.partition("::")
-        assert re.search(
-            rf"^def {name.partition('[')[0]}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE
-        ), test
+        assert re.search(rf"^def {name.partition('[')[0]}\(", next(TESTS.rglob(file)).read_text(), re.MULTILINE), test
 
 
 def test_names_are_unique() -> None:
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS)
 
 
-def test_a_place_that_is_gone_or_doubled_and_a_fault_that_does_not_compile_are_noticed(
-    tmp_path: Path,
-) -> None:
+def test_a_place_that_is_gone_or_doubled_and_a_fault_that_does_not_compile_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     assert faulty(Mutation("m", "a.py", "t", "x = 1", "x = 2"), tmp_path) == "x = 2\ny = 1\n"
     for old, new, words in (("z", "", "0 times"), ("= 1", "= 2", "2 times"), ("x = 1", "x =", "compile")):

@@ -185,9 +185,7 @@ def _is_moe(h: Hyperparams, layer: int) -> bool:
     kinds = _list(h, "mlp_layer_types")
     if kinds is not None:
         return layer < len(kinds) and kinds[layer] != "dense"
-    first = max(
-        _int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    )
+    first = max(_int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
     end = _int(h, "moe_layer_end_index", -1)
     dense = layer in (_list(h, "mlp_only_layers") or []) or layer < first or 0 <= end < layer
     return not dense and _is_at_step(h, layer)
@@ -233,9 +231,7 @@ def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
 
 def is_config_of(arch: Architecture, config: Mapping[str, object]) -> bool:
     """Whether a config.json fulfils the `hf_when` of a row."""
-    return holds(
-        arch.hf_when, lambda word: layer_kinds(config) if word == "layer_types" else config.get(word)
-    )
+    return holds(arch.hf_when, lambda word: layer_kinds(config) if word == "layer_types" else config.get(word))
 
 
 def is_gguf_of(arch: Architecture, kv: Mapping[str, object], tensor_names: Collection[str] | None) -> bool:

@@ -200,9 +200,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, o
     """A config.json that transformers 4 and 5 load, sorted. Raises UnmappedError, RefusedError (missing sizes)."""
     row = row or _row_of(h)
     if row is None:
-        raise UnmappedError(
-            f"architecture {h.architecture!r} has no Hugging Face class in the architecture table"
-        )
+        raise UnmappedError(f"architecture {h.architecture!r} has no Hugging Face class in the architecture table")
     missing = _missing(h, row) + (["vocab_size"] if h.vocab_size is None else [])
     if missing:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
@@ -259,11 +257,7 @@ def _missing(h: Hyperparams, row: Architecture) -> list[str]:
         for key in row.keys
         if key.field in _REQUIRED and key.constant is None and key.hf and not key.via
     }
-    return [
-        name
-        for name in _REQUIRED
-        if name in named and getattr(h, name) is None and named[name] not in h.extra
-    ]
+    return [name for name in _REQUIRED if name in named and getattr(h, name) is None and named[name] not in h.extra]
 
 
 def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
@@ -342,9 +336,7 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
     else:
         value = plain_value(name, value)
         if isinstance(value, list) and value and not key.kind.endswith("[]"):
-            value = (
-                value[0] if value.count(value[0]) == len(value) else value
-            )  # the same of every layer: a number
+            value = value[0] if value.count(value[0]) == len(value) else value  # the same of every layer: a number
         value = config_value(name, key.kind, value)
     return CONVERTERS[key.via].from_gguf(value, scope)
 

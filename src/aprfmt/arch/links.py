@@ -42,9 +42,7 @@ def _deal(rows: Array, args: Sequence[int]) -> Array:
     n, *runs = args
     groups = rows.reshape(n, sum(runs))
     ends = np.cumsum(runs)
-    return np.concatenate(
-        [groups[:, end - run : end].reshape(-1) for run, end in zip(runs, ends, strict=True)]
-    )
+    return np.concatenate([groups[:, end - run : end].reshape(-1) for run, end in zip(runs, ends, strict=True)])
 
 
 def _tail(rows: Array, args: Sequence[int]) -> Array:
@@ -163,9 +161,7 @@ class RowMap:
     @property
     def is_plain(self) -> bool:
         """Whether both sides are one tensor of the same bytes."""
-        return (
-            self.moves_rows_only and not self.orders and len(self.before) == 1 and self.before == self.after
-        )
+        return self.moves_rows_only and not self.orders and len(self.before) == 1 and self.before == self.after
 
     @property
     def row_elements(self) -> int:
@@ -195,9 +191,7 @@ class RowMap:
             return
         whole = self.row_elements
         if whole == 0 or any(prod(shape) % whole for shape in (*self.before, *self.after)):
-            raise RefusedError(
-                f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor
-            )
+            raise RefusedError(f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor)
         try:
             for order in self.orders:
                 check_order(order, self.n_rows)
@@ -350,11 +344,7 @@ _NO_DIMS = "the source lacks dimensions: give the config.json, or set them with 
 
 
 def _both_sides(
-    row: TensorRow,
-    hf: tuple[str, ...],
-    gguf: tuple[str, ...],
-    sizes: Mapping[str, int],
-    shapes: Mapping[str, Shape],
+    row: TensorRow, hf: tuple[str, ...], gguf: tuple[str, ...], sizes: Mapping[str, int], shapes: Mapping[str, Shape]
 ) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
     """The shapes of both sides: of the tensors that are there, else by the row's dims.
 
@@ -376,9 +366,7 @@ def _both_sides(
             after = [(len(hf), *one) if stacked else one]
     for name, shape in zip((*hf, *gguf), (*before, *after), strict=True):
         if shape is None:
-            raise RefusedError(
-                "its shape does not follow from the known hyper-parameters", tensor=name, hint=_NO_DIMS
-            )
+            raise RefusedError("its shape does not follow from the known hyper-parameters", tensor=name, hint=_NO_DIMS)
     return tuple(s for s in before if s is not None), tuple(s for s in after if s is not None)
 
 
@@ -393,9 +381,7 @@ def _whole(dims: str, sizes: Mapping[str, int]) -> Shape | None:
     return known if len(known) == len(shape) else None
 
 
-def find_link(
-    arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape], side: str
-) -> Link | None:
+def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape], side: str) -> Link | None:
     """The link of tensor `name`; of alternatives the first whose tensors on `side` are all in `shapes`.
 
     None when the family has no such tensor. Raises RefusedError as link_of does.

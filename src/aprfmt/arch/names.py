@@ -236,9 +236,7 @@ def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: in
     return best or []
 
 
-def expand(
-    row: TensorRow, template: str, h: Hyperparams, layer: int | None, limit: int = 1 << 20
-) -> list[str]:
+def expand(row: TensorRow, template: str, h: Hyperparams, layer: int | None, limit: int = 1 << 20) -> list[str]:
     """The names that `template` of `row` stands for in a layer: one, or one an expert (at most `limit`)."""
     name = spell(template, layer)
     if "{e}" not in name:

@@ -29,12 +29,7 @@ _MAX_HEAD_DIM = 1 << 20
 _NEVER = 1e30
 """Divisor of a pair that is not rotated: its angle stays 0."""
 
-_LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 MAIN = "full_attention"
 """The layer type whose rope parameters are the main ones."""
@@ -188,15 +183,11 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
     for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
-        rest = {
-            key: item for key, item in value.items() if key not in ("rope_theta", "partial_rotary_factor")
-        }
+        rest = {key: item for key, item in value.items() if key not in ("rope_theta", "partial_rotary_factor")}
         other_base = value.get("rope_theta") != h.rope_theta
         alone = name != "sliding_attention" or not row.nested_rope
         if rest != {"rope_type": "default"} or (other_base and alone):
-            raise RefusedError(
-                f"a GGUF of this architecture cannot give {name} layers rope parameters of their own"
-            )
+            raise RefusedError(f"a GGUF of this architecture cannot give {name} layers rope parameters of their own")
 
 
 def _sliding(h: Hyperparams) -> object:
@@ -240,9 +231,7 @@ def _scaling_keys(
     return out
 
 
-def from_gguf(
-    h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]
-) -> None:
+def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     """Fills in what the rope keys of a GGUF say. Raises CorruptError."""
     prefix = f"{row.gguf}.rope."
     h.rope_theta = from_f32(kv.get(f"{prefix}freq_base"), f"{prefix}freq_base")
@@ -258,10 +247,7 @@ def from_gguf(
             scaling = {**(scaling or {"rope_type": "default"}), "mrope_section": numbers}
     named = defaults.get("rope_parameters")
     if scaling and isinstance(named, Mapping):
-        scaling = {
-            **{k: v for k, v in named.items() if k not in ("rope_theta", "partial_rotary_factor")},
-            **scaling,
-        }
+        scaling = {**{k: v for k, v in named.items() if k not in ("rope_theta", "partial_rotary_factor")}, **scaling}
     if scaling:
         h.extra["rope_scaling"] = scaling
     local = from_f32(kv.get(f"{prefix}freq_base_swa"), f"{prefix}freq_base_swa")
@@ -493,12 +479,7 @@ def infer_llama3(
     Low and high frequency factors are taken for 1 and 4, as all models have them: they and the context can be scaled
     together without a difference. The context is the `known` one, 8192, or another power of two that fits.
     """
-    if (
-        len(factors) * 2 != head_dim
-        or not factors
-        or not all(map(math.isfinite, factors))
-        or max(factors) <= 1
-    ):
+    if len(factors) * 2 != head_dim or not factors or not all(map(math.isfinite, factors)) or max(factors) <= 1:
         return None
     key = "original_max_position_embeddings"
     given = [known[key]] if known and known.get(key) else []

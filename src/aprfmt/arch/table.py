@@ -40,11 +40,7 @@ def nearest(word: str) -> str | None:
     """The known name that looks most like `word`; None where none comes close."""
     from difflib import get_close_matches
 
-    known = [
-        name
-        for row in ARCHITECTURES.values()
-        for name in (row.id, row.gguf, *row.hf_classes, *row.model_types)
-    ]
+    known = [name for row in ARCHITECTURES.values() for name in (row.id, row.gguf, *row.hf_classes, *row.model_types)]
     return next(iter(get_close_matches(word, known, n=1)), None)
 
 

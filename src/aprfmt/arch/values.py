@@ -9,16 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import (
-    DEFAULT,
-    ConfigKeys,
-    Convert,
-    Converter,
-    GgufKeys,
-    Scope,
-    default,
-    nothing,
-)
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
@@ -356,9 +347,7 @@ def _falcon_kind_from(value: object, scope: Scope) -> object:
     norms = 2 if "blk.0.attn_norm_2.weight" in scope.names else 1
     new = norms == 2 or 1 < kv_heads != heads
     return ConfigKeys(
-        new_decoder_architecture=new,
-        multi_query=kv_heads == 1,
-        num_ln_in_parallel_attn=norms if new else None,
+        new_decoder_architecture=new, multi_query=kv_heads == 1, num_ln_in_parallel_attn=norms if new else None
     )
 
 
@@ -480,11 +469,7 @@ def _last_layer_to(value: object, scope: Scope) -> None:
 def _dense_first(value: object, scope: Scope) -> object:
     """How many layers at the beginning are dense, of a list that says it of each; one where nothing says it."""
     if not isinstance(value, list):
-        return (
-            DEFAULT
-            if scope.config("first_k_dense_replace") is not None
-            else ConfigKeys(first_k_dense_replace=1)
-        )
+        return DEFAULT if scope.config("first_k_dense_replace") is not None else ConfigKeys(first_k_dense_replace=1)
     count = next((n for n, kind in enumerate(value) if kind != "dense"), len(value))
     return ConfigKeys(mlp_layer_types=value, first_k_dense_replace=count)
 
@@ -573,9 +558,7 @@ def _linear(flags: list[bool]) -> list[str]:
 
 def _every_fourth(scope: Scope, interval: object = None) -> list[str] | None:
     """Attention in each last one of `full_attention_interval` layers."""
-    interval = interval or scope.h.extra.get(
-        "full_attention_interval", scope.defaults["full_attention_interval"]
-    )
+    interval = interval or scope.h.extra.get("full_attention_interval", scope.defaults["full_attention_interval"])
     period, n_layers = as_int(interval, "full_attention_interval"), scope.h.num_layers
     if not period or n_layers is None:
         return None
@@ -629,9 +612,7 @@ def _block_types(value: object, scope: Scope) -> object:
     if value is not None or pattern is None:
         return DEFAULT
     if not isinstance(pattern, str) or not set(pattern) <= set(_BLOCK_OF):
-        raise CorruptError(
-            f"hybrid_override_pattern {pattern!r:.40} may only have the letters {''.join(_BLOCK_OF)}"
-        )
+        raise CorruptError(f"hybrid_override_pattern {pattern!r:.40} may only have the letters {''.join(_BLOCK_OF)}")
     return [_BLOCK_OF[letter] for letter in pattern]
 
 
@@ -641,9 +622,7 @@ def _block_types_from(value: object, scope: Scope) -> object:
     if not isinstance(heads, list) or not isinstance(widths, list):
         return DEFAULT
     mlp = "moe" if scope.gguf("expert_count") else "mlp"
-    return [
-        "full_attention" if n else mlp if width else LINEAR for n, width in zip(heads, widths, strict=False)
-    ]
+    return ["full_attention" if n else mlp if width else LINEAR for n, width in zip(heads, widths, strict=False)]
 
 
 def _lone_width_to(value: object, scope: Scope) -> object:
@@ -712,15 +691,12 @@ CONVERTERS: dict[str, Converter] = {
     # Command-R has few positions, and under another key those that it was trained with.
     "trained_length": Converter(lambda value, scope: scope.size("model_max_length") or value),
     "unscaled": Converter(_unscaled_to, default),
-    "multi_query": Converter(
-        nothing, lambda value, scope: scope.h.num_kv_heads == 1 if scope.kv else DEFAULT
-    ),
+    "multi_query": Converter(nothing, lambda value, scope: scope.h.num_kv_heads == 1 if scope.kv else DEFAULT),
     "multi_query_kv": Converter(settle=_multi_query_settle),
     "falcon_kv": Converter(settle=_falcon_kv_settle),
     "falcon_kind": Converter(nothing, _falcon_kind_from),
     "expansion": Converter(
-        nothing,
-        lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope),
+        nothing, lambda value, scope: over_hidden(scope.h.intermediate_size if scope.kv else None, scope)
     ),
     "expansion_width": Converter(fill=lambda scope: times_hidden(scope.config("expansion_ratio"), scope)),
     "kv_named": Converter(
@@ -732,9 +708,7 @@ CONVERTERS: dict[str, Converter] = {
     ),
     "alibi_bias": Converter(_alibi_to, _alibi_from),
     "offset_positions": Converter(_offset_positions_to, _offset_positions_from),
-    "no_rope_scaling": Converter(
-        lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default
-    ),
+    "no_rope_scaling": Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default),
     "labels": Converter(
         _labels_to,
         lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
@@ -753,9 +727,7 @@ CONVERTERS: dict[str, Converter] = {
     "mla_value_length": Converter(from_gguf=_mla_value_from),
     "shared_width": Converter(_shared_width),
     "without_drafts": Converter(from_gguf=_without_drafts),
-    "no_drafts": Converter(
-        lambda value, scope: None if value is None else 0, lambda value, scope: value or 0
-    ),
+    "no_drafts": Converter(lambda value, scope: None if value is None else 0, lambda value, scope: value or 0),
     "unsaid_drafts": Converter(nothing, lambda value, scope: value or 0),
     "last_layer": Converter(_last_layer_to),
     "leading_dense": Converter(_dense_first_to, default, settle=_dense_first),
@@ -781,9 +753,7 @@ CONVERTERS: dict[str, Converter] = {
     "block_types": Converter(nothing, _block_types_from, settle=_block_types),
     "listed_layers": Converter(fill=_count_layers),
     "mlp_layers": Converter(lambda value, scope: _per_layer(value, scope, "mlp"), _most),
-    "moe_layers": Converter(
-        lambda value, scope: _per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default
-    ),
+    "moe_layers": Converter(lambda value, scope: _per_layer(scope.h.moe_intermediate_size or 0, scope, "moe"), default),
     "lone_width": Converter(_lone_width_to),
     "some_experts": Converter(from_gguf=lambda value, scope: value or 0),
     # The runtime refuses more used experts than there are.

@@ -75,9 +75,7 @@ def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
 
 def _is_derived(key: str) -> bool:
     """Whether an import takes this entry from tensors and lists alone, so that no envelope may hold it."""
-    return key in (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, LEFT_ASIDE) or key.startswith(
-        "tokenizer."
-    )
+    return key in (apr_metadata.SOURCE_KEY, apr_metadata.TRUE_DTYPES_KEY, LEFT_ASIDE) or key.startswith("tokenizer.")
 
 
 def seal(entries: Sequence[bytes], envelope: Envelope) -> list[bytes]:
@@ -104,9 +102,7 @@ def read_envelope(kv: KvMapping) -> tuple[Envelope | None, str | None]:
         value = json.loads(kv[KEY])
         metadata, dtypes = dict(value["metadata"]), {str(k): str(v) for k, v in value["dtypes"].items()}
         exact = {str(k): [str(v[0]), str(v[1])] for k, v in value.get("exact", {}).items()}
-        fits = value["keys"] == _digest(
-            [bytes(kv.raw(k)) for k in kv if k != KEY and not k.startswith("split.")]
-        )
+        fits = value["keys"] == _digest([bytes(kv.raw(k)) for k in kv if k != KEY and not k.startswith("split.")])
         # the rules of a file's own metadata hold here too
         apr_metadata.parse(apr_metadata.dump({k: v for k, v in metadata.items() if v is not None}))
         if any(dtype not in DTYPES for dtype in dtypes.values()):
@@ -213,10 +209,7 @@ def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str
     if texts.keys() - {CARD} and is_location(now.get("source"), info.get("name")):
         del now["source"]  # the source folder's own place told it, as it told the name
     missing = {key: value for key, value in sorted(now.items()) if on_card.get(key) != value}
-    if (
-        FOLDER_FILE in texts
-        and missing.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items()
-    ):
+    if FOLDER_FILE in texts and missing.items() <= _read_folder_fields(texts[FOLDER_FILE]).items() <= now.items():
         return texts  # what the source had, perhaps with what the card says too, or by another program
     others = {name: data for name, data in texts.items() if name != FOLDER_FILE}
     if not missing:

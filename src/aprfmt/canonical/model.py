@@ -94,11 +94,7 @@ class Canonical:
 
 
 def canonical(
-    model: Model,
-    *,
-    arch: str | None = None,
-    allow_unmapped: bool = False,
-    decoding: Decoding = AS_STORED,
+    model: Model, *, arch: str | None = None, allow_unmapped: bool = False, decoding: Decoding = AS_STORED
 ) -> Canonical:
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
@@ -126,8 +122,7 @@ def canonical(
     if parts_left_out:
         parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in parts_left_out})
         warnings.append(
-            f"{len(parts_left_out)} tensors do not belong to the language model and are not carried: "
-            f"{first_few(parts)}"
+            f"{len(parts_left_out)} tensors do not belong to the language model and are not carried: {first_few(parts)}"
         )
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
     kept: Envelope | None = None
@@ -318,14 +313,10 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
         h.vocab_size, h.hidden_size = embedding
     if len(gate := shapes.get(f"{_FIRST}mlp.gate_proj.weight", ())) == 2:
         h.intermediate_size = gate[0]
-    norm, query, key = (
-        shapes.get(f"{_FIRST}self_attn.{name}.weight", ()) for name in ("q_norm", "q_proj", "k_proj")
-    )
+    norm, query, key = (shapes.get(f"{_FIRST}self_attn.{name}.weight", ()) for name in ("q_norm", "q_proj", "k_proj"))
     if len(norm) == 1 and norm[0] and query and key:
         h.head_dim, h.num_heads, h.num_kv_heads = norm[0], query[0] // norm[0], key[0] // norm[0]
-    warning = (
-        "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
-    )
+    warning = "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
     return replace(c, hparams=h, warnings=(*c.warnings, warning))
 
 
@@ -358,9 +349,7 @@ def check_vocabulary(c: Canonical) -> list[str]:
         return [missing] if c.tensors else []
     warnings = list(c.tokenizer.notes)
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
-        warnings.append(
-            f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME"
-        )
+        warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME")
     embedding, size = c.tensors.get(c.embedding), c.hparams.vocab_size
     limit = f"config.json a vocab_size of {size}"
     if embedding is not None:
@@ -428,9 +417,7 @@ def _named(
     entries = [t for t in model.tensors.entries if t.name not in left_out]
     found = {t.name: hf_name(t.name) for t in entries}
     from_gguf = {
-        t.name: t
-        for t in entries
-        if row is not None and found[t.name] is None and names.matches(row, t.name, "gguf")
+        t.name: t for t in entries if row is not None and found[t.name] is None and names.matches(row, t.name, "gguf")
     }
     shapes = {name: t.shape for name, t in from_gguf.items()}
     done: set[str] = set()
@@ -526,9 +513,7 @@ def links(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTens
     return [link for _, link in _walk(row, h, tensors) if link is not None]
 
 
-def gguf_side(
-    row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]
-) -> list[CanonicalTensor]:
+def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
     """The tensors of a GGUF for the Hugging Face `tensors`, in the network's order; unknown names stay.
 
     Raises RefusedError where a tensor's partners are missing or the hyper-parameters contradict the shapes.
@@ -562,9 +547,7 @@ def _to_gguf(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[Canonic
     _check_whole(link.hf, tensors)
     parts = [tensors[name] for name in link.hf]
     if all(part.link is link and part.inverse for part in parts):  # made of these very tensors
-        return [
-            CanonicalTensor(name, (piece,)) for name, piece in zip(link.gguf, parts[0].pieces, strict=True)
-        ]
+        return [CanonicalTensor(name, (piece,)) for name, piece in zip(link.gguf, parts[0].pieces, strict=True)]
     if link.row_map.is_plain:
         return [replace(parts[0], name=name, link=None) for name in link.gguf]
     pieces = tuple(part.piece() for part in parts)

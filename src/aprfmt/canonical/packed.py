@@ -26,18 +26,14 @@ from aprfmt.model import Model, Tensor
 
 HF_QUANT = "hf_quant_config.json"
 
-UNPACK_HINT = (
-    "unpack it with the tool that packed it and import the result, or keep it packed with --dtype keep"
-)
+UNPACK_HINT = "unpack it with the tool that packed it and import the result, or keep it packed with --dtype keep"
 _CONFIG_HINT = "fetch config.json and the weights again, of one revision"
 
 _CT_FORMATS = ("dense", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision",
                "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")  # fmt: skip
 _ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
     "gptq": {"checkpoint_format": ("gptq", "gptq_v2"), "pack_dtype": ("int32",)},
-    "modelopt": {
-        "quant_algo": ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "FP8_PER_CHANNEL_PER_TOKEN")
-    },
+    "modelopt": {"quant_algo": ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "FP8_PER_CHANNEL_PER_TOKEN")},
 }
 """What settings may say, by method."""
 _PARTS = ("text_config", "llm_config", "language_config")
@@ -247,11 +243,7 @@ def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object
 
 
 def _match(
-    name: str,
-    tensor: Tensor,
-    tensors: Mapping[str, Tensor],
-    schemes: Sequence[Scheme],
-    settings: Mapping[str, object],
+    name: str, tensor: Tensor, tensors: Mapping[str, Tensor], schemes: Sequence[Scheme], settings: Mapping[str, object]
 ) -> tuple[Scheme, str] | None:
     """The scheme that tensor `name` is the main piece of, and the base name."""
     candidates = [s for s in schemes if name.endswith(s.main) and tensor.dtype in s.dtypes]
@@ -302,9 +294,7 @@ def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
                 and tensors[name].dtype in scheme.dtypes
                 and all(base + ending in tensors for ending in scheme.needs)
             ):
-                raise _refused(
-                    scheme, name, "the weights are packed, and no quantization_config describes them"
-                )
+                raise _refused(scheme, name, "the weights are packed, and no quantization_config describes them")
         if name.endswith("_scale_inv") or (name.endswith(".SCB") and name[:-3] + "weight" in tensors):
             what = "the weights are packed, and no quantization_config describes them"
             raise RefusedError(what, tensor=name, hint="put the model's own config.json beside them")
@@ -338,9 +328,7 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
     method = _method(found)
     if method not in METHODS:
         known = ", ".join(METHODS)
-        raise RefusedError(
-            f"weights packed by {method} cannot be decoded", hint=f"decoded are: {known}; {UNPACK_HINT}"
-        )
+        raise RefusedError(f"weights packed by {method} cannot be decoded", hint=f"decoded are: {known}; {UNPACK_HINT}")
     problem = _problem(method, found)
     if problem is not None:
         raise RefusedError(f"{method}: {problem}, which is not decoded", hint=UNPACK_HINT)
@@ -397,9 +385,7 @@ def _problem(method: str, settings: Mapping[str, object]) -> str | None:
 
 def _compressed(settings: Mapping[str, object]) -> str | None:
     groups = settings.get("config_groups")
-    entries = (
-        [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-    )
+    entries = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
     for stored in (settings.get("format"), *(group.get("format") for group in entries)):
         if stored is not None and stored not in _CT_FORMATS:
             return f"format {stored!r}"
@@ -426,13 +412,7 @@ def natural_dtype(config: Mapping[str, object]) -> str | None:
 
 def left_alone(settings: Mapping[str, object], module: str) -> bool:
     """Whether the settings name `module`, or one that it lies in, as not packed; patterns are taken literally."""
-    for key in (
-        "modules_to_not_convert",
-        "ignore",
-        "ignored_layers",
-        "llm_int8_skip_modules",
-        "exclude_modules",
-    ):
+    for key in ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules"):
         names = settings.get(key)
         for name in names if isinstance(names, list) else ():
             if isinstance(name, str) and name and f".{name}." in f".{module}.":

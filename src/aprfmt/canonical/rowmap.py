@@ -134,9 +134,7 @@ def _floats(piece: Piece) -> Piece:
     def read() -> Iterator[Buffer]:
         return run_jobs(_whole(piece, piece.n_bytes, 1))
 
-    return BufferedPiece(
-        piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read)
-    )
+    return BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
 
 
 def _whole(piece: Piece, n_bytes: int, unit: int) -> Iterator[Item]:
@@ -211,12 +209,8 @@ class _Run:
         after_flags = row_map.after_transposed or (False,) * len(row_map.after)
         before = list(zip(row_map.before, (row_map.transposed,) * len(row_map.before), strict=True))
         after = list(zip(row_map.after, after_flags, strict=True))
-        sources, (shape, transposed) = (
-            (after, before[self.position]) if inverse else (before, after[self.position])
-        )
-        arrays = [
-            _array(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)
-        ]
+        sources, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
+        arrays = [_array(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
         change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
@@ -339,9 +333,7 @@ def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inv
     blocks, scales = row_map.before
     n_rows, per_row = prod(blocks[:-2]), blocks[-2]
     if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
-        raise RefusedError(
-            f"{list(blocks)} and {list(scales)} are not MXFP4 blocks and scales", tensor=pieces[0].name
-        )
+        raise RefusedError(f"{list(blocks)} and {list(scales)} are not MXFP4 blocks and scales", tensor=pieces[0].name)
     shape = (row_map.before if inverse else row_map.after)[position]
     outer = RowMap(((n_rows, per_row * 32),), row_map.after, row_map.orders)
     outer.check(pieces[0].name)

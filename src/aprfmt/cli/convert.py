@@ -45,9 +45,7 @@ class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
     apr import hf://org/repo -o model.apr --plan
     """
 
-    file: Annotated[
-        str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")
-    ]
+    file: Annotated[str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")]
 
     def __call__(self) -> None:
         """Runs the command."""
@@ -113,9 +111,9 @@ class _Quantized:
     file: Annotated[
         str | None, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors or a folder.")
     ] = None
-    mix: Annotated[
-        str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.")
-    ] = None
+    mix: Annotated[str | None, typer.Argument(metavar="MIX", help="q4_k_m, q8_0, ...; with --pure, a single type.")] = (
+        None
+    )
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write.")
     ] = None
@@ -143,9 +141,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
             return
         if self.file is None or self.mix is None or self.output is None:
             missing = "FILE" if self.file is None else "MIX" if self.mix is None else "--output"
-            raise UsageError(
-                f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list"
-            )
+            raise UsageError(f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list")
         from aprfmt.convert.api import quantize_model
 
         _run(self, "quantizing", quantize_model, self.file, self.output, mix=self.mix)
@@ -161,21 +157,17 @@ class Stamp(Common, Identity):
     """
 
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file.")]
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = (
-        None
-    )
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = None
     hf_architecture: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class as in config.json: LlamaForCausalLM.")
     ] = None
-    hf_model_type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model type as in config.json: llama.")
-    ] = None
-    architecture: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Family of the network, such as llama.")
-    ] = None
-    set: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=JSON", help="Set any metadata key; repeatable.")
-    ] = None
+    hf_model_type: Annotated[str | None, typer.Option(metavar="NAME", help="Model type as in config.json: llama.")] = (
+        None
+    )
+    architecture: Annotated[str | None, typer.Option(metavar="NAME", help="Family of the network, such as llama.")] = (
+        None
+    )
+    set: Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="Set any metadata key; repeatable.")] = None
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False
     force: ForceOption = False
 
@@ -221,8 +213,7 @@ def parse_assignments(items: list[str]) -> JsonObject | None:
             values[key] = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             raise UsageError(
-                f"the value of {key!r} is not JSON: {text!r}",
-                hint=f"quote text twice: --set '{key}=\"{text}\"'",
+                f"the value of {key!r} is not JSON: {text!r}", hint=f"quote text twice: --set '{key}=\"{text}\"'"
             ) from None
     return values or None
 
@@ -249,9 +240,7 @@ def _list_mixes() -> None:
 _NOT_PASSED_ON = ("file", "output", "mix", "list_mixes", "as_json", "quiet")
 
 
-def _run(
-    command: Run, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object
-) -> None:
+def _run(command: Run, verb: str, function: Callable[..., Report], source: str, output: Path, **fixed: object) -> None:
     """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
@@ -302,9 +291,6 @@ def _plan_text(report: Report) -> Iterator[str]:
     name = out.style(printable(report.output), "bold")
     yield f"{out.style('plan', 'cyan')} for {name}; nothing is written"
     yield from pairs([*_facts(report), ("memory", format_bytes(report.memory_bytes))])
-    rows = [
-        [t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])]
-        for t in report.tensors
-    ]
+    rows = [[t["name"], t["dtype"], format_shape(t["shape"]), format_bytes(t["size_bytes"])] for t in report.tensors]
     if rows:
         yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))

@@ -28,13 +28,9 @@ from aprfmt.text import format_bytes, format_count, format_seconds
 
 
 def command(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="A GGUF (default: a small one).")
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A GGUF (default: a small one).")] = None,
     *,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the files here.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Keep the files here.")] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:

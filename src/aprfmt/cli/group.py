@@ -34,18 +34,12 @@ COMMANDS = {
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
         Row("diff", "look:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),
-        Row(
-            "import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"
-        ),
+        Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         Row("convert", "convert:Convert", "Any readable form to any writable one, in one step.", "Convert"),
-        Row(
-            "quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"
-        ),
+        Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
-        Row(
-            "stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"
-        ),
+        Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),

@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 _IDENTITY = ("name", "description", "author", "version", "source", "original_format", "created_at")
 _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
-_MARKS = {
-    "pass": ("ok  ", "green"),
-    "warn": ("warn", "yellow"),
-    "fail": ("FAIL", "red"),
-    "skip": ("-   ", "dim"),
-}
+_MARKS = {"pass": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red"), "skip": ("-   ", "dim")}
 _MAX_OF_RULE = 20
 _MAX_DIFFERENCES = 40
 
@@ -42,9 +37,7 @@ def inspect(
     *,
     vocab: Annotated[bool, typer.Option("--vocab", help="List the tokens with their ids.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="List the tensors.")] = False,
-    quality: Annotated[
-        bool, typer.Option("--quality", help="Score how completely the file documents itself.")
-    ] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Score how completely the file documents itself.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -81,10 +74,7 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
     if set(found.checksum.values()) != {"none"}:
         words = {"unchecked": "not checked (large file; apr validate checks it)"}
-        yield (
-            "checksum",
-            ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()),
-        )
+        yield ("checksum", ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()))
     if flags := [name for name, value in found.flags.items() if value]:
         yield "flags", ", ".join(flags)
     if found.format.startswith("APR v2"):
@@ -326,15 +316,11 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, in any readable form.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
     *,
-    values: Annotated[
-        bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")
-    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")] = False,
     tolerance: Annotated[
         float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
     ] = 0.0,
-    metadata_only: Annotated[
-        bool, typer.Option("--metadata-only", help="Compare only the metadata.")
-    ] = False,
+    metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -345,9 +331,7 @@ def diff(
     apr diff model.gguf model.apr --values
     """
     with progress_bar("comparing") as progress:
-        found = aprfmt.diff(
-            a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, progress=progress
-        )
+        found = aprfmt.diff(a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, progress=progress)
     out.result(found.to_json(), _comparison(found))
     return 0 if found.identical else 1
 
@@ -379,8 +363,7 @@ def architectures(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
-            help="A name from the list, a Hugging Face class, a model type or a GGUF architecture.",
+            metavar="[NAME]", help="A name from the list, a Hugging Face class, a model type or a GGUF architecture."
         ),
     ] = None,
     *,

@@ -71,13 +71,7 @@ def _print_version(as_json: bool) -> None:
     if as_json:
         import json
 
-        body = {
-            "schema": "apr.version/1",
-            "ok": True,
-            "name": "aprfmt",
-            "version": __version__,
-            "python": python,
-        }
+        body = {"schema": "apr.version/1", "ok": True, "name": "aprfmt", "version": __version__, "python": python}
         print(json.dumps(body))  # noqa: T201
     else:
         print(f"apr {__version__}")  # noqa: T201

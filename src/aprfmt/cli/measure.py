@@ -33,15 +33,12 @@ def evaluate(
     ],
     teacher: Annotated[str | None, typer.Option(metavar="FILE", help="The model to compare with.")] = None,
     device: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="cuda, cuda:N or cpu; nothing else is tried when it is missing."),
+        str, typer.Option(metavar="NAME", help="cuda, cuda:N or cpu; nothing else is tried when it is missing.")
     ] = "cuda",
     seq_len: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=2,
-            help="Tokens of a window. [default: 2048, or the model's context if that is less]",
+            metavar="N", min=2, help="Tokens of a window. [default: 2048, or the model's context if that is less]"
         ),
     ] = None,
     limit: Annotated[
@@ -65,9 +62,7 @@ def evaluate(
     apr eval run/model.apr --data run/tokens --json
     apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
     """
-    found = aprfmt.evaluate(
-        file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say
-    )
+    found = aprfmt.evaluate(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say)
     out.result(found.to_json(), _evaluation(found))
 
 
@@ -107,19 +102,13 @@ def _model_kind(model: EvaluatedModel) -> str:
 
 def report(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="The folder of a training run, even an unfinished one, or a model."
-        ),
+        str, typer.Argument(metavar="FILE", help="The folder of a training run, even an unfinished one, or a model.")
     ],
     *,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="page.html; for a run also curves.png. [default: a summary]",
+            "--output", "-o", metavar="PATH", help="page.html; for a run also curves.png. [default: a summary]"
         ),
     ] = None,
     force: ForceOption = False,
@@ -159,10 +148,7 @@ def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
     words, _ = STATUS[body["status"]]
     yield out.style(printable(f"{name(body)}: {words}"), "bold")
     of = f" of {body['total_steps']:,.0f}" if body["total_steps"] else ""
-    rows = [
-        ("result", sentence(body)),
-        ("steps", f"{body['steps']:,}{of}, {format_count(int(body['tokens']))} tokens"),
-    ]
+    rows = [("result", sentence(body)), ("steps", f"{body['steps']:,}{of}, {format_count(int(body['tokens']))} tokens")]
     if body["seconds"] is not None:
         rows.append(("time", format_seconds(body["seconds"])))
     speed = [f"{body['tokens_per_s']:,.0f} tokens/s"] if body["tokens_per_s"] is not None else []

@@ -13,28 +13,20 @@ from typing import Annotated
 import typer
 
 ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", help="A model: .apr, .gguf, .safetensors, an index, a folder or hf://org/repo."
-    ),
+    str, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors, an index, a folder or hf://org/repo.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
-ArchOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")
-]
+ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]
 TokenizerOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
 ]
 ShardSizeOption = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file."),
+    str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
 ]
-VerifyOption = Annotated[
-    bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")
-]
+VerifyOption = Annotated[bool, typer.Option("--verify", help="Load the result in llama.cpp and run it briefly.")]
 
 
 @dataclass(kw_only=True)
@@ -49,12 +41,10 @@ class Common:
 class Machine:
     """How much of the machine a conversion may use."""
 
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")
-    ] = None
-    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.")] = (
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")] = (
         None
     )
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.")] = None
     fsync: Annotated[bool, typer.Option(help="Wait until the output is safely on disk.")] = True
 
 
@@ -82,25 +72,17 @@ class Mix:
     tensor_type: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="REGEX=TYPE",
-            help="Type of the tensors whose GGUF name matches; repeatable, the first match wins.",
+            metavar="REGEX=TYPE", help="Type of the tensors whose GGUF name matches; repeatable, the first match wins."
         ),
     ] = None
     output_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the output head.")] = None
-    embedding_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")
-    ] = None
+    embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = None
     pure: Annotated[
         bool, typer.Option("--pure", help="Store every matrix in this type, without the mix's exceptions.")
     ] = False
-    leave_output: Annotated[bool, typer.Option("--leave-output", help="Leave the output head as it is.")] = (
-        False
-    )
+    leave_output: Annotated[bool, typer.Option("--leave-output", help="Leave the output head as it is.")] = False
     allow_requantize: Annotated[
-        bool,
-        typer.Option(
-            "--allow-requantize", help="Quantize tensors that already are quantized, at a further loss."
-        ),
+        bool, typer.Option("--allow-requantize", help="Quantize tensors that already are quantized, at a further loss.")
     ] = False
 
 
@@ -110,12 +92,8 @@ class Identity:
 
     tokenizer: TokenizerOption = None
     license: Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the weights.")] = None
-    data_source: Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")] = (
-        None
-    )
-    data_license: Annotated[
-        str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")
-    ] = None
+    data_source: Annotated[str | None, typer.Option(metavar="ID", help="What the model was trained on.")] = None
+    data_license: Annotated[str | None, typer.Option(metavar="SPDX", help="Licence of the training data.")] = None
 
 
 @dataclass(kw_only=True)
@@ -123,10 +101,7 @@ class Source(Identity):
     """What the source leaves open or gets wrong."""
 
     allow_no_config: Annotated[
-        bool,
-        typer.Option(
-            "--allow-no-config", help="Go on without config.json; infer dimensions from tensor shapes."
-        ),
+        bool, typer.Option("--allow-no-config", help="Go on without config.json; infer dimensions from tensor shapes.")
     ] = False
 
 
@@ -158,8 +133,7 @@ class Target:
         ),
     ] = None
     pre: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected."),
+        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
     ] = None
     pad_style: Annotated[
         str, typer.Option(metavar="STYLE", help="Names of padding tokens in a GGUF: llama.cpp or apr.")

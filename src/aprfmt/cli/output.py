@@ -33,9 +33,7 @@ def printable(text: str) -> str:
     """`text` with what could drive a terminal (controls, direction marks, lone surrogates) escaped."""
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def plain(value: object) -> Json:
@@ -119,9 +117,7 @@ class Output:
     def warning(self, text: str) -> None:
         """A warning on stderr; the JSON object is expected to hold it too."""
         if self.mode == "human":
-            self.error_stream.write(
-                f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n"
-            )
+            self.error_stream.write(f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n")
 
     def hint(self, text: str) -> None:
         """What to type next, on stderr in human mode."""
@@ -174,9 +170,7 @@ def shorten(text: str, columns: int) -> str:
     return f"{text[:head]}…{text[len(text) - (columns - 1 - head) :]}"
 
 
-def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2
-) -> list[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = "", indent: int = 2) -> list[str]:
     """Aligned columns under a dim header; the first column shrinks to the terminal when it is one.
 
     `right` names the right-aligned columns by their header, separated by spaces.

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 class Training(Common):
     """What distill and pretrain take beside the options of the trainer's schema; the class has the command's name."""
 
-    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = (
-        None
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = None
+    plan: Annotated[bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")] = (
+        False
     )
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")
-    ] = False
 
     def __call__(self) -> int:
         """Runs the command; the value is its exit code."""
@@ -170,9 +168,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
 def _plan_text(body: "Plan") -> Iterator[str]:
     yield f"{out.style('plan', 'cyan')} of {body['command']}; nothing is trained or written"
     parts = [(part["name"], format_bytes(part["bytes"])) for part in body["memory"] if part["bytes"]]
-    yield from table(
-        ["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size"
-    )
+    yield from table(["memory", "size"], [*parts, ("total", format_bytes(body["memory_bytes"]))], right="size")
     work = body["flops_per_token"]
     rows = [("FLOPs per token", f"teacher {work['teacher']:.3g}, student {work['student']:.3g}")]
     if body["tokens"] is not None and body["seconds_at_400_tflops"] is not None:

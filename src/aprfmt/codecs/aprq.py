@@ -64,9 +64,7 @@ def encode_q4(values: Array) -> Array:
     whole = values.size // Q4_VALUES
     step = 1 << 11
     for part in blocks(whole, step):
-        _encode_q4_rows(
-            values[part.start * Q4_VALUES : part.stop * Q4_VALUES].reshape(-1, Q4_VALUES), out[part]
-        )
+        _encode_q4_rows(values[part.start * Q4_VALUES : part.stop * Q4_VALUES].reshape(-1, Q4_VALUES), out[part])
     rest = values[whole * Q4_VALUES :]
     if rest.size:
         padded = np.zeros((1, Q4_VALUES), dtype="<f4")

@@ -61,10 +61,7 @@ def has_torch() -> bool:
 
 # --- libggml-base ---
 
-_SUFFIX = {
-    "win32": ("ggml-base.dll", "libggml-base.dll"),
-    "darwin": ("libggml-base.dylib", "libggml-base.so"),
-}
+_SUFFIX = {"win32": ("ggml-base.dll", "libggml-base.dll"), "darwin": ("libggml-base.dylib", "libggml-base.so")}
 
 PACKAGES = {"llama_cpp": "llama-cpp-python", "libggml": "libggml-python"}
 """Packages with a libggml-base, and their names on PyPI."""
@@ -137,9 +134,7 @@ class Library:
         """Whether `quantize` ends the process without weights."""
         return bool(self._dll.ggml_quantize_requires_imatrix(ggml_id))
 
-    def quantize(
-        self, ggml_id: int, source: int, target: int, rows: int, cols: int, weights: int | None
-    ) -> int:
+    def quantize(self, ggml_id: int, source: int, target: int, rows: int, cols: int, weights: int | None) -> int:
         """The number of bytes written at `target`: `rows` of `cols` float32 values of `source`, encoded.
 
         `weights` is the address of `cols` float32 values. All are addresses, all values finite.

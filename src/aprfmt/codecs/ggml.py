@@ -140,9 +140,7 @@ def encode(
     if weights is None:  # every block stands for itself
         cols = row.block
     if cols is None or cols % row.block or values.size % max(cols, 1):
-        raise UsageError(
-            f"{dtype} stores blocks of {row.block} values; {values.size} in rows of {cols} do not divide"
-        )
+        raise UsageError(f"{dtype} stores blocks of {row.block} values; {values.size} in rows of {cols} do not divide")
     by_numpy = dtype in ggml_numpy.ENCODABLE and (weights is None or dtype not in ggml_numpy.WEIGHTED)
     lib = _choose(dtype, "encode", numpy=by_numpy)
     if weights is not None:
@@ -159,16 +157,13 @@ def encode(
         assert row.ggml_id is not None
         if weights is None and lib.needs_weights(row.ggml_id):
             raise RefusedError(
-                f"{dtype} needs to know which columns matter",
-                hint="give an importance matrix: --imatrix FILE",
+                f"{dtype} needs to know which columns matter", hint="give an importance matrix: --imatrix FILE"
             )
         address = None if weights is None else weights.ctypes.data
         target, n_rows = out.ctypes.data, values.size // cols
         written = lib.quantize(row.ggml_id, values.ctypes.data, target, n_rows, cols, address)
         if written != out.nbytes:
-            raise MissingDependencyError(
-                f"{lib.path} wrote {written} of {out.nbytes} bytes of {dtype}", hint=_HINT
-            )
+            raise MissingDependencyError(f"{lib.path} wrote {written} of {out.nbytes} bytes of {dtype}", hint=_HINT)
     bad = ~finite_scales(dtype, out)
     if bad.any():  # llama.cpp does not load such blocks
         raise RefusedError(
@@ -281,11 +276,7 @@ def decode_agrees(lib: Library, row: Dtype) -> bool:
 
 def encode_agrees(lib: Library, row: Dtype) -> bool:
     """Whether the library encodes the pattern as it should, with weights and without."""
-    return (
-        has_type(lib, row, "encode")
-        and row.answers is not None
-        and checksum_encoding(lib, row) == row.answers[1]
-    )
+    return has_type(lib, row, "encode") and row.answers is not None and checksum_encoding(lib, row) == row.answers[1]
 
 
 def checksum_encoding(lib: Library, row: Dtype) -> int:

@@ -220,9 +220,7 @@ class Grid:
         return np.arange(columns.start, columns.stop) // self.width
 
 
-def grid_of(
-    scheme: str, piece: Piece, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()
-) -> Grid:
+def grid_of(scheme: str, piece: Piece, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]] = ()) -> Grid:
     """How `piece` scales a weight of `shape`: as a whole, by rows, columns of stacked weights, or one of `blocks`.
 
     Raises RefusedError where that is not certain.
@@ -262,9 +260,7 @@ def scale_blocks(scheme: str, settings: Settings, tensor: str) -> list[tuple[int
     for size in sizes:
         pair = [int(n) for n in size.split("x") if n.isdecimal()] if isinstance(size, str) else size
         if not isinstance(pair, list) or len(pair) != 2:
-            raise refusal(
-                scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json"
-            )
+            raise refusal(scheme, tensor, f"blocks of {size!r} are not two sizes", "correct it in config.json")
         height, width = (positive(scheme, "a block size", n, tensor) for n in pair)
         found.append((height, width))
     return found
@@ -561,9 +557,7 @@ def awq(pieces: Pieces, settings: Settings) -> Decoded:
 
     codes, zeros, scales = pieces[".qweight"], pieces[".qzeros"], pieces[".scales"]
     if settings.get("bits", settings.get("w_bit")) != 4:
-        raise refusal(
-            "AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", _CONFIG_HINT
-        )
+        raise refusal("AWQ", codes.name, f"{settings.get('bits')!r} bits are not decoded, 4 are", _CONFIG_HINT)
     for piece, dtypes in ((codes, ("I32",)), (zeros, ("I32",)), (scales, FLOATS)):
         expect("AWQ", piece, dtypes, ndim=2)
     n_in, n_words = codes.shape
@@ -641,9 +635,7 @@ def _packed_grid(pieces: Pieces, shape: tuple[int, int], settings: Settings) -> 
         if one or (columns % n_groups == 0 and columns // n_groups in sizes):
             order = _packed_order(given, columns, n_groups) if given is not None else None
             return Grid(scale, rows, (rows, n_groups), 1, columns // n_groups, order)
-    what = (
-        f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
-    )
+    what = f"scales of shape {list(scale.shape)} fit no group_size of config.json for a weight of {list(shape)}"
     raise refusal(scheme, scale.name, what, _CONFIG_HINT)
 
 
@@ -717,9 +709,7 @@ def bnb4(kind: str, pieces: Pieces, settings: Settings) -> Decoded:
     n = n_elements(shape)
     stored = count(weight) * DTYPES[weight.dtype].block_bytes
     if stored != -(-n // 2):
-        raise refusal(
-            _LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes"
-        )
+        raise refusal(_LABEL, weight.name, f"{stored} bytes are stored, a weight of {list(shape)} has {n} codes")
     size = positive(_LABEL, "blocksize", state.get("blocksize"), weight.name)
     quant_map = pieces[".weight.quant_map"]
     expect(_LABEL, quant_map, ("F32",), (16,))

@@ -227,9 +227,7 @@ def _agrees(src: str, dst: str, kernel: _Kernel) -> bool:
     import numpy as np
 
     if src == "F32":
-        ends = np.array(
-            [0, 1, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF], "<u4"
-        )
+        ends = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF], "<u4")
         values = (np.arange(512, dtype="<u4")[:, None] << np.uint32(23) | ends).reshape(-1).view("<f4")
         values = values[~np.isnan(values)]
     else:

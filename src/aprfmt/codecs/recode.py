@@ -101,9 +101,7 @@ def _is_flat(row: Dtype, data: Buffer, shape: tuple[int, ...]) -> bool:
     return memoryview(data).nbytes == -(-n_elements(shape) // row.block) * row.block_bytes
 
 
-def decode_torch(
-    dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None
-) -> torch.Tensor:
+def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> torch.Tensor:
     """The values as a torch tensor of its own memory: plain dtypes as they are, quantized ones as float32.
 
     Raises MissingDependencyError without torch, otherwise as `decode`.
@@ -118,9 +116,7 @@ def decode_torch(
     shape = _array_shape(row, data, shape, tensor)
     kind = getattr(torch, row.torch or "", None)
     if kind is None:
-        raise UnsupportedError(
-            f"this torch has no dtype for {dtype}", tensor=tensor, hint="use a newer torch"
-        )
+        raise UnsupportedError(f"this torch has no dtype for {dtype}", tensor=tensor, hint="use a newer torch")
     if not memoryview(data).nbytes:
         return torch.empty(shape, dtype=kind)
     if dtype == "BOOL":
@@ -192,9 +188,7 @@ def recode_jobs(
     if not can_encode(dst.name):
         if dst.kind == "ggml":
             raise ggml.missing_library(dst.name, "encode")
-        raise UsageError(
-            f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype"
-        )
+        raise UsageError(f"values cannot be written as {dst.name}", hint="choose f32, f16, bf16 or a quantized dtype")
     if src.name == "C64":
         raise UsageError(f"complex values cannot be written as {dst.name}", hint="keep them: --dtype keep")
     if not (is_padded(dst, shape) and dst.apr_id is not None):

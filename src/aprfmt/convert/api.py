@@ -26,15 +26,7 @@ from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.convert.mixes import find_mix, require_quantized
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
-from aprfmt.convert.targets.base import (
-    Options,
-    Output,
-    Target,
-    Work,
-    check_options,
-    find_target,
-    parse_options,
-)
+from aprfmt.convert.targets.base import Options, Output, Target, Work, check_options, find_target, parse_options
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
@@ -135,10 +127,7 @@ class Report:
             left_out |= {"plan", "memory_bytes", "tensors"}
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         bits = self.bits_per_weight
-        rounded = {
-            "bits_per_weight": round(bits, 3) if bits is not None else None,
-            "seconds": round(self.seconds, 3),
-        }
+        rounded = {"bits_per_weight": round(bits, 3) if bits is not None else None, "seconds": round(self.seconds, 3)}
         return body | rounded
 
 
@@ -398,8 +387,7 @@ def _report(
         flow = flow_for(options.threads, options.max_memory, output.tensors)
         report.memory_bytes = peak_bytes(flow, output.tensors)
         report.tensors = [
-            PlannedTensor(name=t.name, dtype=t.dtype, shape=[*t.shape], size_bytes=t.n_bytes)
-            for t in output.tensors
+            PlannedTensor(name=t.name, dtype=t.dtype, shape=[*t.shape], size_bytes=t.n_bytes) for t in output.tensors
         ]
     return report
 

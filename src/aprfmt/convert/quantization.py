@@ -63,9 +63,7 @@ class Quantization:
     allow_requantize: bool = False
     imatrix: Imatrix | None = None
 
-    def targets(
-        self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses
-    ) -> dict[str, Recoding]:
+    def targets(self, c: Canonical, tensors: Sequence[CanonicalTensor], losses: Losses) -> dict[str, Recoding]:
         """What the `tensors` of a GGUF for `c` become, by name; those that stay as they are do not appear.
 
         Raises RefusedError (a quantized source, weights that are missing or of another model) and
@@ -73,9 +71,7 @@ class Quantization:
         """
         shapes = {tensor.name: tensor.shape for tensor in tensors}
         chosen = choose(shapes, self.mix, network_of(c), self.overrides)
-        quantizable = [
-            t for t in tensors if t.name in chosen and (is_float(t.dtype) or t.dtype in EIGHT_BITS)
-        ]
+        quantizable = [t for t in tensors if t.name in chosen and (is_float(t.dtype) or t.dtype in EIGHT_BITS)]
         changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
         if not self.allow_requantize:
@@ -117,10 +113,7 @@ class Quantization:
                     tensor=name,
                 )
             elif needs_weights(name, chosen[name], self.mix):
-                message, hint = (
-                    "needs an importance matrix",
-                    "give one with --imatrix, or choose a larger mix",
-                )
+                message, hint = ("needs an importance matrix", "give one with --imatrix, or choose a larger mix")
                 if self.imatrix is not None:
                     message = "needs importance weights, and the matrix has none for this tensor"
                     hint = f"choose another dtype: --tensor-type {name.replace('.', '[.]')}=q4_k"
@@ -138,15 +131,11 @@ class Quantization:
         return found
 
 
-def _refuse_requantizing(
-    c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]
-) -> None:
+def _refuse_requantizing(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]) -> None:
     packed = {weight.name: weight.scheme for weight in c.packs.weights} if c.packs.decoded else {}
     for tensor in changing:
         schemes = [packed[piece.name] for piece in tensor.pieces if piece.name in packed]
-        dtypes = (
-            d for d in (tensor.pieces[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS
-        )
+        dtypes = (d for d in (tensor.pieces[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS)
         was = next(iter([*schemes, *dtypes]), None)
         if was is not None:
             raise RefusedError(

@@ -171,9 +171,7 @@ def read_recipe(
 class _Source:
     """Makes the segments of a recipe from what the `.apr` holds; one after the other, as literals follow on."""
 
-    def __init__(
-        self, literals: bytes, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None
-    ) -> None:
+    def __init__(self, literals: bytes, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None) -> None:
         self._literals = memoryview(literals)
         self._tensors = tensors
         self._tokenizer = tokenizer
@@ -219,9 +217,7 @@ class _Source:
             raise CorruptError("the record of the source files names no tensor of a row map")
         if tuple(part.shape for part in parts) != row_map.before:
             raise CorruptError("the record of the source files gives a tensor another shape", tensor=names[0])
-        return _as_stored(
-            CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype
-        )
+        return _as_stored(CanonicalTensor(names[0], tuple(part.piece() for part in parts), row_map, position), dtype)
 
 
 def _as_stored(tensor: CanonicalTensor, dtype: str) -> Segment:
@@ -253,9 +249,7 @@ def safe_name(name: object) -> str:
     """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
     text = str(name)
     if any(part in ("", ".", "..") for part in text.split("/")) or "\\" in text or "\0" in text:
-        raise CorruptError(
-            f"the record of the source files names {name!r}, which is not a plain relative path"
-        )
+        raise CorruptError(f"the record of the source files names {name!r}, which is not a plain relative path")
     return text
 
 
@@ -289,9 +283,7 @@ def _inflate(text: str, n_bytes: int) -> bytes:
         raise LimitError(f"the record of the source files declares {n_bytes} literal bytes")
     data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
     if len(data) != n_bytes:
-        raise CorruptError(
-            f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}"
-        )
+        raise CorruptError(f"the record of the source files holds {len(data)} literal bytes instead of {n_bytes}")
     return data
 
 
@@ -493,9 +485,7 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
     for part in parts:
         source, position = part.source, 0
         writer.start(source.path.rpartition("/")[2])
-        found = [
-            (entry, which) for which, (key, _) in _GGUF_LISTS.items() if (entry := part.kv.entries.get(key))
-        ]
+        found = [(entry, which) for which, (key, _) in _GGUF_LISTS.items() if (entry := part.kv.entries.get(key))]
         for entry, which in sorted(found, key=lambda pair: pair[0].start):
             writer.literal(source.view(position, entry.value_start - position))
             writer.gguf_list(which, source.view(entry.value_start, entry.end - entry.value_start))

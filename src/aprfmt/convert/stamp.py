@@ -91,17 +91,11 @@ def stamp(
     }
     if set is not None and not isinstance(set, Mapping):
         raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
-    patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(
-        set or {}
-    )
+    patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(set or {})
     # However a licence is given, it is checked and spelled as SPDX does.
-    patch |= provenance.from_flags(
-        {key: value for key in provenance.FLAGS if isinstance(value := patch.get(key), str)}
-    )
+    patch |= provenance.from_flags({key: value for key in provenance.FLAGS if isinstance(value := patch.get(key), str)})
     if not patch and tokenizer is None:
-        raise UsageError(
-            "nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR"
-        )
+        raise UsageError("nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR")
     own = next((key for key in patch if key.startswith("aprfmt.")), None)
     if own is not None:
         raise UsageError(f"{own!r} records how the file was made and cannot be set by hand")
@@ -133,9 +127,7 @@ def stamp(
         return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done)
 
 
-def _segments(
-    model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None
-) -> list[Segment]:
+def _segments(model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None) -> list[Segment]:
     values = dict(model.metadata)
     if tokenizer is not None:
         values = _with_tokenizer(model, values, Path(tokenizer))
@@ -180,8 +172,6 @@ def _with_tokenizer(model: Model, values: dict[str, object], folder: Path) -> di
     new = read_tokenizer(folder)
     check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))
     kept = {
-        k: v
-        for k, v in values.items()
-        if not k.startswith("tokenizer.") and k not in (SOURCE_KEY, "aprfmt.tokenizer")
+        k: v for k, v in values.items() if not k.startswith("tokenizer.") and k not in (SOURCE_KEY, "aprfmt.tokenizer")
     }
     return kept | tokenizer_apr.to_metadata(new)

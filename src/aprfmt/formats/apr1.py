@@ -139,10 +139,7 @@ METADATA_FIELDS: Fields = (
         (
             ("method", FREE),
             ("teacher", _TEACHER_WITH_ENSEMBLE),
-            (
-                "params",
-                (("temperature", F32), ("alpha", F32), ("beta", F32), ("epochs", FREE), ("final_loss", F32)),
-            ),
+            ("params", (("temperature", F32), ("alpha", F32), ("beta", F32), ("epochs", FREE), ("final_loss", F32))),
             ("layer_mapping", [(("student_layer", FREE), ("teacher_layer", FREE), ("weight", F32))]),
         ),
     ),
@@ -273,16 +270,12 @@ def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str,
     end += _SIGNATURE_BLOCK if header["flags"] & SIGNED else 0
     if end > len(data) - _FOOTER:
         raise TruncatedError(
-            f"the header declares {end + _FOOTER} bytes, the file has {len(data)}",
-            path=path,
-            offset=8,
+            f"the header declares {end + _FOOTER} bytes, the file has {len(data)}", path=path, offset=8
         )
     stored, computed = int.from_bytes(data[-_FOOTER:], "little"), crc32(data[:-_FOOTER])
     if stored != computed:
         raise ChecksumError(
-            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}",
-            path=path,
-            offset=len(data) - _FOOTER,
+            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}", path=path, offset=len(data) - _FOOTER
         )
     if header["model_type"] not in MODEL_TYPES:
         raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)
@@ -320,9 +313,7 @@ def read_v1(
         they do not fit.
     """
     with Source.open(path) as source:
-        return V1File(
-            source.view(), source.path, password=password, private_key=private_key, public_key=public_key
-        )
+        return V1File(source.view(), source.path, password=password, private_key=private_key, public_key=public_key)
 
 
 def write_v1(
@@ -485,9 +476,7 @@ def decrypt(stored: bytes, path: str, *, password: str | bytes | None, private_k
         wrong = "wrong password, or the payload was changed"
     else:
         raise RefusedError(
-            "the payload is encrypted",
-            path=path,
-            hint="give the password or the recipient's private key to read_v1",
+            "the payload is encrypted", path=path, hint="give the password or the recipient's private key to read_v1"
         )
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -516,9 +505,7 @@ def _recipient_key(stored: bytes, path: str, private_key: bytes) -> tuple[bytes,
     try:
         return _shared_key(private, stored[:PUBLIC_KEY_BYTES]), stored[prefix:]
     except ValueError as error:
-        raise CorruptError(
-            "the ephemeral key of the payload is not a usable X25519 key", path=path
-        ) from error
+        raise CorruptError("the ephemeral key of the payload is not a usable X25519 key", path=path) from error
 
 
 def encrypt_password(plain: bytes, password: str | bytes, entropy: Entropy) -> bytes:
@@ -561,13 +548,9 @@ def verify(message: Buffer, block: bytes, path: str, trusted_key: bytes | None) 
         Ed25519PublicKey.from_public_bytes(public).verify(bytes(block[:SIGNATURE_BYTES]), message)
     except (InvalidSignature, ValueError):
         if public != embedded:
-            raise ChecksumError(
-                "the file was signed with another key than the trusted one", path=path
-            ) from None
+            raise ChecksumError("the file was signed with another key than the trusted one", path=path) from None
         raise ChecksumError(
-            "the signature does not match the file",
-            path=path,
-            hint="the file was changed after it was signed",
+            "the signature does not match the file", path=path, hint="the file was changed after it was signed"
         ) from None
 
 

@@ -262,9 +262,7 @@ def read_header(source: Source, *, legacy: bool = False) -> Header:
     """
     header = parse_header(source)
     if header is None:
-        raise TruncatedError(
-            f"the file has {source.size} bytes, the header alone takes {HEADER_BYTES}", offset=0
-        )
+        raise TruncatedError(f"the file has {source.size} bytes, the header alone takes {HEADER_BYTES}", offset=0)
     if header.magic != MAGIC and not (legacy and header.magic in LEGACY_MAGICS):
         raise UnknownFormatError(f"not an APR v2 file: it begins with {header.magic.hex()}", offset=0)
     if not header.crc_ok:
@@ -352,9 +350,7 @@ def load_hparams(model: Model) -> Hyperparams:
 # --- the index ---
 
 
-def read_index(
-    source: Source, count: int, index_offset: int, data_offset: int, *, first_edition: bool
-) -> Index:
+def read_index(source: Source, count: int, index_offset: int, data_offset: int, *, first_edition: bool) -> Index:
     """Reads and checks `count` entries between the two offsets of the file.
 
     Raises CorruptError (unsorted, unknown dtype, size that does not fit the shape, overlapping blobs),
@@ -363,8 +359,7 @@ def read_index(
     room = data_offset - index_offset
     if count * MIN_ENTRY_BYTES > room:
         raise LimitError(
-            f"the header declares {count} tensors, but the index has room for {room // MIN_ENTRY_BYTES}",
-            offset=8,
+            f"the header declares {count} tensors, but the index has room for {room // MIN_ENTRY_BYTES}", offset=8
         )
     data = source.read(index_offset, min(room, count * _MAX_ENTRY_BYTES))
     kinds = _FIRST_EDITION_KINDS if first_edition else _KINDS
@@ -398,9 +393,7 @@ def read_index(
             raise CorruptError(f"unknown dtype id {dtype_id}", tensor=name, offset=index_offset + start)
         dtype, value_bytes = kinds[dtype_id]
         if raw_name < previous and _lossy(raw_name) < _lossy(previous):
-            raise CorruptError(
-                "the tensor index is not sorted by name", tensor=name, offset=index_offset + start
-            )
+            raise CorruptError("the tensor index is not sorted by name", tensor=name, offset=index_offset + start)
         previous = raw_name
         dims, size = fields[:ndim], fields[-1]
         if value_bytes * prod(dims) != size and not _size_fits(DTYPES[dtype], dims, size):
@@ -414,8 +407,7 @@ def read_index(
         end = offset + size
         if end > file_size:
             raise TruncatedError(
-                f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long",
-                tensor=name,
+                f"the data needs bytes {offset} to {end}, but the file is {file_size} bytes long", tensor=name
             )
         if offset < blobs_end:
             in_order = False
@@ -462,9 +454,7 @@ def check_overlaps(tensors: list[Tensor], path: Path | None = None) -> None:
     last_start = last_end = -1
     for start, end, i in spans:
         if start < last_end and (start, end) != (last_start, last_end):
-            raise CorruptError(
-                "the data overlaps that of another tensor", tensor=tensors[i].name, offset=start
-            )
+            raise CorruptError("the data overlaps that of another tensor", tensor=tensors[i].name, offset=start)
         last_start, last_end = start, max(end, last_end)
 
 
@@ -485,9 +475,7 @@ def apply_true_dtypes(index: Index, overrides: Mapping[str, object]) -> list[str
         except AprError:
             fits = False
         if not fits:
-            raise CorruptError(
-                f"{tensor.n_bytes} bytes do not hold {row.name} {list(shape)}", tensor=tensor.name
-            )
+            raise CorruptError(f"{tensor.n_bytes} bytes do not hold {row.name} {list(shape)}", tensor=tensor.name)
         index.stored_shapes[position] = tensor.shape
         tensor.dtype, tensor.shape = row.name, shape
         applied.add(tensor.name)
@@ -502,9 +490,7 @@ def _parse_override(name: str, entry: object) -> tuple[Dtype, tuple[int, ...]]:
         raise CorruptError('a true dtype is not of the form {"dtype": NAME, "shape": [...]}', tensor=name)
     row = DTYPES.get(dtype)
     if row is None:
-        raise UnsupportedError(
-            f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version may read this file"
-        )
+        raise UnsupportedError(f"unknown true dtype {dtype!r}", tensor=name, hint="a newer version may read this file")
     return row, tuple(shape)
 
 

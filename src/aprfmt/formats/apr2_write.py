@@ -104,9 +104,7 @@ def true_dtypes(tensors: Iterable[OutTensor]) -> dict[str, dict[str, object]]:
     return found
 
 
-def layout(
-    metadata: bytes, tensors: Sequence[OutTensor], *, flags: int = 0, streaming: bool = False
-) -> list[Segment]:
+def layout(metadata: bytes, tensors: Sequence[OutTensor], *, flags: int = 0, streaming: bool = False) -> list[Segment]:
     """The file without its CRC footer, which FileLayout(crc_footer=True) adds.
 
     Args:
@@ -158,12 +156,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
 
 
 def rewrite(
-    model: Model,
-    path: PathLike,
-    *,
-    metadata: bytes | None = None,
-    flags: int | None = None,
-    force: bool = False,
+    model: Model, path: PathLike, *, metadata: bytes | None = None, flags: int | None = None, force: bool = False
 ) -> None:
     """Writes an opened v2 file to `path` with a correct footer; see layout_from_model. Refuses its own
     source.
@@ -276,9 +269,7 @@ def save_file(
     """
     check_suffix(path, "save_file", "aprfmt.convert_model writes other formats")
     try:
-        pairs = [
-            (name, value) for name, value in (tensors.items() if isinstance(tensors, Mapping) else tensors)
-        ]
+        pairs = [(name, value) for name, value in (tensors.items() if isinstance(tensors, Mapping) else tensors)]
     except (TypeError, ValueError):
         raise UsageError("tensors must be a mapping or pairs of a name and a tensor") from None
     if not isinstance(metadata, Mapping | None) or not isinstance(flags, int | None):
@@ -297,9 +288,7 @@ def check_suffix(path: PathLike, command: str, hint: str) -> None:
     """Refuses the suffix of another format for what `command` writes, an `.apr`. Raises UsageError."""
     suffix = os.path.splitext(path_text(path, "path"))[1].lower()
     if suffix in WEIGHT_SUFFIXES and suffix != ".apr":
-        raise UsageError(
-            f"{command} writes .apr files, but the output is named {suffix}", path=path, hint=hint
-        )
+        raise UsageError(f"{command} writes .apr files, but the output is named {suffix}", path=path, hint=hint)
 
 
 def _write(segments: Sequence[Segment], path: PathLike, force: bool) -> None:
@@ -345,9 +334,7 @@ def _from_array(name: str, values: object) -> tuple[Dtype, Shape, memoryview]:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"not an array: {error}", tensor=name) from error
-    plain = {
-        np.dtype(row.numpy): row for row in reversed(DTYPES.values()) if row.kind == "plain" and row.numpy
-    }
+    plain = {np.dtype(row.numpy): row for row in reversed(DTYPES.values()) if row.kind == "plain" and row.numpy}
     plain[np.dtype(bool)] = DTYPES["BOOL"]
     plain[np.dtype("u1")], plain[np.dtype("<u2")] = DTYPES["U8"], DTYPES["U16"]
     row = plain.get(array.dtype.newbyteorder("<"))

@@ -36,13 +36,7 @@ from aprfmt.io import jsonx
 from aprfmt.io.compress import unlz4, unzstd
 from aprfmt.io.crc import crc32, crc32_of
 from aprfmt.io.source import Source
-from aprfmt.limits import (
-    MAX_HEADER_BYTES,
-    MAX_METADATA_BYTES,
-    MAX_NAME_BYTES,
-    MAX_NDIM,
-    MAX_UNCOMPRESSED_BYTES,
-)
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NAME_BYTES, MAX_NDIM, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
 
 T = TypeVar("T")
@@ -106,9 +100,7 @@ def _plain_footer_fits(image: Source) -> bool:
     head[6:8] = flags.to_bytes(2, "little")
     head[40:44] = crc32_of(head[:40], head[44:]).to_bytes(4, "little")
     body = image.view(apr2.HEADER_BYTES)
-    return len(body) >= _FOOTER and crc32_of(head, body[:-_FOOTER]) == int.from_bytes(
-        body[-_FOOTER:], "little"
-    )
+    return len(body) >= _FOOTER and crc32_of(head, body[:-_FOOTER]) == int.from_bytes(body[-_FOOTER:], "little")
 
 
 def _open_wrapper(source: Source, path: Path, algorithm: int) -> Model:
@@ -140,13 +132,7 @@ def _open_apr1(image: Source, path: Path, file: Source, base: int, label: str) -
     tensors = [_entry(entry, image, data, end, path) for entry in entries]
     apr2.check_overlaps(tensors, path)
     return _model(
-        path,
-        file,
-        label,
-        tensors=tensors,
-        metadata=metadata,
-        checksum=lambda: _check_footer(image, base),
-        version="1",
+        path, file, label, tensors=tensors, metadata=metadata, checksum=lambda: _check_footer(image, base), version="1"
     )
 
 
@@ -188,17 +174,13 @@ def _entry(entry: object, image: Source, data: int, end: int, path: Path) -> Ten
     except UsageError as error:
         raise UnsupportedError(f"unknown dtype {entry.get('dtype')!r}", path=path, tensor=name) from error
     if data + offset + n_bytes > end:
-        raise TruncatedError(
-            "the data runs past the end of the file", path=path, tensor=name, offset=data + offset
-        )
+        raise TruncatedError("the data runs past the end of the file", path=path, tensor=name, offset=data + offset)
     try:
         expected = row.n_bytes(dims)
     except AprError as error:  # a row that blocks do not divide, a product of dims beyond 2^63
         raise CorruptError(error.message, path=path, tensor=name) from error
     if expected != n_bytes:
-        raise CorruptError(
-            f"{row.name} {shape} takes {expected} bytes, not {n_bytes}", path=path, tensor=name
-        )
+        raise CorruptError(f"{row.name} {shape} takes {expected} bytes, not {n_bytes}", path=path, tensor=name)
     return Tensor(name, row.name, dims, data + offset, n_bytes, image)
 
 
@@ -225,9 +207,7 @@ def _open_json_index(source: Source, path: Path, header: apr2.Header) -> Model:
         if n_bytes > MAX_METADATA_BYTES:
             raise LimitError(f"the {what} has {n_bytes} bytes; the limit is {MAX_METADATA_BYTES}", path=path)
     metadata = _json(source.read(header.metadata_offset, header.metadata_size), dict, "metadata", path, 64)
-    raw = source.read(header.tensor_index_offset, header.data_offset - header.tensor_index_offset).rstrip(
-        b"\0"
-    )
+    raw = source.read(header.tensor_index_offset, header.data_offset - header.tensor_index_offset).rstrip(b"\0")
     entries = _json(raw, list, "index", path, header.tensor_index_offset)
     tensors = []
     for entry in entries:
@@ -236,9 +216,7 @@ def _open_json_index(source: Source, path: Path, header: apr2.Header) -> Model:
         n_bytes = _count(entry.get("size", source.size - header.data_offset))
         if offset < 0 or n_bytes < 0 or not isinstance(entry.get("name"), str):
             raise CorruptError(
-                "an index entry lacks a name, an offset or a size",
-                path=path,
-                offset=header.tensor_index_offset,
+                "an index entry lacks a name, an offset or a size", path=path, offset=header.tensor_index_offset
             )
         start = header.data_offset + offset
         source.check(start, n_bytes, "the data", entry["name"])
@@ -246,9 +224,7 @@ def _open_json_index(source: Source, path: Path, header: apr2.Header) -> Model:
     checksum = {"header": "ok" if header.crc_ok else "bad", "footer": "absent"}
     label = "APR of realizar's GGUF converter"
     version = "{}.{}".format(*header.version)
-    model = _model(
-        path, source, label, tensors=tensors, metadata=metadata, checksum=lambda: checksum, version=version
-    )
+    model = _model(path, source, label, tensors=tensors, metadata=metadata, checksum=lambda: checksum, version=version)
     model.warnings.append("the weights are one JSON text: import the original GGUF instead")
     return model
 
@@ -311,10 +287,7 @@ def compressed_body(source: Source, header: apr2.Header) -> str | None:
     """How everything after the header is compressed: "lz4", "zstd", None where it is not."""
     if not header.flags & (LZ4 | ZSTD) or _is_plain(source, header):
         return None
-    if (
-        header.flags & ZSTD
-        and source.read(apr2.HEADER_BYTES, min(4, source.size - apr2.HEADER_BYTES)) == _ZSTD_MAGIC
-    ):
+    if header.flags & ZSTD and source.read(apr2.HEADER_BYTES, min(4, source.size - apr2.HEADER_BYTES)) == _ZSTD_MAGIC:
         return "zstd"
     return "lz4" if header.flags & LZ4 else None
 
@@ -367,9 +340,7 @@ def _detect_aprn(source: Source, path: Path) -> str:
     if _is_early_v2(source, path):
         return "apr-legacy"
     major, minor = source.read(4, 2) if source.size > 5 else (source.read(4, 1)[0], 0)
-    raise UnsupportedError(
-        f"APR v1 container of version {major}.{minor}; 1.0 is the last", path=path, offset=4
-    )
+    raise UnsupportedError(f"APR v1 container of version {major}.{minor}; 1.0 is the last", path=path, offset=4)
 
 
 def _detect_apr2(source: Source, path: Path) -> str:

@@ -52,9 +52,7 @@ _OBJECTS: dict[str, dict[str, tuple[str, bool]]] = {
     ),
 }
 
-_STRINGS = (
-    "model_type name description author license data_source data_license version source original_format"
-)
+_STRINGS = "model_type name description author license data_source data_license version source original_format"
 _SIZES = "hidden_size num_layers num_heads num_kv_heads vocab_size intermediate_size max_position_embeddings"
 
 _KINDS: dict[str, str] = {
@@ -163,9 +161,7 @@ def dump(values: Mapping[str, object], generation: str = "Current") -> bytes:
     if isinstance(values, AprMetadata):
         return values.raw
     if generation not in GENERATIONS:
-        raise UsageError(
-            f"unknown metadata generation {generation!r}", hint="known: " + ", ".join(GENERATIONS)
-        )
+        raise UsageError(f"unknown metadata generation {generation!r}", hint="known: " + ", ".join(GENERATIONS))
     if not all(isinstance(key, str) for key in values):
         raise UsageError("metadata keys must be strings")
     problem = _find_problem(values)

@@ -119,10 +119,7 @@ def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     names = [tensor.name for tensor in model.tensors.entries]
     if len(names) != len(info.tensors) or set(names) != set(info.tensors):
         return "it holds other tensors"
-    if (
-        info.crc32 is not None
-        and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32
-    ):
+    if info.crc32 is not None and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32:
         return "its checksum differs"
     if info.index == 0:  # its metadata may be large, and what it says is not needed to tell the shards apart
         return None
@@ -220,9 +217,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
         checksum=native.checksum,
         flags=models[0].flags,
         warnings=[
-            f"{info.filename}: {text}"
-            for info, model in zip(infos, models, strict=True)
-            for text in model.warnings
+            f"{info.filename}: {text}" for info, model in zip(infos, models, strict=True) for text in model.warnings
         ],
         native=native,
     )
@@ -241,9 +236,7 @@ def _join_index(parts: Sequence[Index]) -> Index:
         data_end=parts[0].data_end,
         is_aligned=all(part.is_aligned for part in parts),
         stored_shapes={
-            position[shard, i]: shape
-            for shard, part in enumerate(parts)
-            for i, shape in part.stored_shapes.items()
+            position[shard, i]: shape for shard, part in enumerate(parts) for i, shape in part.stored_shapes.items()
         },
         joined_order=[position[shard, i] for shard, part in enumerate(parts) for i in part.blob_order()],
     )
@@ -276,9 +269,7 @@ def manifest_text(shards: Sequence[ShardInfo], total_size: int) -> bytes:
         "shard_count": len(shards),
         "total_size": total_size,
         "tensor_count": sum(len(shard.tensors) for shard in shards),
-        "shards": [
-            {name: item for name, item in asdict(shard).items() if item is not None} for shard in shards
-        ],
+        "shards": [{name: item for name, item in asdict(shard).items() if item is not None} for shard in shards],
         "weight_map": {name: shard.index for shard in shards for name in shard.tensors},
     }
     return json.dumps(value, indent=2, ensure_ascii=False).encode()

@@ -154,11 +154,7 @@ class Cursor:
                 path=self.path,
                 offset=self.pos,
             )
-        raise TruncatedError(
-            f"{what} needs {n_bytes} bytes, {left} are left",
-            path=self.path,
-            offset=self.pos,
-        )
+        raise TruncatedError(f"{what} needs {n_bytes} bytes, {left} are left", path=self.path, offset=self.pos)
 
     def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
         """The fields of `form` at the cursor, which moves behind them."""
@@ -179,9 +175,7 @@ class Cursor:
         """A string of at most `cap` bytes; bytes that are not UTF-8 become lone surrogates."""
         length = self.u64(what)
         if length > cap:
-            raise LimitError(
-                f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8
-            )
+            raise LimitError(f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8)
         self.need(length, what)
         self.pos += length
         return str(self.data[self.pos - length : self.pos], "utf-8", "surrogateescape")
@@ -209,9 +203,7 @@ class Cursor:
         number = self.u32(f"the type of {key!r}")
         kind = _TYPES.get(number)
         if kind is None:
-            raise CorruptError(
-                f"key {key!r} has the unknown type {number}", path=self.path, offset=self.pos - 4
-            )
+            raise CorruptError(f"key {key!r} has the unknown type {number}", path=self.path, offset=self.pos - 4)
         return kind
 
     def _skip(self, n_bytes: int, key: str) -> None:
@@ -420,9 +412,7 @@ def _read_all(path: Path, stack: ExitStack) -> list[GgufPart]:
     missing = next((name for name in names if not exists(path.with_name(name))), None)
     if missing is not None:
         raise RefusedError(
-            f"part {missing} of the split model is missing",
-            path=path,
-            hint=f"put all {count} parts in one folder",
+            f"part {missing} of the split model is missing", path=path, hint=f"put all {count} parts in one folder"
         )
     parts = [first if no == own else _read_part(path.with_name(name), stack) for no, name in enumerate(names)]
     _check_parts(parts, names)
@@ -451,9 +441,7 @@ def _check_parts(parts: list[GgufPart], names: list[str]) -> None:
 def _split_number(part: GgufPart, key: str, default: int) -> int:
     value = part.kv.get(key, default)
     if type(value) is not int:
-        raise CorruptError(
-            f"{key!r} is not an integer", path=part.source.path, offset=part.kv.entries[key].start
-        )
+        raise CorruptError(f"{key!r} is not an integer", path=part.source.path, offset=part.kv.entries[key].start)
     return value
 
 
@@ -516,9 +504,7 @@ def _alignment(kv: KvMapping, path: str) -> int:
     entry = kv.entries["general.alignment"]
     value = kv["general.alignment"]
     if entry.type is not GgufType.UINT32 or value < 1 or value & (value - 1):
-        raise CorruptError(
-            "'general.alignment' is not a power of two stored as UINT32", path=path, offset=entry.start
-        )
+        raise CorruptError("'general.alignment' is not a power of two stored as UINT32", path=path, offset=entry.start)
     return int(value)
 
 
@@ -534,10 +520,7 @@ def _read_infos(cursor: Cursor, n_tensors: int) -> list[_Info]:
         n_dims = cursor.u32("a tensor's dimension count")
         if n_dims > MAX_DIMS:
             raise LimitError(
-                f"{n_dims} dimensions, GGUF has at most {MAX_DIMS}",
-                path=cursor.path,
-                tensor=name,
-                offset=start,
+                f"{n_dims} dimensions, GGUF has at most {MAX_DIMS}", path=cursor.path, tensor=name, offset=start
             )
         *ne, ggml_type, offset = cursor.unpack(_INFOS[n_dims], "a tensor's dims, type and offset")
         infos.append((name, ggml_type, tuple(ne), offset, start))

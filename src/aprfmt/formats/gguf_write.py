@@ -100,11 +100,7 @@ def encode_kv(key: str, type: ValueType, value: object) -> bytes:
 
 
 def layout(
-    kv: Sequence[KV | bytes],
-    tensors: Sequence[OutTensor],
-    *,
-    alignment: int = DEFAULT_ALIGNMENT,
-    version: int = 3,
+    kv: Sequence[KV | bytes], tensors: Sequence[OutTensor], *, alignment: int = DEFAULT_ALIGNMENT, version: int = 3
 ) -> list[Segment]:
     """A GGUF file: header, keys and tensors in the order given, each tensor padded to `alignment`.
 
@@ -169,13 +165,10 @@ def _encode_info(tensor: OutTensor, offset: int) -> bytes:
             f"GGUF has no type for {dtype.name}", tensor=tensor.name, hint="choose another one with --dtype"
         )
     if len(tensor.shape) > MAX_DIMS:
-        raise UnsupportedError(
-            f"{len(tensor.shape)} dimensions, GGUF has at most {MAX_DIMS}", tensor=tensor.name
-        )
+        raise UnsupportedError(f"{len(tensor.shape)} dimensions, GGUF has at most {MAX_DIMS}", tensor=tensor.name)
     if dtype.n_bytes(tensor.shape or (1,)) != tensor.n_bytes:
         raise UsageError(
-            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}",
-            tensor=tensor.name,
+            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
         )
     n_dims = len(tensor.shape)
     return _encode_string(tensor.name) + struct.pack(

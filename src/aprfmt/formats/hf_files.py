@@ -80,9 +80,7 @@ def read_text_file(path: Path) -> bytes:
     """All bytes of a JSON or text file. Raises LimitError beyond MAX_TEXT_FILE_BYTES, NotFoundError."""
     with Source.open(path) as source:
         if source.size > MAX_TEXT_FILE_BYTES:
-            raise LimitError(
-                f"the file has {source.size} bytes; the limit is {MAX_TEXT_FILE_BYTES}", path=path
-            )
+            raise LimitError(f"the file has {source.size} bytes; the limit is {MAX_TEXT_FILE_BYTES}", path=path)
         return source.read(0, source.size)
 
 

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import (
-    CorruptError,
-    LimitError,
-    NotFoundError,
-    RefusedError,
-)
+from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError
 from aprfmt.formats import HF_INDEX_SUFFIX
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
@@ -142,9 +137,7 @@ def _find_index(folder: Path, names: Sequence[str]) -> tuple[str | None, list[st
             return INDEX_NAME, []
         return None, [f"{INDEX_NAME} names files that are not there; {SINGLE_NAME} is used"]
     if len(found) > 1:
-        raise RefusedError(
-            "the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}"
-        )
+        raise RefusedError("the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}")
     return (found[0] if found and SINGLE_NAME not in names else None), []
 
 
@@ -173,9 +166,7 @@ def _read_weights(
     path = folder / index_name
     raw = read_text_file(path)
     weight_map = read_weight_map(raw, path)
-    shards = {
-        name: _read_named_shard(folder / name, path, stack) for name in sorted(set(weight_map.values()))
-    }
+    shards = {name: _read_named_shard(folder / name, path, stack) for name in sorted(set(weight_map.values()))}
     return raw, shards, _check_index(weight_map, shards, path)
 
 

@@ -113,9 +113,7 @@ class _Reader:
         length = self.number(f"the length of {what}", 0)
         if length > MAX_NAME_BYTES:
             raise LimitError(
-                f"{what} has {length} bytes; the limit is {MAX_NAME_BYTES}",
-                path=self.path,
-                offset=self.pos - 4,
+                f"{what} has {length} bytes; the limit is {MAX_NAME_BYTES}", path=self.path, offset=self.pos - 4
             )
         raw = bytes(self.take(length, what)).partition(b"\0")[0]
         return raw.decode("utf-8", "surrogateescape")
@@ -154,9 +152,7 @@ def _read_new(model: Model, path: str) -> Imatrix:
     missing = [key for key in KEYS if key not in kv]
     if missing:
         raise CorruptError(
-            f"{missing[0]} is missing: the GGUF is not an importance matrix",
-            path=path,
-            hint="llama-imatrix makes one",
+            f"{missing[0]} is missing: the GGUF is not an importance matrix", path=path, hint="llama-imatrix makes one"
         )
     datasets, chunks = kv[KEYS[0]], kv[KEYS[1]]
     if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):

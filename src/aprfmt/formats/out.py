@@ -33,11 +33,7 @@ class OutTensor:
 
 
 def group_by_size(
-    tensors: Sequence[OutTensor],
-    max_bytes: int,
-    cost: Callable[[OutTensor], int],
-    first: int = 0,
-    other: int = 0,
+    tensors: Sequence[OutTensor], max_bytes: int, cost: Callable[[OutTensor], int], first: int = 0, other: int = 0
 ) -> list[list[OutTensor]]:
     """`tensors` in runs for the files of a sharded model: at least one run, and a tensor in each if there are any.
 

@@ -100,9 +100,7 @@ def read_shard(path: Path, stack: ExitStack) -> Shard:
     header_bytes = int.from_bytes(source.read(0, 8), "little")
     cap = min(MAX_LIBRARY_HEADER_BYTES, MAX_HEADER_BYTES)
     if header_bytes > cap:
-        raise LimitError(
-            f"the header has {header_bytes} bytes; the limit is {cap}", path=source.path, offset=0
-        )
+        raise LimitError(f"the header has {header_bytes} bytes; the limit is {cap}", path=source.path, offset=0)
     source.check(8, header_bytes, "the header")
     raw = source.read(8, header_bytes)
     if raw[:1] != b"{":
@@ -125,9 +123,7 @@ def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
     dtype = DTYPES_BY_SAFETENSORS.get(spelling)
     if dtype is None:
         known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
-        raise UnsupportedError(
-            f"unknown dtype {spelling!r}", path=source.path, tensor=name, hint=f"known: {known}"
-        )
+        raise UnsupportedError(f"unknown dtype {spelling!r}", path=source.path, tensor=name, hint=f"known: {known}")
     try:
         n_bytes = dtype.n_bytes(shape)
     except LimitError as error:
@@ -151,9 +147,7 @@ def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], i
     known = info if isinstance(info, dict) else {}
     dtype, dims, span = known.get("dtype"), _sizes(known.get("shape")), _sizes(known.get("data_offsets"))
     if not isinstance(dtype, str) or dims is None or span is None or len(span) != 2:
-        raise CorruptError(
-            "its header entry is not {dtype, shape, data_offsets: [begin, end]}", path=path, tensor=name
-        )
+        raise CorruptError("its header entry is not {dtype, shape, data_offsets: [begin, end]}", path=path, tensor=name)
     if len(dims) > MAX_NDIM:
         raise LimitError(f"{len(dims)} dimensions; the limit is {MAX_NDIM}", path=path, tensor=name)
     return dtype, dims, span[0], span[1]
@@ -175,17 +169,12 @@ def _check_contiguous(tensors: list[Tensor], data_start: int, source: Source) ->
         if tensor.offset != end:
             problem = "overlaps the tensor before it" if tensor.offset < end else "leaves a gap before it"
             raise CorruptError(
-                f"its data {problem}",
-                path=source.path,
-                tensor=tensor.name,
-                offset=min(tensor.offset, 1 << 63),
+                f"its data {problem}", path=source.path, tensor=tensor.name, offset=min(tensor.offset, 1 << 63)
             )
         end += tensor.n_bytes
     if end > source.size:
         raise TruncatedError(
-            f"the tensors end at byte {end}, the file at {source.size}",
-            path=source.path,
-            offset=source.size,
+            f"the tensors end at byte {end}, the file at {source.size}", path=source.path, offset=source.size
         )
     if end < source.size:
         raise CorruptError(f"{source.size - end} bytes follow the last tensor", path=source.path, offset=end)
@@ -231,7 +220,6 @@ def _spelling(tensor: OutTensor) -> str:
         )
     if dtype.n_bytes(tensor.shape) != tensor.n_bytes:
         raise UsageError(
-            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}",
-            tensor=tensor.name,
+            f"{tensor.n_bytes} bytes do not fit {dtype.name} of shape {list(tensor.shape)}", tensor=tensor.name
         )
     return dtype.safetensors

@@ -47,9 +47,7 @@ def page(title: str, parts: Iterable[str], *, interactive: bool = False) -> str:
 def text(value: object) -> str:
     """`value` as text that is safe inside an element and inside a quoted attribute."""
     words = str(value).encode("utf-8", "replace").decode()
-    return escape(
-        "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in words)
-    )
+    return escape("".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in words))
 
 
 def heading(words: str) -> str:
@@ -238,22 +236,11 @@ def chart(
         xs, ys, spans = thin(s.xs, s.ys)
         kept.append({"n": s.name, "x": [_digits(v) for v in xs], "y": [_digits(v) for v in ys]})
         body += _curve(s, xs, ys, spans, x, y)
-    data = {
-        "w": WIDTH,
-        "l": x.start,
-        "r": x.end,
-        "lo": x.low,
-        "hi": x.high,
-        "k": kind,
-        "x": x_name,
-        "s": kept,
-    }
+    data = {"w": WIDTH, "l": x.start, "r": x.end, "lo": x.low, "hi": x.high, "k": kind, "x": x_name, "s": kept}
     return _figure(title, body, HEIGHT, legend=_legend(drawn, say), data=json.dumps(data))
 
 
-def histograms(
-    title: str, rows: Sequence[Sequence[float]], reach: float, labels: tuple[str, str] = ("", "")
-) -> str:
+def histograms(title: str, rows: Sequence[Sequence[float]], reach: float, labels: tuple[str, str] = ("", "")) -> str:
     """Rows of bins from -reach to reach, one above the other, each as high as its fullest bin; "" without rows.
 
     `labels` stand beside the first row, on top, and the last.
@@ -268,9 +255,7 @@ def histograms(
         scale = 0.95 * height / len(rows) / (max(bins) or 1.0)
         middles = (-reach + (i + 0.5) * 2 * reach / len(bins) for i in range(len(bins)))
         outline = _path([(x.at(middle), floor - n * scale) for middle, n in zip(middles, bins, strict=True)])
-        body.append(
-            f'<path class="area f0" d="{outline}V{floor:.1f}H{x.at(-reach + reach / len(bins)):.1f}Z"/>'
-        )
+        body.append(f'<path class="area f0" d="{outline}V{floor:.1f}H{x.at(-reach + reach / len(bins)):.1f}Z"/>')
     for floor, label in zip((floors[0], floors[-1]), labels if len(rows) > 1 else labels[:1], strict=False):
         body.append(f'<text x="{_LEFT - 6:g}" y="{floor:.1f}" text-anchor="end">{text(label)}</text>')
     return _figure(title, body, _TOP + height + _BOTTOM)
@@ -296,9 +281,7 @@ def heat_map(
         return ""
     size = (_MAP_WIDTH - _MAP_LABELS) / len(columns)
     height = _MAP_ROW * len(rows) + 22
-    body = [
-        part for i, (name, cells) in enumerate(rows) for part in _map_row(i * _MAP_ROW, name, cells, size)
-    ]
+    body = [part for i, (name, cells) in enumerate(rows) for part in _map_row(i * _MAP_ROW, name, cells, size)]
     for i in range(0, len(columns), -(-len(columns) // 16)):
         at = _MAP_LABELS + (i + 0.5) * size
         body.append(f'<text x="{at:.1f}" y="{height - 7:g}" text-anchor="middle">{text(columns[i])}</text>')

@@ -156,10 +156,7 @@ class Inspection:
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; `quality`, `vocabulary` and `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
-        body |= {
-            "tokenizer": None if self.tokenizer is None else asdict(self.tokenizer),
-            "compat": asdict(self.compat),
-        }
+        body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
         if self.quality is not None:
             body["quality"] = self.quality.to_json()
         if self.with_vocabulary:
@@ -172,9 +169,7 @@ class Inspection:
         return body
 
 
-def inspect(
-    path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False
-) -> Inspection:
+def inspect(path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False) -> Inspection:
     """What the model at `path` is: container, architecture, dimensions, dtypes, tokenizer, provenance.
 
     `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself.
@@ -269,9 +264,7 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
         entries = {key: e for key, e in gguf.parts[0].kv.entries.items() if key.startswith("tokenizer.")}
         scalars = {key: model.metadata[key] for key, entry in entries.items() if entry.count is None}
         counts = {key: entry.count for key, entry in entries.items()}
-        return _info(
-            ggml.from_gguf(scalars), counts.get("tokenizer.ggml.tokens"), counts.get("tokenizer.ggml.merges")
-        )
+        return _info(ggml.from_gguf(scalars), counts.get("tokenizer.ggml.tokens"), counts.get("tokenizer.ggml.merges"))
     return _info(model.tokenizer)
 
 
@@ -339,10 +332,7 @@ def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility
 
 
 def quality_of(
-    model: Model,
-    metadata: Mapping[str, object],
-    checksum: Mapping[str, str],
-    tokenizer: TokenizerInfo | None,
+    model: Model, metadata: Mapping[str, object], checksum: Mapping[str, str], tokenizer: TokenizerInfo | None
 ) -> Quality:
     """The score of an opened model. `metadata`, `checksum` and `tokenizer` are those of its Inspection.
 
@@ -352,10 +342,7 @@ def quality_of(
     licences = {"license": 9, "data_source": 8, "data_license": 8}
     classes = {"hf_architecture": 12, "hf_model_type": 8}
     what = "architecture and dimensions in the metadata, compared with the tensors' shapes and names"
-    stated = (
-        "whether license, data_source and data_license are stated, licences as SPDX ids; "
-        "not whether they are true"
-    )
+    stated = "whether license, data_source and data_license are stated, licences as SPDX ids; not whether they are true"
     odd = {
         name: f"{name} {value!r} is not an SPDX id"
         for name in ("license", "data_license")

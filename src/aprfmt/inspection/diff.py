@@ -175,8 +175,7 @@ def _metadata_differences(a: Model, b: Model) -> Iterator[Difference]:
             yield Difference("format", "flags", flags[0], flags[1])
     else:
         left, right = (
-            {key: value for key, value in typed_metadata(model).items() if key not in _APR_ONLY}
-            for model in (a, b)
+            {key: value for key, value in typed_metadata(model).items() if key not in _APR_ONLY} for model in (a, b)
         )
     for key in dict.fromkeys((*left, *right)):
         if (key in left) != (key in right) or not _equal(left.get(key), right.get(key)):
@@ -263,19 +262,13 @@ def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, Ca
     try:
         left, right = canonical(a).tensors, canonical(b).tensors
     except (UnmappedError, RefusedError, UnsupportedError):
-        left, right = (
-            {t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b)
-        )
+        left, right = ({t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b))
     for name in dict.fromkeys((*left, *right)):
         yield name, left.get(name), right.get(name)
 
 
 def _difference(
-    name: str,
-    x: CanonicalTensor | None,
-    y: CanonicalTensor | None,
-    what: str,
-    distance: Distance | None = None,
+    name: str, x: CanonicalTensor | None, y: CanonicalTensor | None, what: str, distance: Distance | None = None
 ) -> Difference:
     sides = [None if side is None else f"{side.dtype} {list(side.shape)}" for side in (x, y)]
     return Difference("tensor", name, sides[0], sides[1], what, distance=distance)

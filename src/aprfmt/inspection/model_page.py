@@ -189,10 +189,7 @@ def html(found: Survey) -> str:
         parts.append(heading("Dtypes") + table(header, rows, right="tensors|params|bytes|share"))
     if layers:
         parts += [heading("Layers"), _dtype_map(kinds, layers)]
-        for title, figure in (
-            ("Standard deviation of the values", _mean_std),
-            ("Largest magnitude", _largest),
-        ):
+        for title, figure in (("Standard deviation of the values", _mean_std), ("Largest magnitude", _largest)):
             parts.append(_figure_map(f"{title}, each row on its own scale", figure, kinds, layers))
         pictures = [_histograms(kind, of_kind) for kind, of_kind in kinds.items()]
         parts += [heading("Values of every layer, first layer on top"), grid(pictures)]
@@ -234,23 +231,17 @@ def _tiles(found: Survey, stored: int) -> str:
 def _number(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (
-        f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-    )
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _dtype_map(kinds: Mapping[str, Layers], layers: Sequence[int]) -> str:
-    names = dict.fromkeys(
-        row.tensor.dtype for found in kinds.values() for rows in found.values() for row in rows
-    )
+    names = dict.fromkeys(row.tensor.dtype for found in kinds.values() for rows in found.values() for row in rows)
     look = {name: Cell(1.0 if i < 4 else 0.4, colour=i % 4) for i, name in enumerate(names)}
 
     def cell(kind: str, layer: int, rows: Sequence[TensorValues]) -> Cell:
         first = rows[0].tensor
         dtypes = " or ".join(sorted({row.tensor.dtype for row in rows}))
-        return replace(
-            look[first.dtype], words=f"layer {layer} {kind}: {dtypes}, {format_shape(first.shape)}"
-        )
+        return replace(look[first.dtype], words=f"layer {layer} {kind}: {dtypes}, {format_shape(first.shape)}")
 
     squares = [
         (kind, [cell(kind, layer, found[layer]) if layer in found else Cell(None) for layer in layers])
@@ -294,9 +285,7 @@ def _largest(rows: Sequence[TensorValues]) -> float | None:
 def _histograms(kind: str, found: Layers) -> str:
     """The histograms of all layers, over the range that holds 99.9 % of the values of each."""
     known = {
-        layer: seen
-        for layer in sorted(found)
-        if (seen := [r.histogram for r in found[layer] if r.histogram.reach])
+        layer: seen for layer in sorted(found) if (seen := [r.histogram for r in found[layer] if r.histogram.reach])
     }
     reach = max((histogram.bulk() for seen in known.values() for histogram in seen), default=0.0)
     if not reach:
@@ -328,9 +317,7 @@ def _tokenizer(found: Survey) -> Iterator[str]:
     if info is None:
         yield "<p class=soft>none embedded</p>"
         return
-    yield facts(
-        (name.replace("_", " "), _number(value)) for name, value in asdict(info).items() if value is not None
-    )
+    yield facts((name.replace("_", " "), _number(value)) for name, value in asdict(info).items() if value is not None)
     yield fold("Special tokens", facts(found.special_tokens.items()))
     if found.chat_template:
         yield fold("Chat template", facts([("jinja", found.chat_template)]))
@@ -346,9 +333,7 @@ def _provenance(found: Survey) -> Iterator[str]:
     yield heading("Provenance and metadata") + facts(rows)
     if isinstance(found.lineage, Mapping):
         yield fold("Training lineage", facts((str(k), _value(v)) for k, v in found.lineage.items()))
-    yield heading("Checksums") + facts(
-        (name, str(state)) for name, state in found.inspection.checksum.items()
-    )
+    yield heading("Checksums") + facts((name, str(state)) for name, state in found.inspection.checksum.items())
 
 
 def _value(value: object) -> str:

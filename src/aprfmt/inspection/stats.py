@@ -123,9 +123,7 @@ def values(
 def _pieces(dtype: str, shape: Shape, chunks: Iterable[Buffer], name: str | None) -> Iterator[Array]:
     row, left, head, stream = DTYPES[dtype], n_elements(shape), b"", iter(chunks)
     unit_shape: Shape = (row.block,)
-    if (
-        dtype == "AprQ8"
-    ):  # one float32 scale for the whole tensor, which each piece needs, then a byte a value
+    if dtype == "AprQ8":  # one float32 scale for the whole tensor, which each piece needs, then a byte a value
         unit_shape, unit_bytes = (1,), 1
         rest: Buffer = b""
         while len(head) < 4 and (part := next(stream, None)) is not None:

@@ -199,15 +199,11 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
             continue
         n_tokens = len(tokenizer.tokens) if tokenizer else tensor.shape[0]
         types = tokenizer.types if tokenizer else []
-        used = [
-            row for row in dead if row < n_tokens and (row >= len(types) or types[row] != TokenType.UNUSED)
-        ]
+        used = [row for row in dead if row < n_tokens and (row >= len(types) or types[row] != TokenType.UNUSED)]
         rest = len(dead) - len(used)
         if used:
             status: Status = "fail" if len(used) > _MAX_DEAD_SHARE * n_tokens else "warn"
-            yield Check(
-                status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name
-            )
+            yield Check(status, f"{len(used):,} rows of real tokens are all zero, the first is {used[0]}", tensor.name)
         if rest:
             yield Check("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
 
@@ -234,15 +230,11 @@ def _shapes(subject: Subject) -> Iterator[Check]:
 def _vocabulary(subject: Subject) -> Iterator[Check]:
     tokenizer, embedding = subject.model.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
-        yield Check(
-            "skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised"
-        )
+        yield Check("skip", "no tokenizer is embedded" if tokenizer is None else "no embedding was recognised")
         return
     n_tokens, rows = len(tokenizer.tokens), embedding.shape[0]
     if n_tokens > rows:
-        yield Check(
-            "fail", f"the tokenizer has {n_tokens:,} tokens, the embedding {rows:,} rows", embedding.name
-        )
+        yield Check("fail", f"the tokenizer has {n_tokens:,} tokens, the embedding {rows:,} rows", embedding.name)
 
 
 def _special_ids(subject: Subject) -> Iterator[Check]:
@@ -273,9 +265,7 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
 RULES = (
     Rule("container.header", 10, "the header checksum matches", _header),
     Rule("container.footer", 15, "the file checksum matches", _footer),
-    Rule(
-        "container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents
-    ),
+    Rule("container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents),
     Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     Rule("values.finite", 20, "no value is NaN or infinite", _finite),
     Rule("values.zero", 10, "no weight is all zeros", _zeros),

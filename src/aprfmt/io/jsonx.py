@@ -101,9 +101,7 @@ def _check_surrogates(text: str) -> None:
         code = int(match[1], 16) if match[1] else 0
         is_low = 0xDC00 <= code < 0xE000
         if is_low != (match.start() == expected) or 0 <= expected < match.start():
-            raise CorruptError(
-                "a lone surrogate escape in the JSON text", offset=len(text[: match.start()].encode())
-            )
+            raise CorruptError("a lone surrogate escape in the JSON text", offset=len(text[: match.start()].encode()))
         expected = match.end() if 0xD800 <= code < 0xDC00 else -1
     if expected >= 0:
         raise CorruptError("a lone surrogate escape in the JSON text", offset=len(text[:expected].encode()))

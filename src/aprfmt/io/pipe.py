@@ -195,9 +195,7 @@ def _with_tensor(error: AprError, label: str) -> AprError:
 
 
 def _wrong_length(n_bytes: int, expected: int, label: str) -> CorruptError:
-    return CorruptError(
-        f"the conversion produced {n_bytes} bytes instead of the planned {expected}", tensor=label
-    )
+    return CorruptError(f"the conversion produced {n_bytes} bytes instead of the planned {expected}", tensor=label)
 
 
 @dataclass(slots=True)
@@ -391,10 +389,7 @@ def write_file(
 
 
 def write_parts(
-    folder: str,
-    layouts: Sequence[FileLayout],
-    options: WriteOptions,
-    check: Callable[[str], None] | None = None,
+    folder: str, layouts: Sequence[FileLayout], options: WriteOptions, check: Callable[[str], None] | None = None
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
 
@@ -415,9 +410,7 @@ def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[st
             continue
         if source.name in names or any(fnmatchcase(source.name, pattern) for pattern in _STALE):
             raise RefusedError(
-                f"the output folder holds the input {source.name}",
-                path=target,
-                hint="choose another folder with -o",
+                f"the output folder holds the input {source.name}", path=target, hint="choose another folder with -o"
             )
 
 
@@ -431,9 +424,7 @@ def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptio
         _write_all(folder, layouts, options, advance)
 
 
-def _write_all(
-    folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None
-) -> None:
+def _write_all(folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None) -> None:
     for layout in layouts:
         path = folder / layout.name
         if path.parent != folder:

@@ -66,9 +66,7 @@ class AtomicFile:
     Without `fsync` it may be empty after a power cut. Errors name the target, never the temporary file.
     """
 
-    def __init__(
-        self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True
-    ) -> None:
+    def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
         self.target = os.path.abspath(target)
         self._force = force
         self._n_bytes = n_bytes

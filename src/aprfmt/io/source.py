@@ -77,9 +77,7 @@ class Source:
 
     def _map(self) -> memoryview:
         if self._fd is None:
-            raise UsageError(
-                "the file is closed", path=self.path, hint="use its tensors inside the with block"
-            )
+            raise UsageError("the file is closed", path=self.path, hint="use its tensors inside the with block")
         if self.size == 0:
             return memoryview(b"")
         with storage_errors(self.path):
@@ -109,9 +107,7 @@ class Source:
             with storage_errors(self.path):
                 n = os.preadv(self._fd, [buffer[done:]], offset + done)
             if n == 0:
-                raise TruncatedError(
-                    "the file shrank while it was read", path=self.path, offset=offset + done
-                )
+                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
             done += n
 
     def close(self) -> None:

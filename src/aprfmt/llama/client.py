@@ -91,9 +91,7 @@ class Worker:
             answer: JsonObject = json.loads(line)
             return answer
         code = self._process.wait()
-        how = (
-            f"was ended after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
-        )
+        how = f"was ended after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
         raise WorkerDiedError(how, self.log(), late=late.is_set())
 
     def log(self) -> str:
@@ -320,8 +318,7 @@ def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | Non
     with Llama(path, pooling=pooling, name=name, n_bytes=n_bytes) as llama:
         if embedding_rows is not None and llama.n_vocab != embedding_rows:
             raise RunError(
-                f"the vocabulary has {llama.n_vocab} tokens, the embedding {embedding_rows} rows",
-                path=name or path,
+                f"the vocabulary has {llama.n_vocab} tokens, the embedding {embedding_rows} rows", path=name or path
             )
         found = Verification(loaded=True, engine="", vocab_size=llama.n_vocab, embedding_rows=embedding_rows)
         if pooling is None:

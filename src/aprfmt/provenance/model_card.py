@@ -24,9 +24,7 @@ CardFields: TypeAlias = tuple[dict[str, object], dict[str, object]]
 
 HUB = "https://huggingface.co/"
 
-ENTRY_FIELDS = (
-    *("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),
-)
+ENTRY_FIELDS = (*("name", "author", "version", "organization", "description", "url", "doi", "uuid", "repo_url"),)
 MAX_ENTRIES = 4096
 """Base models, data sets, tags or languages; a longer list is refused."""
 
@@ -246,14 +244,10 @@ def _list(value: object) -> list[object]:
 
 def from_card(card: Mapping[str, object]) -> CardFields:
     """What the front matter of a card says."""
-    info: dict[str, object] = {
-        name: value for name, keys in _CARD_INFO.items() if (value := _first(card, keys))
-    }
+    info: dict[str, object] = {name: value for name, keys in _CARD_INFO.items() if (value := _first(card, keys))}
     if licenses := [item for item in _list(card.get("license")) if isinstance(item, str)]:
         info["license"] = ",".join(licenses)
-    general: dict[str, object] = {
-        name: value for name, keys in _CARD_GENERAL.items() if (value := _first(card, keys))
-    }
+    general: dict[str, object] = {name: value for name, keys in _CARD_GENERAL.items() if (value := _first(card, keys))}
     for name, keys in _CARD_ENTRIES.items():
         given = next((card[key] for key in keys if key in card), None)
         items = [item for item in _list(given) if _entry(item)]
@@ -314,8 +308,7 @@ def to_card(
     if info.get("data_source") != ",".join(sets):
         front["data_source"] = info.get("data_source")
     front |= {
-        _card_key(_CARD_INFO[name]): info.get(name)
-        for name in ("data_license", "author", "version", "description")
+        _card_key(_CARD_INFO[name]): info.get(name) for name in ("data_license", "author", "version", "description")
     }
     front = {key: value for key, value in front.items() if value}
     if not front and named_by_folder:
@@ -330,9 +323,7 @@ def to_card(
 def _dataset_ids(info: Mapping[str, str], general: Mapping[str, object]) -> list[str]:
     """The data sets' ids; `data_source` knows their spelling where it lists the same ones."""
     stated = info.get("data_source", "").split(",")
-    return (
-        stated if [_entry(item) for item in stated] == general.get("datasets") else _ids(general, "datasets")
-    )
+    return stated if [_entry(item) for item in stated] == general.get("datasets") else _ids(general, "datasets")
 
 
 def _ids(general: Mapping[str, object], name: str) -> list[str]:

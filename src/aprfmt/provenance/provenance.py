@@ -36,10 +36,7 @@ from aprfmt.provenance.model_card import (
 from aprfmt.provenance.spdx import canonical_license, license_warnings
 
 GENERAL = "aprfmt.general"
-INFO_FIELDS = (
-    *("name", "description", "author", "license", "version", "source"),
-    *("data_source", "data_license"),
-)
+INFO_FIELDS = (*("name", "description", "author", "license", "version", "source"), *("data_source", "data_license"))
 
 # Names in `general`, in the order of llama.cpp's converter; their GGUF keys begin with "general.".
 TEXT_NAMES = (
@@ -82,14 +79,10 @@ def read(model: Model) -> Provenance:
     if model.convention == "gguf":
         found = from_gguf(model.metadata)
     elif model.convention == "apr":
-        return (
-            Provenance({"name": model.path.stem}) if model.format == "apr-v1" else _from_apr(model.metadata)
-        )
+        return Provenance({"name": model.path.stem}) if model.format == "apr-v1" else _from_apr(model.metadata)
     else:
         found = _from_files(model)
-    found.warnings += license_warnings(
-        found.info.get("license"), text((found.general or {}).get("license.name"))
-    )
+    found.warnings += license_warnings(found.info.get("license"), text((found.general or {}).get("license.name")))
     return found
 
 
@@ -109,11 +102,7 @@ def valid_general(general: object) -> dict[str, object]:
 
 def from_gguf(kv: Mapping[str, object]) -> Provenance:
     """The provenance in `general.*` keys; what has another type than it should is passed over."""
-    info = {
-        typed: value
-        for name, typed in _TYPED.items()
-        if (value := text(kv.get(f"general.{name}"))) is not None
-    }
+    info = {typed: value for name, typed in _TYPED.items() if (value := text(kv.get(f"general.{name}"))) is not None}
     general: dict[str, object] = {name: kv.get(f"general.{name}") for name in _UNTYPED}
     general |= {name: kv.get(key) for name, key in TEXT_LISTS.items()} | _read_entries(kv)
     general = valid_general(general)
@@ -213,9 +202,7 @@ def _from_files(model: Model) -> Provenance:
 def dataset_ids(general: Mapping[str, object]) -> str:
     """The data sets as `data_source` names them: their ids, joined by commas."""
     return ",".join(
-        found
-        for row in entries(general.get("datasets"))
-        if (found := hub_id(row) or row.get("name") or row.get("url"))
+        found for row in entries(general.get("datasets")) if (found := hub_id(row) or row.get("name") or row.get("url"))
     )
 
 

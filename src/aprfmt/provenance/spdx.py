@@ -63,6 +63,4 @@ def license_warnings(text: str | None, name: str | None = None) -> list[str]:
     if text is None or all(is_spdx(part) for part in text.split(",")):
         return []
     called = f" ({name})" if name else ""
-    return [
-        f"license {text!r}{called} is not an SPDX id; it is kept as it is (apr stamp --license sets another)"
-    ]
+    return [f"license {text!r}{called} is not an SPDX id; it is kept as it is (apr stamp --license sets another)"]

@@ -29,13 +29,7 @@ __all__ = ["OWN_KEY", "from_metadata", "to_metadata"]
 _T = TypeVar("_T")
 OWN_KEY = "aprfmt.tokenizer"
 _SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id"}
-_MODELS = {
-    "bpe": "gpt2",
-    "unigram": "llama",
-    "spm": "llama",
-    "sentencepiece": "llama",
-    "wordpiece": "bert",
-}
+_MODELS = {"bpe": "gpt2", "unigram": "llama", "spm": "llama", "sentencepiece": "llama", "wordpiece": "bert"}
 _PYTHON: dict[str, set[type]] = {
     **{f"{sign}INT{bits}": {int} for sign in ("U", "") for bits in (8, 16, 32, 64)},
     **{f"FLOAT{bits}": {int, float} for bits in (32, 64)},
@@ -56,15 +50,11 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
         if not is_unicode(name):
             raise RefusedError(f"the tokenizer's name {name!r} is not Unicode text")
     texts = {"vocabulary": tok.tokens, "merges": tok.merges}
-    patches: dict[str, dict[str, str]] = {
-        name: _patches(range(len(items)), items) for name, items in texts.items()
-    }
+    patches: dict[str, dict[str, str]] = {name: _patches(range(len(items)), items) for name, items in texts.items()}
     patches["chat_template"] = _patches([""], [tok.chat_template or ""])
     patches["chat_templates"] = _patches(list(tok.chat_templates), list(tok.chat_templates.values()))
     patches["scores"] = {
-        str(i): struct.pack("<d", score).hex()
-        for i, score in enumerate(tok.scores)
-        if not math.isfinite(score)
+        str(i): struct.pack("<d", score).hex() for i, score in enumerate(tok.scores) if not math.isfinite(score)
     }
     values: dict[str, object] = {
         "tokenizer.model": tok.model,
@@ -216,9 +206,7 @@ def _bytes(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise RefusedError(
-            f"the tokenizer text {text!r} is neither Unicode nor does it stand for bytes"
-        ) from error
+        raise RefusedError(f"the tokenizer text {text!r} is neither Unicode nor does it stand for bytes") from error
 
 
 def _patches(keys: Sequence[int | str], texts: Sequence[str]) -> dict[str, str]:
@@ -284,7 +272,5 @@ def _string(metadata: Mapping[str, object], key: str) -> str | None:
 
 def _read_values(values: Mapping[str, object], kind: type[_T], what: str) -> dict[str, _T]:
     """The entries that are not null. Raises CorruptError for one of another type."""
-    found = {
-        name: read_value(value, kind, f"the tokenizer's {what} {name}") for name, value in values.items()
-    }
+    found = {name: read_value(value, kind, f"the tokenizer's {what} {name}") for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}

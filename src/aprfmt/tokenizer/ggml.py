@@ -62,9 +62,7 @@ def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:
         return None
     tokens = read_list(kv.get(_PREFIX + "tokens"), str, _PREFIX + "tokens")
     n = len(tokens)
-    ids = {
-        role: i for role, key in _find_keys(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None
-    }
+    ids = {role: i for role, key in _find_keys(kv, SPECIAL_KEYS) if (i := _token_id(kv[key], key)) is not None}
     flags = {flag: read_value(kv.get(key), bool, key) for flag, key in _find_keys(kv, _FLAG_KEYS)}
     # Some writers pad the tokens and forget the types: what is missing then are the pads.
     return Tokenizer(
@@ -147,9 +145,7 @@ def to_gguf(tok: Tokenizer, *, vocab_size: int | None, pad_style: str = "llama.c
     # A SentencePiece vocabulary works by scores: its merges are for Hugging Face files alone.
     if tok.merges and (tok.model != "llama" or _PREFIX + "merges" in tok.gguf_keys):
         keys.append((_PREFIX + "merges", strings, list(tok.merges)))
-    keys += [
-        (_PREFIX + SPECIAL_KEYS[role], "UINT32", i) for role, i in tok.special.items() if role in SPECIAL_KEYS
-    ]
+    keys += [(_PREFIX + SPECIAL_KEYS[role], "UINT32", i) for role, i in tok.special.items() if role in SPECIAL_KEYS]
     for flag, value in tok.flags.items():
         if flag in _FLAG_KEYS:
             position = 0 if flag == "add_space_prefix" and tok.model == "gpt2" else len(keys)
@@ -214,9 +210,7 @@ def template_key(name: str) -> str:
 def _read_templates(kv: Mapping[str, object]) -> dict[str, str]:
     prefix, listed = _TEMPLATE + ".", kv.get(_TEMPLATE + "s")
     order = [prefix + name for name in read_list(listed, str, _TEMPLATE + "s")]
-    keys = dict.fromkeys(
-        [*(key for key in order if key in kv), *(key for key in kv if key.startswith(prefix))]
-    )
+    keys = dict.fromkeys([*(key for key in order if key in kv), *(key for key in kv if key.startswith(prefix))])
     texts = {key.removeprefix(prefix): read_value(kv.get(key), str, key) for key in keys}
     return {name: text for name, text in texts.items() if text is not None}
 

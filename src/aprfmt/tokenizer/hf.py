@@ -95,9 +95,7 @@ class Added:
 
 def is_tokenizer_file(name: str) -> bool:
     """Whether the relative path `name` is a tokenizer file."""
-    return name in TOKENIZER_FILES or (
-        name.startswith("additional_chat_templates/") and name.endswith(".jinja")
-    )
+    return name in TOKENIZER_FILES or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
 
 
 def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = None) -> Tokenizer | None:
@@ -260,11 +258,7 @@ def wordpiece_document(files: dict[str, bytes], settings: JsonObject) -> JsonObj
         settings.setdefault(f"{role}_token", text if text in vocab else None)
     specials = named_specials(settings)
     return {
-        "model": {
-            "type": "WordPiece",
-            "vocab": vocab,
-            "unk_token": token_text(settings["unk_token"]) or "[UNK]",
-        },
+        "model": {"type": "WordPiece", "vocab": vocab, "unk_token": token_text(settings["unk_token"]) or "[UNK]"},
         "added_tokens": [{"id": i, "content": t, "special": True} for t, i in vocab.items() if t in specials],
         "normalizer": {
             "type": "BertNormalizer",
@@ -297,9 +291,7 @@ def _decoder(settings: JsonObject) -> list[JsonObject]:
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
-def read_added(
-    parsed: JsonObject, settings: JsonObject, vocab: Mapping[str, int], source: str
-) -> list[Added]:
+def read_added(parsed: JsonObject, settings: JsonObject, vocab: Mapping[str, int], source: str) -> list[Added]:
     """Added tokens of tokenizer.json, then those that only tokenizer_config.json lists."""
     listed = parsed.get("added_tokens") or []
     if not isinstance(listed, list):
@@ -461,9 +453,7 @@ def _read_merges(merges: Json, texts: set[str], source: str) -> list[str]:
         if not isinstance(left, str) or not isinstance(right, str):
             raise CorruptError(f"model.merges[{n}] is not a pair of tokens: {merge!r}", path=source)
         if left not in texts or right not in texts or left + right not in texts:
-            raise CorruptError(
-                f"model.merges[{n}] names a token that is not in the vocabulary: {halves}", path=source
-            )
+            raise CorruptError(f"model.merges[{n}] names a token that is not in the vocabulary: {halves}", path=source)
         result.append(f"{left.replace(' ', _MERGE_SPACE)} {right.replace(' ', _MERGE_SPACE)}")
     return result
 
@@ -612,9 +602,7 @@ def to_phantom(text: str, kind: int, prefix: str = "##") -> str:
     return text.removeprefix(prefix) if text.startswith(prefix) else UNDERLINE + text
 
 
-def read_wordpiece(
-    document: Document, vocab: Mapping[str, int], added: list[Added], named: set[str]
-) -> Tokenizer:
+def read_wordpiece(document: Document, vocab: Mapping[str, int], added: list[Added], named: set[str]) -> Tokenizer:
     """A WordPiece model: "bert". Raises CorruptError, UnsupportedError for rules that llama.cpp does not have."""
     source = document.source
     prefix = document.model.get("continuing_subword_prefix", "##")
@@ -652,9 +640,7 @@ def _bert_flags(normalizer: Json) -> dict[str, bool]:
 # --- SentencePiece ---
 
 
-def read_sentencepiece(
-    files: Mapping[str, bytes], path: str, settings: JsonObject
-) -> tuple[Tokenizer, list[Added]]:
+def read_sentencepiece(files: Mapping[str, bytes], path: str, settings: JsonObject) -> tuple[Tokenizer, list[Added]]:
     """A tokenizer.model with added_tokens.json and tokenizer_config.json on top of it.
 
     Raises:
@@ -846,9 +832,7 @@ def _separators(pair: Sequence[Json], first: str | None, last: str | None) -> Se
 # --- chat templates ---
 
 
-def chat_templates(
-    files: Mapping[str, bytes], settings: Mapping[str, Json]
-) -> tuple[str | None, dict[str, str]]:
+def chat_templates(files: Mapping[str, bytes], settings: Mapping[str, Json]) -> tuple[str | None, dict[str, str]]:
     """The default chat template and the further ones by name.
 
     Template files win over tokenizer_config.json, as they do for transformers. Raises CorruptError for files

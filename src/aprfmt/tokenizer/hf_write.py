@@ -28,9 +28,7 @@ _ASSUMED: dict[str, tuple[dict[str, int], bool, bool]] = {
 }
 
 
-def to_hf_files(
-    tok: Tokenizer, *, max_length: int | None = None, name: str | None = None
-) -> dict[str, bytes]:
+def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | None = None) -> dict[str, bytes]:
     """The tokenizer's files by name: the ones it came with, else ones made from its lists.
 
     Made files encode as llama.cpp encodes with the same tokenizer. Those of a byte-level BPE have NFC
@@ -53,9 +51,7 @@ def to_hf_files(
     files = {
         "tokenizer.json": _tokenizer_json(tok, added),
         "tokenizer_config.json": _tokenizer_config(tok, added, max_length),
-        "special_tokens_map.json": {
-            f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)
-        },
+        "special_tokens_map.json": {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)},
     }
     result = {name: _dump(value) for name, value in files.items()}
     if tok.chat_template is not None and not tok.chat_templates:
@@ -201,9 +197,7 @@ def _post_processor(tok: Tokenizer) -> dict[str, object] | None:
     }
 
 
-def _tokenizer_config(
-    tok: Tokenizer, added: list[dict[str, object]], max_length: int | None
-) -> dict[str, object]:
+def _tokenizer_config(tok: Tokenizer, added: list[dict[str, object]], max_length: int | None) -> dict[str, object]:
     config: dict[str, object] = {
         "add_bos_token": tok.flags["add_bos"],
         "add_eos_token": tok.flags["add_eos"],
@@ -219,9 +213,7 @@ def _tokenizer_config(
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     if tok.chat_templates:
         named = {"default": tok.chat_template, **tok.chat_templates}
-        config["chat_template"] = [
-            {"name": n, "template": text} for n, text in named.items() if text is not None
-        ]
+        config["chat_template"] = [{"name": n, "template": text} for n, text in named.items() if text is not None]
     return config
 
 
@@ -258,9 +250,7 @@ def _llama_parts(tok: Tokenizer) -> dict[str, object]:
     halves = map(_halves, tok.merges) if gemma else _merges_of_scores(tok, vocab)
     merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
     return {
-        "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _TO_UNDERLINE]}
-        if prefix
-        else _TO_UNDERLINE,
+        "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _TO_UNDERLINE]} if prefix else _TO_UNDERLINE,
         # Gemma 4's only split: runs of line ends and what stands between them.
         "pre_tokenizer": _split("[^\\n]+|[\\n]+") if gemma else None,
         "decoder": {"type": "Sequence", "decoders": [*_DECODERS, *([_STRIP_ONE] if prefix else [])]},
@@ -305,17 +295,8 @@ def _unigram_parts(tok: Tokenizer) -> dict[str, object]:
     return {
         "normalizer": {"type": "Sequence", "normalizers": _unigram_normalizers(tok, prefix)},
         "pre_tokenizer": None,
-        "decoder": {
-            "type": "Metaspace",
-            "replacement": UNDERLINE,
-            "prepend_scheme": "always" if prefix else "never",
-        },
-        "model": {
-            "type": "Unigram",
-            "unk_id": unk if unk < end else None,
-            "vocab": pieces,
-            "byte_fallback": False,
-        },
+        "decoder": {"type": "Metaspace", "replacement": UNDERLINE, "prepend_scheme": "always" if prefix else "never"},
+        "model": {"type": "Unigram", "unk_id": unk if unk < end else None, "vocab": pieces, "byte_fallback": False},
     }
 
 

@@ -94,9 +94,7 @@ _QWEN35 = (
 _GPT4O = rf"{_CASED}{_UPPER}*{_LOWER}+{_SUFFIX}?|{_CASED}{_UPPER}+{_LOWER}*{_SUFFIX}?|\p{{N}}{{1,3}}|{_SLASH}"
 _TEKKEN = rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH}"
 _SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{_SPACES}"
-_BAILING = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES
-)
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES
 _MINICPM = rf"{_SUFFIX}|{_WORD}|\p{{N}}+|{_SYMBOLS}"
 _DEEPSEEK3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
@@ -148,10 +146,7 @@ _SAME_AS = {
 }
 _RULE_OF = {other: name for name, others in _SAME_AS.items() for other in others.split()}
 
-_IGNORE_MERGES = {
-    *(name for name in (*RULES, *_RULE_OF) if RULES[_RULE_OF.get(name, name)].ignore_merges),
-    "youtu",
-}
+_IGNORE_MERGES = {*(name for name in (*RULES, *_RULE_OF) if RULES[_RULE_OF.get(name, name)].ignore_merges), "youtu"}
 _EXACT = {"gpt-4o": "granite-embed-multi-97m"}
 """llama.cpp's rule of the first name leaves combining marks out of words, though the regex of the tokenizers
 has them in; the rule of the second has them in. It takes whole tokens before merges, so it fits where every
@@ -214,9 +209,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     mine = [part for step in own for part in _alternatives(step)]
     parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
     # Equal alternatives count first, then how alike the spellings are.
-    name = max(
-        parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name])))
-    )
+    name = max(parts, key=lambda name: (_alike(mine, parts[name]), _alike("".join(mine), "".join(parts[name]))))
     difference = _difference(mine, parts[name])
     if (normalizer := parsed.get("normalizer")) and not _is_nfc(normalizer):
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
@@ -421,9 +414,7 @@ def probe_ids(parsed: JsonObject) -> list[int] | None:
     pieces = _pieces(parsed)
     if pieces is None or sum(len(piece) * (len(piece) + 1) // 2 for piece in set(pieces)) > _MOST_PARTS:
         return None
-    parts = {
-        piece[i:j] for piece in set(pieces) for i in range(len(piece)) for j in range(i + 1, len(piece) + 1)
-    }
+    parts = {piece[i:j] for piece in set(pieces) for i in range(len(piece)) for j in range(i + 1, len(piece) + 1)}
     vocab, merges = _lists(parsed)
     if model.get("unk_token") is None and not all(char in vocab for piece in pieces for char in piece):
         return None  # what is in no token is left out, and its neighbours may merge

@@ -97,9 +97,7 @@ def _piece(data: memoryview, start: int, path: str) -> Piece:
     return Piece(text, score, kind)
 
 
-def _read_settings(
-    model: SentencePiece, names: Mapping[int, str], data: memoryview, start: int, path: str
-) -> None:
+def _read_settings(model: SentencePiece, names: Mapping[int, str], data: memoryview, start: int, path: str) -> None:
     for number, _, value, _ in _fields(data, start, path):
         name = names.get(number)
         if name is None or isinstance(value, memoryview) != (name == "charsmap"):
@@ -141,9 +139,7 @@ def _fields(data: memoryview, start: int, path: str) -> Iterator[Field]:
 
 def _need(data: memoryview, pos: int, size: int, start: int, path: str) -> None:
     if size > len(data) - pos:
-        raise TruncatedError(
-            f"a field needs {size} bytes, {len(data) - pos} are left", path=path, offset=start + pos
-        )
+        raise TruncatedError(f"a field needs {size} bytes, {len(data) - pos} are left", path=path, offset=start + pos)
 
 
 def _varint(data: memoryview, pos: int, start: int, path: str) -> tuple[int, int]:

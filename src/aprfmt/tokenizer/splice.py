@@ -38,9 +38,7 @@ _MAX_PLACES = 16
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _VOCAB_ENTRY = re.compile(rf"{_STRING}(?P<colon>\s*:\s*)\d+(?P<between>\s*,\s*)?")
 _TEXT_ENTRY = re.compile(rf"{_STRING}(?P<between>\s*,\s*)?")
-_PAIR_ENTRY = re.compile(
-    rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*){_STRING}(?P<close>\s*\])(?P<between>\s*,\s*)?"
-)
+_PAIR_ENTRY = re.compile(rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*){_STRING}(?P<close>\s*\])(?P<between>\s*,\s*)?")
 _SCORED_ENTRY = re.compile(
     rf"(?P<open>\[\s*){_STRING}(?P<comma>\s*,\s*)[-+0-9.eE]+(?P<close>\s*\])(?P<between>\s*,\s*)?"
 )
@@ -145,9 +143,7 @@ def _merges_part(text: str, merges: list[Json], tok: Tokenizer) -> _Part | None:
     return _locate(text, r'"merges"\s*:\s*\[\s*', entry, piece, tok)
 
 
-def _locate(
-    text: str, opening: str, entry: re.Pattern[str], piece: dict[str, object], tok: Tokenizer
-) -> _Part | None:
+def _locate(text: str, opening: str, entry: re.Pattern[str], piece: dict[str, object], tok: Tokenizer) -> _Part | None:
     """The piece with the file's own punctuation, where what it gives stands in the text."""
     found = ((m, f) for m in re.finditer(opening, text) if (f := entry.match(text, m.end())) is not None)
     for match, first in islice(found, _MAX_PLACES):
@@ -187,15 +183,11 @@ def _render(piece: Mapping[str, object], tok: Tokenizer) -> str:
         opening, comma, closing = (_punctuation(piece, name) for name in ("open", "comma", "close"))
         if form == "scored":
             scored = zip(tok.tokens, tok.scores, strict=True)
-            pairs: Sequence[list[object]] = _apply_patch(
-                [[text, score] for text, score in scored], patch, list
-            )
+            pairs: Sequence[list[object]] = _apply_patch([[text, score] for text, score in scored], patch, list)
             pairs = pairs[: _checked(piece["n"], int)]
         else:
             pairs = _apply_patch([[*merge.split(" ")] for merge in tok.merges], patch, list)
-        second: Callable[[object], str] = (
-            repr if form == "scored" else lambda right: quote(_checked(right, str))
-        )
+        second: Callable[[object], str] = repr if form == "scored" else lambda right: quote(_checked(right, str))
         return between.join(
             f"{opening}{quote(_checked(left, str))}{comma}{second(right)}{closing}" for left, right in pairs
         )

@@ -30,15 +30,7 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.errors import (
-    AprError,
-    CorruptError,
-    ExistsError,
-    RefusedError,
-    RunError,
-    StorageError,
-    storage_error,
-)
+from aprfmt.errors import AprError, CorruptError, ExistsError, RefusedError, RunError, StorageError, storage_error
 from aprfmt.formats import apr2_write, apr_metadata, safetensors
 from aprfmt.formats import open as open_model
 from aprfmt.formats.out import OutTensor
@@ -163,17 +155,13 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
         raise RunError("there is no tensor to save", path=path)
     for name, tensor in weights.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise RunError(
-                f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32"
-            )
+            raise RunError(f"a weight is not finite as {weights.dtype}", tensor=name, hint="save with --save-dtype f32")
     metadata = _metadata(weights, identity, lineage)
     flags = _HAS_VOCAB if identity.tokenizer is not None else 0
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
     hashes = {name: _digest(tensor) for name, tensor in weights.tensors.items()}
-    write_file(
-        str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, hashes)
-    )
+    write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, hashes))
 
 
 def _out(name: str, dtype: str, tensor: Tensor) -> OutTensor:
@@ -329,9 +317,7 @@ def discard(folder: Path, step: int) -> None:
             (folder / f"{step_name(step)}.{suffix}").unlink(missing_ok=True)
 
 
-def with_retries(
-    save: Callable[[], object], tell: Callable[[str], None], pause_s: float = _PAUSE_S
-) -> AprError | None:
+def with_retries(save: Callable[[], object], tell: Callable[[str], None], pause_s: float = _PAUSE_S) -> AprError | None:
     """Runs `save` up to three times; the error of the last try, None when one worked.
 
     Any exception counts, also a defect's: in the thread that saves nobody else would hear of it.
@@ -461,9 +447,7 @@ class Saver:
         """
         self.wait()
         path = self.folder / MODEL
-        error = with_retries(
-            lambda: save_model(snapshot.weights, self.identity, path, snapshot.lineage), self.tell
-        )
+        error = with_retries(lambda: save_model(snapshot.weights, self.identity, path, snapshot.lineage), self.tell)
         if error is None:
             return path
         raise StorageError(
@@ -498,9 +482,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.makedirs(folder, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
     except FileExistsError as error:
-        raise ExistsError(
-            "the output is a file, not a folder", path=folder, hint="name another -o"
-        ) from error
+        raise ExistsError("the output is a file, not a folder", path=folder, hint="name another -o") from error
     except OSError as error:
         raise storage_error(error, folder) from error
     try:

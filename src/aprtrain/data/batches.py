@@ -120,9 +120,7 @@ class Windows:
         """How many labels count, of each window."""
         starts = ids * self.seq_len
         ends = np.minimum(starts + self.seq_len, len(self._tokens) - 1)  # the last label's position
-        borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(
-            self._borders, starts, "right"
-        )
+        borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
         counts: Int64 = ends - starts - borders
         return counts
 
@@ -168,9 +166,9 @@ def _check_entropy(windows: Windows, ids: Int64) -> None:
 
 
 def _check_repeats(windows: Windows, ids: Int64) -> None:
-    factors = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(
-        2
-    ) + np.uint64(1)
+    factors = np.random.default_rng(0).integers(1, 1 << 63, windows.seq_len + 1, np.uint64) * np.uint64(2) + np.uint64(
+        1
+    )
     inputs, wholes = [], []
     for some in _in_turns(windows, ids):
         products = windows.tokens(some).astype(np.uint64) * factors
@@ -235,9 +233,7 @@ class Batch:
         documents = self.documents
         if documents is not None:
             documents = Documents(moved(documents.cu_seqlens), documents.max_len)
-        return replace(
-            self, tokens_NT=moved(self.tokens_NT), labels_NT=moved(self.labels_NT), documents=documents
-        )
+        return replace(self, tokens_NT=moved(self.tokens_NT), labels_NT=moved(self.labels_NT), documents=documents)
 
 
 @dataclass
@@ -298,9 +294,7 @@ class Batches:
         """The next step. Raises RefusedError at the end of the data: a run must not end there unnoticed."""
         ids = self._ids(self.cursor)
         n_valid = self.windows.n_labels(ids)
-        step = [
-            batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)
-        ]
+        step = [batch_of(self.windows, some, index=self.cursor, n_valid=n_valid) for some in self._shared(ids)]
         self._announce(self.cursor)
         self.cursor += self.windows_per_step
         return step

@@ -155,9 +155,7 @@ class PartWriter:
         return {
             "documents": self.n_documents,
             "tokens": self.n_tokens,
-            "sha256": {
-                path.name: total.hexdigest() for path, total in zip(self._paths, self._sums, strict=True)
-            },
+            "sha256": {path.name: total.hexdigest() for path, total in zip(self._paths, self._sums, strict=True)},
         }
 
     def __exit__(self, *_: object) -> None:
@@ -176,11 +174,7 @@ def read_header(folder: Path) -> Header | None:
         raise storage_error(error, path) from error
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not a header of token shards: {error}", path=path) from error
-    if (
-        not isinstance(header, dict)
-        or header.get("format") != FORMAT
-        or not Header.__required_keys__ <= set(header)
-    ):
+    if not isinstance(header, dict) or header.get("format") != FORMAT or not Header.__required_keys__ <= set(header):
         raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
     return cast(Header, header)
 
@@ -204,9 +198,7 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
                 hint="give the text that they were made from",
             )
         parts = {part: _open_part(folder, part, header["parts"][part]) for part in PARTS}
-        corpus = Corpus(
-            parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header
-        )
+        corpus = Corpus(parts["train"], parts["held_out"], int(header["separator"]), str(header["key"]), header)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -343,10 +335,7 @@ def prepare(
     if len(paths) == 1 and (paths[0] / HEADER).is_file():
         return _open_shards(paths[0], encoder, held_out, held_out_paths)
     skipped: Counter[str] = Counter()
-    files = {
-        "train": list_files(paths, skipped, own),
-        "held_out": list_files(held_out_paths, skipped, own),
-    }
+    files = {"train": list_files(paths, skipped, own), "held_out": list_files(held_out_paths, skipped, own)}
     plan = _Plan(encoder, files, None if held_out_paths else int(held_out * _HASHES), skipped)
     if plan.n_bytes > _LONG:
         log(f"checking whether {plan.n_bytes / 1e9:.1f} GB of data are what an earlier run read")
@@ -468,9 +457,7 @@ class ReadProgress:
     def _say(self, done: int, seconds: float) -> None:
         rate = done / seconds
         left = format_clock((self._n_bytes - done) / max(rate, 1.0))
-        self._log(
-            f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left"
-        )
+        self._log(f"read {done / 1e6:,.0f} of {self._n_bytes / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, about {left} left")
 
 
 _Batch = list[tuple[str, int, Document]]

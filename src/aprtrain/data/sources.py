@@ -105,9 +105,7 @@ def list_files(paths: Sequence[Path], skipped: Counter[str], own: Path | None = 
         elif path.is_dir():
             found += _data_files(path, skipped) or _tree(path, skipped, own)
         else:
-            raise NotFoundError(
-                "no such file or folder of data", path=path, hint="check --data and --eval-data"
-            )
+            raise NotFoundError("no such file or folder of data", path=path, hint="check --data and --eval-data")
     return found
 
 
@@ -133,9 +131,7 @@ def read_documents(file: SourceFile, separator: int, skipped: Counter[str]) -> I
             yield from _READERS[file.kind](file.path)
     except UnicodeDecodeError as error:
         raise CorruptError(
-            f"not UTF-8 text: {error.reason}",
-            path=file.path,
-            hint="give text, .jsonl, .parquet or .bin shards",
+            f"not UTF-8 text: {error.reason}", path=file.path, hint="give text, .jsonl, .parquet or .bin shards"
         ) from error
     except OSError as error:
         raise storage_error(error, file.path) from error
@@ -157,9 +153,7 @@ def _tree(folder: Path, skipped: Counter[str], own: Path | None) -> list[SourceF
     found, own = [], own and own.resolve()
     for place, folders, names in os.walk(folder, onerror=_unreadable):
         skipped["hidden folders"] += sum(name.startswith(".") for name in folders)
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and Path(place, name).resolve() != own
-        )
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and Path(place, name).resolve() != own)
         skipped["links and devices"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
         for name in sorted(names):
             path = Path(place, name)
@@ -274,9 +268,7 @@ def _parquet(path: Path) -> Iterator[str]:
     try:
         with parquet.ParquetFile(path) as file:
             if _TEXT_FIELD not in file.schema_arrow.names:
-                raise RefusedError(
-                    f"no column {_TEXT_FIELD!r} among {', '.join(file.schema_arrow.names)}", path=path
-                )
+                raise RefusedError(f"no column {_TEXT_FIELD!r} among {', '.join(file.schema_arrow.names)}", path=path)
             for batch in file.iter_batches(batch_size=256, columns=[_TEXT_FIELD]):
                 yield from (text for text in batch.column(0).to_pylist() if isinstance(text, str))
     except AprError:
@@ -306,9 +298,5 @@ def _tokens(path: Path, separator: int) -> Iterator[Document]:
         yield rest
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
-    "text": _text,
-    "jsonl": _jsonl,
-    "parquet": _parquet,
-}
+_READERS: dict[str, Callable[[Path], Iterator[Document]]] = {"text": _text, "jsonl": _jsonl, "parquet": _parquet}
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".bin": "tokens"}

@@ -56,9 +56,7 @@ def is_kept(dtype: str, shape: tuple[int, ...], n_bytes: int) -> bool:
     return DTYPES[dtype].n_bytes(shape) == n_bytes
 
 
-def upload(
-    dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str
-) -> Blocks:
+def upload(dtype: str, shape: tuple[int, int], chunks: Iterable[Buffer], device: torch.device, name: str) -> Blocks:
     """The blocks of tensor `name` on `device`, a chunk at a time. Raises CorruptError where bytes are missing."""
     stored_B = torch.empty(DTYPES[dtype].n_bytes(shape), dtype=torch.uint8, device=device)
     at = 0

@@ -21,9 +21,7 @@ def _q4_k(bytes_ptr, words_ptr, out_ptr, n_rows, ROWS: tl.constexpr):
     live = row < n_rows
     block, group = row // 4, (row % 4).to(tl.int32)
     j = tl.arange(0, 32)[None, :]
-    codes = tl.load(bytes_ptr + (block * 144 + 16 + group * 32)[:, None] + j, mask=live[:, None], other=0).to(
-        tl.int32
-    )
+    codes = tl.load(bytes_ptr + (block * 144 + 16 + group * 32)[:, None] + j, mask=live[:, None], other=0).to(tl.int32)
 
     head = tl.load(words_ptr + block * 36, mask=live, other=0)
     d = (head & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -45,9 +45,7 @@ def quantize_weight(weight_OI: torch.Tensor, *, rows: int = 1024) -> Fp8Weight:
     return Fp8Weight(data_OI, scale_O)
 
 
-def linear(
-    x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tensor | None = None
-) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor | Fp8Weight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """x [..., I] times the weight [O, I], plus the bias, in the dtype of x; in e4m3 where the weight is."""
     if not isinstance(weight, Fp8Weight):
         return functional.linear(x, weight, bias_O)
@@ -55,12 +53,7 @@ def linear(
     scale_1O = weight.scale_O[None, :]
     if x.is_cuda:
         y_NO = torch._scaled_mm(
-            xq_NI,
-            weight.data_OI.t(),
-            scale_a=scale_N1,
-            scale_b=scale_1O,
-            out_dtype=x.dtype,
-            use_fast_accum=True,
+            xq_NI, weight.data_OI.t(), scale_a=scale_N1, scale_b=scale_1O, out_dtype=x.dtype, use_fast_accum=True
         )
     else:
         y_NO = ((xq_NI.float() @ weight.data_OI.float().t()) * scale_N1 * scale_1O).to(x.dtype)

@@ -124,9 +124,7 @@ def distill_head(
     """
     learns = x_ND.requires_grad or w_VD.requires_grad or grad_w is not None
     with_grad = torch.is_grad_enabled() and learns
-    job = _Job(
-        t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, logits, softcaps, grad_w, with_grad
-    )
+    job = _Job(t_NE, wt_RE, labels_N, objective, vocabulary, n_valid, chunk, logits, softcaps, grad_w, with_grad)
     _check(x_ND, w_VD, job)
     run = cast(Callable[..., tuple[Tensor, ...]], _Head.apply)
     return HeadOut(*run(x_ND, w_VD, job))

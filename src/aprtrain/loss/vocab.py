@@ -17,12 +17,8 @@ _ALIGNMENT = 64  # rows; what the matrix units of a GPU like
 _PAD = re.compile(r"\[PAD(\d+)\]|<\|pad_(\d+)\|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LITERAL = (TokenType.CONTROL, TokenType.USER_DEFINED)
-_OTHERWISE = (
-    "distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote"
-)
-_SUPERSET = (
-    "--vocab-policy renormalise learns from the shared tokens alone, if the teacher hardly uses the others"
-)
+_OTHERWISE = "distil into a student that has the teacher's tokenizer, or train it on text that the teacher wrote"
+_SUPERSET = "--vocab-policy renormalise learns from the shared tokens alone, if the teacher hardly uses the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +52,7 @@ class Vocabulary:
 
 
 def align(
-    teacher: Tokenizer | None,
-    student: Tokenizer | None,
-    teacher_rows: int,
-    student_rows: int,
-    policy: str = "shared",
+    teacher: Tokenizer | None, student: Tokenizer | None, teacher_rows: int, student_rows: int, policy: str = "shared"
 ) -> Vocabulary:
     """The vocabulary that a teacher's and a student's tokenizer share.
 

@@ -28,9 +28,7 @@ Part = tuple[str, int]
 
 def _layer_parts(s: Shape) -> list[tuple[str, int | None, list[Part]]]:
     """(parameter of Block, columns (None for a vector), its parts in order) of one layer."""
-    qkv = [
-        (f"self_attn.{x}_proj", rows) for x, rows in zip("qkv", (s.q_rows, s.kv_rows, s.kv_rows), strict=True)
-    ]
+    qkv = [(f"self_attn.{x}_proj", rows) for x, rows in zip("qkv", (s.q_rows, s.kv_rows, s.kv_rows), strict=True)]
     gate_up = [("mlp.gate_proj", s.d_ffn), ("mlp.up_proj", s.d_ffn)]
     out, down = [("self_attn.o_proj", s.d_model)], [("mlp.down_proj", s.d_model)]
     before_mlp = "pre_feedforward_layernorm" if s.post_norms else "post_attention_layernorm"
@@ -97,9 +95,7 @@ def head_name(shape: Shape) -> str:
     return "embed" if shape.tied else "head"
 
 
-def _empty(
-    cols: int | None, parts: list[Part], dtype: torch.dtype, device: torch.device | str
-) -> nn.Parameter:
+def _empty(cols: int | None, parts: list[Part], dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
     """NaN until it is loaded, so that a tensor that never was cannot go unseen."""
     rows = sum(rows for _, rows in parts)
     size = (rows,) if cols is None else (rows, cols)
@@ -192,9 +188,7 @@ class Block(nn.Module):
 
     def _mlp(self, y_NTD: Tensor) -> Tensor:
         gate, up = linear(y_NTD, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        acted = (
-            functional.silu(gate) if self.shape.act == "silu" else functional.gelu(gate, approximate="tanh")
-        )
+        acted = functional.silu(gate) if self.shape.act == "silu" else functional.gelu(gate, approximate="tanh")
         return linear(acted * up, self.down, self.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -213,9 +207,7 @@ class Decoder(nn.Module):
     norm: Tensor
     head: Tensor
 
-    def __init__(
-        self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
         """A network whose parameters are NaN until their values are written."""
         super().__init__()
         self.shape = shape

@@ -135,8 +135,7 @@ def shape_of(h: Hyperparams, row: Architecture | None) -> Shape:
     sizes = _sizes(h)
     if h.rms_norm_eps is None:
         raise RefusedError(
-            "the model does not give its rms_norm_eps",
-            hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE",
+            "the model does not give its rms_norm_eps", hint="set it first: apr stamp FILE --set rms_norm_eps=VALUE"
         )
     for feature in ("use_bidirectional_attention", "num_local_experts", "clip_qkv"):
         if h.extra.get(feature):
@@ -248,8 +247,7 @@ def _rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rop
     kind = str(scaling.get("rope_type", "default")).lower()
     if kind not in _SCALINGS or (kind == "dynamic" and scaling.get("alpha")):
         raise UnsupportedError(
-            f"rope scaling {kind!r} cannot be trained",
-            hint=f"known are {', '.join(_SCALINGS)} (dynamic without alpha)",
+            f"rope scaling {kind!r} cannot be trained", hint=f"known are {', '.join(_SCALINGS)} (dynamic without alpha)"
         )
     # Computed in float32 as transformers does it, so that long positions give the same angles.
     exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
@@ -265,9 +263,7 @@ def _rope_of(h: Hyperparams, theta: float, scaling: Mapping[str, object]) -> Rop
     return Rope(tuple(inv_freq.tolist()), factor)
 
 
-def _yarn(
-    h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor
-) -> tuple[Tensor, float]:
+def _yarn(h: Hyperparams, theta: float, scaling: Mapping[str, object], inv_freq: Tensor) -> tuple[Tensor, float]:
     """Frequencies and attention factor of yarn (Peng et al., arXiv 2309.00071, section 3.2).
 
     Slow pairs are stretched, fast ones are not. A pair turns r times within the original context; from `beta_fast`
@@ -302,12 +298,7 @@ def _mapping(value: object) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {}
 
 
-_WIDTHS = {
-    "hidden": "hidden_size",
-    "ffn": "intermediate_size",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-}
+_WIDTHS = {"hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads", "kv_heads": "num_kv_heads"}
 
 
 def to_hparams(base: Hyperparams, layers: tuple[int, ...], widths: Mapping[str, int]) -> Hyperparams:

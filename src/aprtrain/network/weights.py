@@ -74,9 +74,7 @@ def open_network(path: str | os.PathLike[str]) -> Network:
     model, path = aprfmt.open(path), Path(path)
     try:
         if not model.tensors:
-            raise RefusedError(
-                "the file holds no tensors", path=path, hint="give the file that holds the weights"
-            )
+            raise RefusedError("the file holds no tensors", path=path, hint="give the file that holds the weights")
         c = canonical(model, decoding=AS_VALUES)
         shape = shape_of(c.hparams, c.arch)
         assert c.arch is not None
@@ -100,9 +98,7 @@ def _check_frequencies(c: Canonical) -> None:
     if stored is None or scaling_of(c.hparams):
         return
     if (stored.numpy() != 1).any():
-        raise UnsupportedError(
-            "the rope frequencies are not those of a known scaling", path=c.model.path, tensor=FREQS
-        )
+        raise UnsupportedError("the rope frequencies are not those of a known scaling", path=c.model.path, tensor=FREQS)
 
 
 _BEGINNING = 4096
@@ -144,9 +140,7 @@ def whole(network: Network, name: str, dtype: torch.dtype = torch.float32) -> Te
     return torch.cat([*values(tensor, dtype, network.path), torch.empty(0, dtype=dtype)]).view(tensor.shape)
 
 
-def load_decoder(
-    network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> Decoder:
+def load_decoder(network: Network, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Decoder:
     """The network with its weights, read piece by piece: no tensor is held in another dtype.
 
     Raises CorruptError for NaN or infinite values, RefusedError for a matrix of zeros.
@@ -193,9 +187,7 @@ def check_values(network: Network, name: str, pieces: Iterable[Tensor]) -> None:
     seen = False
     for piece in pieces:
         if not bool(torch.isfinite(piece).all()):
-            raise CorruptError(
-                "the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED
-            )
+            raise CorruptError("the tensor holds NaN or infinite values", path=network.path, tensor=name, hint=DAMAGED)
         seen = seen or bool(piece.any())
     check_not_zero(network, name, 2, seen)
 

@@ -204,12 +204,7 @@ class FlatAdamW:
 
     is_sharded = False
 
-    def __init__(
-        self,
-        network: torch.nn.Module,
-        settings: Settings = Settings(),
-        world: World | None = None,
-    ) -> None:
+    def __init__(self, network: torch.nn.Module, settings: Settings = Settings(), world: World | None = None) -> None:
         """The network computes in the dtype of its parameters from now on."""
         self._parameters = dict(network.named_parameters())
         self.shapes: Mapping[str, tuple[int, ...]] = {n: tuple(p.shape) for n, p in self._parameters.items()}

@@ -18,27 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from aprfmt.errors import (
-    MissingDependencyError,
-    NotFoundError,
-    UnknownFormatError,
-    UsageError,
-    storage_errors,
-)
-from aprfmt.html.page import (
-    Mark,
-    Series,
-    chart,
-    facts,
-    fold,
-    grid,
-    heading,
-    is_wide,
-    page,
-    table,
-    text,
-    tiles,
-)
+from aprfmt.errors import MissingDependencyError, NotFoundError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.html.page import Mark, Series, chart, facts, fold, grid, heading, is_wide, page, table, text, tiles
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.io.source import is_file
 from aprfmt.text import format_clock, format_number
@@ -322,9 +303,7 @@ def _checkpoints(
 # --- what the run is ---
 
 
-def _models(
-    metadata: JsonObject, config: JsonObject
-) -> tuple[dict[str, Any] | None, dict[str, Any], str | None]:
+def _models(metadata: JsonObject, config: JsonObject) -> tuple[dict[str, Any] | None, dict[str, Any], str | None]:
     """Teacher, student, and the name of the data."""
     teacher, student = _mapping(metadata.get("teacher")), _mapping(metadata.get("student"))
     source = next((config[k] for k in ("student", "init", "like", "teacher") if config.get(k)), None)
@@ -383,9 +362,7 @@ def _panels(body: RunReport) -> Iterator[_Panel]:
         yield _Panel("Loss", [_curve(body, "train", "loss", 0)])
     teacher = _scores(body, "teacher", "teacher_ce", 2)
     level = Series("teacher", teacher.xs, teacher.ys, "level", 2)
-    yield _Panel(
-        "Cross entropy, nats", [_curve(body, "train", "ce", 0), _scores(body, "held-out", "ce", 1), level]
-    )
+    yield _Panel("Cross entropy, nats", [_curve(body, "train", "ce", 0), _scores(body, "held-out", "ce", 1), level])
     kl = [_curve(body, "train, T = 1", "kl1", 0), _scores(body, "held-out", "kl", 1)]
     yield _Panel("KL to the teacher, nats", kl if t == 1 else [*kl, _curve(body, soft, "kl", 3)])
     same = [_curve(body, "train", "agreement", 0), _scores(body, "held-out", "agreement", 1)]
@@ -398,9 +375,7 @@ def _panels(body: RunReport) -> Iterator[_Panel]:
     yield _Panel("Peak memory, GiB", [_curve(body, "peak", "memory_bytes", 0, _GIB, look="exact")], zero=True)
 
 
-def _curve(
-    body: RunReport, name: str, key: str, colour: int, unit: float = 1.0, look: str = "line"
-) -> Series:
+def _curve(body: RunReport, name: str, key: str, colour: int, unit: float = 1.0, look: str = "line") -> Series:
     ys = body["curves"].get(key, [])
     xs = [x or 0 for x in body["curves"].get("tokens", [])] if ys else []
     return Series(name, xs, [None if y is None else y / unit for y in ys], look, colour)
@@ -638,8 +613,7 @@ def png(body: RunReport) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingDependencyError(
-            "a picture of the curves needs matplotlib",
-            hint="pip install matplotlib, or write a page: -o report.html",
+            "a picture of the curves needs matplotlib", hint="pip install matplotlib, or write a page: -o report.html"
         ) from error
     panels = [p for p in _panels(body) if any(y is not None for s in p.series for y in s.ys)]
     rows = max(1, -(-len(panels) // 3))

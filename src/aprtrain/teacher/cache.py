@@ -65,14 +65,7 @@ class Store:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        part: str,
-        n: int,
-        size: tuple[int, int],
-        dtype: torch.dtype,
-        *,
-        writes: bool = True,
+        self, folder: Path, part: str, n: int, size: tuple[int, int], dtype: torch.dtype, *, writes: bool = True
     ) -> None:
         """Opens the states of `n` windows, or makes room for them. Raises NotFoundError, StorageError."""
         self.size = size
@@ -229,9 +222,7 @@ class CachedHidden:
         if not self._store.has(windows):
             return None
         on_gpu = self._device.type == "cuda"
-        states_NTD = torch.empty(
-            (len(windows), *self._store.size), dtype=self._store.dtype, pin_memory=on_gpu
-        )
+        states_NTD = torch.empty((len(windows), *self._store.size), dtype=self._store.dtype, pin_memory=on_gpu)
         done = []
         for row_TD, window in zip(states_NTD, windows, strict=True):
             if window < 0:

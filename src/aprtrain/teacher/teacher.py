@@ -26,15 +26,7 @@ from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, head_name, hf_parts, parts_of, soft_cap
 from aprtrain.network.shape import Shape
-from aprtrain.network.weights import (
-    CHECKED,
-    Network,
-    check_values,
-    fill,
-    load_decoder,
-    stays_blocks,
-    upload_blocks,
-)
+from aprtrain.network.weights import CHECKED, Network, check_values, fill, load_decoder, stays_blocks, upload_blocks
 
 RESIDENCIES = ("bf16", "q4k", "fp8")
 
@@ -109,9 +101,7 @@ class BlocksDecoder(Decoder):
             self._put(parameter, target)
             first = 0
             for part in parts:
-                self._targets[self.get_submodule(owner)].append(
-                    (part, target.narrow(0, first, part.shape[0]))
-                )
+                self._targets[self.get_submodule(owner)].append((part, target.narrow(0, first, part.shape[0])))
                 first += part.shape[0]
 
     @property
@@ -221,9 +211,7 @@ def convert_to_fp8(decoder: Decoder, sample_NT: Tensor, n_real: int) -> Gate:
     )
 
 
-def compare(
-    decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, kept: tuple[str, ...]
-) -> Gate:
+def compare(decoder: Decoder, before_SD: Tensor, after_SD: Tensor, n_real: int, kept: tuple[str, ...]) -> Gate:
     """The Gate of two sets of hidden states under the decoder's head, a chunk of positions at a time."""
     # Logits in bf16 would tie and flip first choices, and add a difference of their own.
     head_VD = decoder.head_weight[:n_real].to(torch.float16 if before_SD.is_cuda else torch.float32)

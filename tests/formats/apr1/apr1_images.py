@@ -35,15 +35,7 @@ def v1_bytes(metadata: bytes = SMALL_METADATA, payload: bytes = b"", **header: A
 
 def v2_head(magic: bytes = b"APR2", flags: int = 0, **fields: int) -> bytes:
     """A 64-byte v2 header with a CRC that fits."""
-    values = {
-        "count": 0,
-        "metadata": 64,
-        "size": 2,
-        "index": 128,
-        "data": 128,
-        "major": 2,
-        "minor": 0,
-    } | fields
+    values = {"count": 0, "metadata": 64, "size": 2, "index": 128, "data": 128, "major": 2, "minor": 0} | fields
     head = struct.pack("<4sBBHI", magic, values["major"], values["minor"], flags, values["count"])
     head += struct.pack("<QIQQ", values["metadata"], values["size"], values["index"], values["data"])
     return head + struct.pack("<I", zlib.crc32(head + bytes(20))) + bytes(20)

@@ -60,9 +60,7 @@ def test_first_edition(vector: Vector, records: dict[str, Any]) -> None:
 def test_first_edition_under_the_v1_magic_with_its_bf16(put: Put) -> None:
     name = b"\1\0w" + bytes([2, 1]) + struct.pack("<QQQ", 2, 0, 4)
     head = v2_head(b"APRN", count=1, size=18, data=192)
-    body = (
-        b'{"model_type":"m"}'.ljust(64, b"\0") + name.ljust(64, b"\0") + b"\x80\x3f\x00\x40".ljust(64, b"\0")
-    )
+    body = b'{"model_type":"m"}'.ljust(64, b"\0") + name.ljust(64, b"\0") + b"\x80\x3f\x00\x40".ljust(64, b"\0")
     with aprfmt.open(put(with_footer(head + body))) as model:
         assert model.label == "APRN (v2 layout)"
         tensor = model.tensors["w"]
@@ -156,9 +154,7 @@ def test_bad_apr1_containers(put: Put, data: bytes, kind: type[AprError]) -> Non
         aprfmt.open(put(data))
 
 
-def test_a_section_beyond_its_limit_is_refused_before_it_is_read(
-    put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_section_beyond_its_limit_is_refused_before_it_is_read(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     from aprfmt.formats import apr_legacy
 
     monkeypatch.setattr(apr_legacy, "MAX_METADATA_BYTES", 4)
@@ -167,11 +163,7 @@ def test_a_section_beyond_its_limit_is_refused_before_it_is_read(
 
 
 def test_tensors_may_share_all_their_bytes(put: Put) -> None:
-    shared = [
-        ENTRY,
-        ENTRY | {"name": "tied"},
-        {"name": "e", "dtype": "F32", "shape": [0], "offset": 8, "size": 0},
-    ]
+    shared = [ENTRY, ENTRY | {"name": "tied"}, {"name": "e", "dtype": "F32", "shape": [0], "offset": 8, "size": 0}]
     with aprfmt.open(put(apr1_bytes(shared, f32(list(range(8)))))) as model:
         assert bytes(model.tensors["tied"].raw()) == bytes(model.tensors["w"].raw())
         assert model.tensors["w"].shape == (2, 4)
@@ -198,9 +190,7 @@ def test_wrappers(put: Put, magic: bytes, algorithm: int) -> None:
 @pytest.mark.parametrize("crc", ["good", "zero"])
 def test_output_of_the_gguf_converter(put: Put, crc: str) -> None:
     payload = b'{"layers":[1,2]}'
-    index = json.dumps(
-        [{"name": "weights", "dtype": "json", "shape": [16], "offset": 0, "size": 16}]
-    ).encode()
+    index = json.dumps([{"name": "weights", "dtype": "json", "shape": [16], "offset": 0, "size": 16}]).encode()
     meta = b'{"architecture":"llama","hidden_size":64}'
     head = v2_head(b"APR\0", count=1, size=len(meta), data=128 + len(index))
     if crc == "zero":

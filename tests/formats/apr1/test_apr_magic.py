@@ -32,13 +32,7 @@ def tuner(magic: bytes, text: bytes) -> bytes:
 
 
 def test_every_vector_is_what_its_name_says(vectors_dir: Path, records: dict[str, dict[str, Any]]) -> None:
-    expected = {
-        "v1": "apr-v1",
-        "v2": "apr-v2",
-        "apr1": "apr-legacy",
-        "wrapper": "apr-legacy",
-        "v2c": "apr-legacy",
-    }
+    expected = {"v1": "apr-v1", "v2": "apr-v2", "apr1": "apr-legacy", "wrapper": "apr-legacy", "v2c": "apr-legacy"}
     for name, record in records.items():
         if record["file"].startswith("golden/"):
             kind = "apr-legacy" if name.startswith("legacy_") else expected[record["kind"]]
@@ -76,10 +70,7 @@ def test_every_vector_is_what_its_name_says(vectors_dir: Path, records: dict[str
         (wrap(b"APR\0", 0, EMPTY_APR1), "apr-legacy"),
         (wrap(b"APR\0", 1, lz4.block.compress(EMPTY_APR1)), "apr-legacy"),
         (wrap(b"APR\0", 2, zstandard.compress(EMPTY_APR1)), "apr-legacy"),
-        (
-            wrap(b"APR\0", 2, zstandard.compress(bytes(256)), 256),
-            "apr-legacy",
-        ),  # low byte of the length is 0, as in v2
+        (wrap(b"APR\0", 2, zstandard.compress(bytes(256)), 256), "apr-legacy"),  # low byte of the length is 0, as in v2
         (tuner(b"APR1", b'{"kind":1}'), "unsupported"),
         (tuner(b"APR2", b"[1,2,3]"), "unsupported"),
         (b"APR1", "corrupt"),
@@ -103,9 +94,7 @@ def test_detection(put: Put, data: bytes, expected: str) -> None:
         assert aprfmt.detect(put(data)) == expected
 
 
-@pytest.mark.parametrize(
-    ("magic", "text", "what"), [(b"APR1", b"{}", "tuner model"), (b"APR2", b"[]", "samples")]
-)
+@pytest.mark.parametrize(("magic", "text", "what"), [(b"APR1", b"{}", "tuner model"), (b"APR2", b"[]", "samples")])
 def test_tuner_caches_are_named(put: Put, magic: bytes, text: bytes, what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
         aprfmt.open(put(tuner(magic, text)))
@@ -122,9 +111,7 @@ def test_a_json_index_is_told_from_a_binary_one(put: Put) -> None:
     body = b"{}".ljust(64) + index + b"{}"
     head = v2_head(b"APR\0", 0, data=128 + len(index))
     assert aprfmt.detect(put(head + body)) == "apr-legacy"
-    assert (
-        aprfmt.detect(put(head[:40] + bytes(4) + head[44:] + body)) == "apr-legacy"
-    )  # header CRC never written
+    assert aprfmt.detect(put(head[:40] + bytes(4) + head[44:] + body)) == "apr-legacy"  # header CRC never written
     assert aprfmt.detect(put(v2_head(b"APR\0", 0x0400, data=128 + len(index)) + body)) == "apr-v2"
 
 

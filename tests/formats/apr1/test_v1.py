@@ -54,9 +54,7 @@ def test_reads_the_vectors(records: dict[str, Any], vector: Vector, name: str) -
     assert file.metadata_bytes.hex() == record["v1_metadata_msgpack_hex"]
     assert file.metadata == record["v1_metadata"]
     assert hashlib.sha256(file.stored_payload).hexdigest() == record["v1_payload_sha256"]
-    expected = (
-        record.get("plaintext_sha256") or record["reference_verdict"]["v1_load"]["ok"]["payload_sha256"]
-    )
+    expected = record.get("plaintext_sha256") or record["reference_verdict"]["v1_load"]["ok"]["payload_sha256"]
     assert hashlib.sha256(file.payload).hexdigest() == expected
     assert file.warnings == []
 
@@ -77,9 +75,7 @@ def test_the_stored_metadata_can_be_written_again(vector: Vector, tmp_path: Path
     file, path = aprfmt.read_v1(vector(name)), tmp_path / "out.apr"
     head = file.header
     options = {key: head[key] for key in ("model_type", "compression", "flags")}
-    aprfmt.write_v1(
-        path, file.payload, metadata=file.metadata_bytes, quality=head["quality"] or None, **options
-    )
+    aprfmt.write_v1(path, file.payload, metadata=file.metadata_bytes, quality=head["quality"] or None, **options)
     again = aprfmt.read_v1(path)
     assert (again.metadata_bytes, again.payload) == (file.metadata_bytes, file.payload)
     if head["compression"] == 0:
@@ -220,10 +216,7 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
     from aprfmt.io import compress
 
     plain = bytes(40 << 20)
-    for unpack, packed in (
-        (compress.unzstd, zstandard.compress(plain)),
-        (compress.unlz4, lz4.block.compress(plain)),
-    ):
+    for unpack, packed in ((compress.unzstd, zstandard.compress(plain)), (compress.unlz4, lz4.block.compress(plain))):
         assert len(unpack(packed, "x", 40 << 20)) == 40 << 20
         with pytest.raises(LimitError):
             unpack(packed, "x", (40 << 20) - 1)
@@ -231,9 +224,7 @@ def test_a_small_file_cannot_unpack_to_more_than_the_limit(put: Put, monkeypatch
         compress.unlz4(struct.pack("<I", 512 << 20) + b"\x10a", "x")
 
 
-def test_a_payload_far_beyond_its_announced_size_is_refused(
-    put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_far_beyond_its_announced_size_is_refused(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
     import zstandard
 
     monkeypatch.setattr(apr1, "_UNANNOUNCED_BYTES", 1 << 20)
@@ -255,9 +246,7 @@ def test_zstd_frames_are_read_to_their_end() -> None:
         unzstd(one + b"rubbish", "x")
 
 
-@pytest.mark.parametrize(
-    "packed", [b"", b"\0", b"\5\0\0\0", b"\5\0\0\0\x30abc", b"\5\0\0\0\xf0", b"\1\0\0\0\x20ab"]
-)
+@pytest.mark.parametrize("packed", [b"", b"\0", b"\5\0\0\0", b"\5\0\0\0\x30abc", b"\5\0\0\0\xf0", b"\1\0\0\0\x20ab"])
 def test_damaged_lz4_is_refused(packed: bytes) -> None:
     from aprfmt.io.compress import unlz4
 
@@ -288,9 +277,6 @@ def test_hostile_files_give_apr_errors_only(
 ) -> None:
     names = ("metadata_size", "payload_size", "uncompressed_size")
     header = {"compression": compression, "flags": flags, **dict(zip(names, sizes, strict=True))}
-    for raw in (
-        v1_bytes(payload=payload, compression=compression, flags=flags),
-        v1_bytes(metadata, payload, **header),
-    ):
+    for raw in (v1_bytes(payload=payload, compression=compression, flags=flags), v1_bytes(metadata, payload, **header)):
         with contextlib.suppress(AprError):
             _ = aprfmt.read_v1(put(raw), password="p").payload

@@ -52,9 +52,7 @@ def test_writes_the_signed_vector(vector: Vector, golden_payload: bytes, tmp_pat
 def test_writes_the_encrypted_vector(vector: Vector, golden_payload: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.apr"
     draws = entropy(bytes(range(16)), bytes(range(100, 112)))
-    aprfmt.write_v1(
-        path, golden_payload, model_type=1, metadata=META, password="correct horse", entropy=draws
-    )
+    aprfmt.write_v1(path, golden_payload, model_type=1, metadata=META, password="correct horse", entropy=draws)
     assert path.read_bytes() == vector("v1_encrypted_password").read_bytes()
 
 
@@ -154,9 +152,7 @@ def test_recipient_layout(tmp_path: Path) -> None:
     stored = aprfmt.read_v1(path).stored_payload
     public = X25519PrivateKey.from_private_bytes(ephemeral).public_key().public_bytes_raw()
     assert stored[:52] == public + RECIPIENT_PUBLIC[:8] + nonce
-    secret = X25519PrivateKey.from_private_bytes(RECIPIENT).exchange(
-        X25519PublicKey.from_public_bytes(public)
-    )
+    secret = X25519PrivateKey.from_private_bytes(RECIPIENT).exchange(X25519PublicKey.from_public_bytes(public))
     key = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"apr-v1-encrypt").derive(secret)
     assert AESGCM(key).decrypt(nonce, stored[52:], None) == b"plain"
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-MINIMAL = (
-    b'{"model_type":"","license":null,"data_source":null,"data_license":null,"total_size":0,"param_count":0}'
-)
+MINIMAL = b'{"model_type":"","license":null,"data_source":null,"data_license":null,"total_size":0,"param_count":0}'
 
 
 def pad64(data: bytes) -> bytes:
@@ -34,9 +32,7 @@ class Image:
 
     def build(self) -> bytes:
         index = b"".join(
-            struct.pack("<H", len(name))
-            + name
-            + struct.pack(f"<BB{len(dims)}QQQ", dtype, len(dims), *dims, *span)
+            struct.pack("<H", len(name)) + name + struct.pack(f"<BB{len(dims)}QQQ", dtype, len(dims), *dims, *span)
             for name, dtype, dims, *span in self.entries
         )
         index += self.index_tail

@@ -36,16 +36,11 @@ VECTORS = Path(__file__).resolve().parents[3] / "fixtures" / "vectors"
 
 
 def one(size: int = 4, dims: tuple[int, ...] = (1,), dtype: int = F32, offset: int = 0) -> dict[str, object]:
-    return {
-        "entries": [(b"t", dtype, dims, offset, size)],
-        "blobs": bytes(max(size, 64) if size < 4096 else 64),
-    }
+    return {"entries": [(b"t", dtype, dims, offset, size)], "blobs": bytes(max(size, 64) if size < 4096 else 64)}
 
 
 def test_fields_of_an_opened_model(write_image: Write) -> None:
-    path = write_image(
-        entries=[(b"a", F32, (2, 3), 0, 24)], blobs=struct.pack("<6f", *range(6)), flags=0xF620
-    )
+    path = write_image(entries=[(b"a", F32, (2, 3), 0, 24)], blobs=struct.pack("<6f", *range(6)), flags=0xF620)
     with apr2.open_model(path) as model:
         tensor = model.tensors["a"]
         assert (tensor.dtype, tensor.shape, tensor.n_bytes) == ("F32", (2, 3), 24)
@@ -85,9 +80,7 @@ ILLEGAL = [
 
 
 @pytest.mark.parametrize(("dtype", "dims", "size"), ILLEGAL)
-def test_sizes_that_do_not_fit_the_shape(
-    write_image: Write, dtype: int, dims: tuple[int, ...], size: int
-) -> None:
+def test_sizes_that_do_not_fit_the_shape(write_image: Write, dtype: int, dims: tuple[int, ...], size: int) -> None:
     with pytest.raises(CorruptError, match="do not hold"):
         apr2.open_model(write_image(**one(size, dims, dtype)))
 
@@ -174,12 +167,7 @@ def test_zero_entries_are_no_entries(write_image: Write) -> None:
 
 
 def test_identical_extents_and_empty_tensors_may_share(write_image: Write) -> None:
-    entries = [
-        (b"a", U8, (8,), 0, 8),
-        (b"b", U8, (8,), 0, 8),
-        (b"c", U8, (0,), 4, 0),
-        (b"d", U8, (8,), 64, 8),
-    ]
+    entries = [(b"a", U8, (8,), 0, 8), (b"b", U8, (8,), 0, 8), (b"c", U8, (0,), 4, 0), (b"d", U8, (8,), 64, 8)]
     with apr2.open_model(write_image(entries=entries, blobs=bytes(128))) as model:
         assert len(model.tensors) == 4
 
@@ -226,9 +214,7 @@ def true_dtypes(metadata: dict[str, object], **fields: object) -> dict[str, obje
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_true_dtypes(write_image: Write, filler: int, elsewhere: bool) -> None:
     values: dict[str, object] = {"model_type": "m", "x": '","aprfmt.tensors":{' + "x" * filler}
-    values |= {
-        "aprfmt.tensors": {"t": {"dtype": "Q4_1", "shape": [32]}, "gone": {"dtype": "Q4_1", "shape": [32]}}
-    }
+    values |= {"aprfmt.tensors": {"t": {"dtype": "Q4_1", "shape": [32]}, "gone": {"dtype": "Q4_1", "shape": [32]}}}
     fields = true_dtypes(values)
     if elsewhere:  # not the last key, as another tool may write it
         fields["metadata"] = json.dumps(dict(reversed(values.items()))).encode()
@@ -238,9 +224,7 @@ def test_true_dtypes(write_image: Write, filler: int, elsewhere: bool) -> None:
 
 
 def test_a_nested_key_of_that_name_is_no_true_dtype(write_image: Write) -> None:
-    metadata = (
-        b'{"x":"' + b"x" * 70_000 + b'","y":{"a":1,"aprfmt.tensors":{"t":{"dtype":"Q4_1","shape":[32]}}}}'
-    )
+    metadata = b'{"x":"' + b"x" * 70_000 + b'","y":{"a":1,"aprfmt.tensors":{"t":{"dtype":"Q4_1","shape":[32]}}}}'
     with apr2.open_model(write_image(**{**true_dtypes({}), "metadata": metadata})) as model:
         assert model.tensors["t"].dtype == "U8"
 
@@ -273,9 +257,7 @@ SEEDS = [p.read_bytes() for p in sorted((VECTORS / "golden").glob("v2_*.apr")) i
     st.lists(st.tuples(st.integers(0, 1999), st.integers(0, 255)), max_size=6),
     st.integers(0, 40),
 )
-def test_damaged_files_raise_nothing_but_apr_errors(
-    seed: bytes, edits: list[tuple[int, int]], cut: int
-) -> None:
+def test_damaged_files_raise_nothing_but_apr_errors(seed: bytes, edits: list[tuple[int, int]], cut: int) -> None:
     data = bytearray(seed)
     for at, value in edits:
         data[at % len(data)] = value

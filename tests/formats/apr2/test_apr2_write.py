@@ -39,11 +39,7 @@ def test_arrays_come_back(tmp_path: Path) -> None:
         assert got.dtype == want.dtype.newbyteorder("<") or want.dtype == bool, name
         assert np.array_equal(got, want), name
     with aprfmt.open(path) as model:
-        assert (model.tensors["?"].dtype, model.tensors["u2"].dtype, model.tensors["u1"].dtype) == (
-            "BOOL",
-            "U16",
-            "U8",
-        )
+        assert (model.tensors["?"].dtype, model.tensors["u2"].dtype, model.tensors["u1"].dtype) == ("BOOL", "U16", "U8")
         assert set(model.metadata["aprfmt.tensors"]) == {"?", "i2", "u2", "u4", "u8"}
 
 
@@ -53,9 +49,7 @@ def test_every_dtype_keeps_bytes_dtype_and_shape(dtype: str, tmp_path: Path) -> 
     shape = (2, 3, 256)
     data = bytes(i * 7 & 255 for i in range(row.n_bytes(shape)))
     path = tmp_path / "t.apr"
-    save_file(
-        {"t": RawTensor(dtype, shape, data), "u": RawTensor("U8", (3,), b"abc")}, path, {"model_type": "m"}
-    )
+    save_file({"t": RawTensor(dtype, shape, data), "u": RawTensor("U8", (3,), b"abc")}, path, {"model_type": "m"})
     with apr2.open_model(path) as model:
         tensor = model.tensors["t"]
         assert (tensor.dtype, tensor.shape, bytes(tensor.raw())) == (dtype, shape, data)
@@ -69,9 +63,7 @@ def test_every_dtype_keeps_bytes_dtype_and_shape(dtype: str, tmp_path: Path) -> 
     ((), (1, 1)), ((256,), (1, 288)), ((2, 64), (2, 72)), ((2, 3, 32), (6, 36)), ((0, 32), (0, 0)), ((2, 0),
     (2, 0)),
 ])  # fmt: skip
-def test_stored_form_of_dtypes_without_an_id(
-    shape: tuple[int, ...], stored: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_stored_form_of_dtypes_without_an_id(shape: tuple[int, ...], stored: tuple[int, ...], tmp_path: Path) -> None:
     dtype = "BOOL" if not shape else "MXFP4" if shape == (0, 32) else "Q5_0" if shape[-1] == 0 else "Q4_K"
     if dtype == "Q4_K":
         dtype = "IQ4_NL" if shape != (256,) else "Q8_1"
@@ -100,9 +92,7 @@ def test_ninth_dimension_is_dropped(tmp_path: Path) -> None:
     with apr2.open_model(tmp_path / "d.apr") as model:
         assert model.tensors["t"].shape == (1,) * 8
     for more in (2, 0):  # the values are all there
-        save_file(
-            {"t": np.arange(more, dtype="<f4").reshape((1,) * 8 + (more,))}, tmp_path / "d.apr", force=True
-        )
+        save_file({"t": np.arange(more, dtype="<f4").reshape((1,) * 8 + (more,))}, tmp_path / "d.apr", force=True)
         assert load_file(tmp_path / "d.apr")["t"].shape == (1,) * 8 + (more,)
 
 

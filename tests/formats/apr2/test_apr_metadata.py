@@ -9,9 +9,7 @@ from aprfmt.errors import CorruptError, UsageError
 from aprfmt.formats import apr_metadata
 from aprfmt.formats.apr_metadata import GENERATIONS, TYPED_FIELDS, canonicalize_aliases, dump, parse
 
-MINIMAL = (
-    b'{"model_type":"","license":null,"data_source":null,"data_license":null,"total_size":0,"param_count":0}'
-)
+MINIMAL = b'{"model_type":"","license":null,"data_source":null,"data_license":null,"total_size":0,"param_count":0}'
 
 
 def test_typed_fields_are_those_of_the_format() -> None:
@@ -28,9 +26,7 @@ def test_empty_metadata_has_102_bytes() -> None:
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_generations_write_their_fields_and_are_recognised(generation: str) -> None:
     raw = dump({"model_type": "m", "rope_theta" if generation != "Gen0" else "name": None}, generation)
-    fields = [
-        name for name in GENERATIONS[generation] if generation != "Current" or name in json.loads(MINIMAL)
-    ]
+    fields = [name for name in GENERATIONS[generation] if generation != "Current" or name in json.loads(MINIMAL)]
     assert list(json.loads(raw)) == fields + (
         ["rope_theta"] if generation == "Gen0" and "rope_theta" in raw.decode() else []
     )
@@ -59,9 +55,7 @@ def test_typed_floats_are_f32_and_custom_ones_f64() -> None:
 
 
 def test_sub_objects_have_all_their_fields_and_no_others() -> None:
-    raw = dump(
-        {"sharding": {"shard_index": 1, "shard_count": 4, "total_size": 0, "other": 1}, "special_tokens": {}}
-    )
+    raw = dump({"sharding": {"shard_index": 1, "shard_count": 4, "total_size": 0, "other": 1}, "special_tokens": {}})
     assert b'"sharding":{"shard_count":4,"shard_index":1,"total_size":0,"pattern":null}' in raw
     assert b'"special_tokens":{"bos_token":null,"eos_token":null' in raw
 

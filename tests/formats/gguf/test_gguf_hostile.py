@@ -72,21 +72,13 @@ CASES: dict[str, tuple[bytes, type[AprError], str]] = {
     "dims count": (image([], [string(b"t") + b"\xff" * 24]), LimitError, "dimensions"),
     "dim over 2^63": (image([], [info(b"t", [0, 1 << 63], 0, 0)], bytes(32)), LimitError, "2^63"),
     "elements over 2^63": (image([], [info(b"t", [1 << 32] * 4, 0, 0)], bytes(32)), LimitError, "elements"),
-    "name cap": (
-        image([], [info(b"n" * (MAX_NAME_BYTES + 1), [4], 0, 0)], bytes(32)),
-        LimitError,
-        "a tensor name",
-    ),
+    "name cap": (image([], [info(b"n" * (MAX_NAME_BYTES + 1), [4], 0, 0)], bytes(32)), LimitError, "a tensor name"),
     "name twice": (image([], [ONE, info(b"t", [4], 0, 32)], bytes(64)), CorruptError, "one name"),
     "tensor type": (image([], [info(b"t", [4], 31, 0)], bytes(32)), UnsupportedError, "GGML type 31"),
     "row of half a block": (image([], [info(b"t", [48], 2, 0)], bytes(64)), CorruptError, "row of 48"),
     "unaligned": (image([], [info(b"t", [4], 0, 16)], bytes(64)), CorruptError, "alignment 32"),
     "outside": (image([], [info(b"t", [4], 0, 64)], bytes(64)), TruncatedError, "the file is"),
-    "far outside": (
-        image([], [info(b"t", [4], 0, (1 << 64) - 32)], bytes(64)),
-        TruncatedError,
-        "the file is",
-    ),
+    "far outside": (image([], [info(b"t", [4], 0, (1 << 64) - 32)], bytes(64)), TruncatedError, "the file is"),
     "too large": (image([], [info(b"t", [HUGE], 0, 0)], bytes(64)), TruncatedError, "the file is"),
     "overlap": (image([], [ONE, info(b"u", [4], 0, 0)], bytes(64)), CorruptError, "overlaps 't'"),
     "overlap inside": (
@@ -109,9 +101,7 @@ def test_refused(put: Put, name: str) -> None:
     assert caught.value.exit_code == 4
 
 
-@pytest.mark.parametrize(
-    "name", ["version 1", "big-endian version", "big-endian magic", "outside", "tensor type"]
-)
+@pytest.mark.parametrize("name", ["version 1", "big-endian version", "big-endian magic", "outside", "tensor type"])
 def test_the_hint_says_what_to_do(put: Put, name: str) -> None:
     with pytest.raises(AprError) as caught:
         aprfmt.open(put(CASES[name][0]))
@@ -181,11 +171,7 @@ def test_long_names_are_warned_of(put: Put) -> None:
 
 def test_every_cut_of_a_small_file_is_refused(put: Put) -> None:
     strings = array(STRING, 3, string(b"one") + string(b"") + string(b"three"))
-    pairs = [
-        pair(b"k", ARRAY, strings),
-        pair(b"n", ARRAY, array(ARRAY, 1, array(U32, 2, bytes(8)))),
-        alignment(32),
-    ]
+    pairs = [pair(b"k", ARRAY, strings), pair(b"n", ARRAY, array(ARRAY, 1, array(U32, 2, bytes(8)))), alignment(32)]
     data = image(pairs, [ONE, info(b"u", [256, 2], 12, 32)], bytes(32 + 288))
     aprfmt.open(put(data)).close()
     for size in [*range(len(data) - 300), *range(len(data) - 300, len(data), 13)]:

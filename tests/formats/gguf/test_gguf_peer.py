@@ -105,11 +105,7 @@ def test_value_types_are_those_of_the_package() -> None:
 
 
 def test_tensor_types_are_those_of_the_package() -> None:
-    mine = {
-        row.ggml_id: (row.name, row.block, row.block_bytes)
-        for row in DTYPES.values()
-        if row.ggml_id is not None
-    }
+    mine = {row.ggml_id: (row.name, row.block, row.block_bytes) for row in DTYPES.values() if row.ggml_id is not None}
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.constants.GGML_QUANT_SIZES.items()}
     newer = {number: row for number, row in mine.items() if number > max(theirs)}
     assert mine == theirs | newer
@@ -151,10 +147,7 @@ def test_a_file_of_the_package_is_read_equal(tmp_path: Path, alignment: int) -> 
 def test_our_bytes_are_those_of_the_package(tmp_path: Path, alignment: int) -> None:
     path, tensors = tmp_path / "peer.gguf", peer_tensors()
     write_peer(path, fields(), tensors, alignment)
-    assert (
-        to_bytes(layout(our_fields(alignment), out_tensors(tensors), alignment=alignment))
-        == path.read_bytes()
-    )
+    assert to_bytes(layout(our_fields(alignment), out_tensors(tensors), alignment=alignment)) == path.read_bytes()
 
 
 def test_bytes_without_tensors_are_those_of_the_package(tmp_path: Path) -> None:

@@ -83,9 +83,7 @@ def test_a_copy_under_the_name_of_another_part_is_refused(folder: Path) -> None:
         aprfmt.open(folder / name(1))
 
 
-def part(
-    path: Path, no: int, count: int, n_tensors: int, tensor: str, kind: GgufType = GgufType.UINT16
-) -> None:
+def part(path: Path, no: int, count: int, n_tensors: int, tensor: str, kind: GgufType = GgufType.UINT16) -> None:
     kv: list[KV] = [
         ("split.no", GgufType.UINT16, no),
         ("split.count", kind, count if kind is not GgufType.STRING else str(count)),

@@ -25,26 +25,13 @@ from aprfmt.limits import MAX_ARRAY_DEPTH
 T = GgufType
 Put = Callable[[bytes], Path]
 
-_BITS = {
-    T.UINT8: 8,
-    T.INT8: -8,
-    T.UINT16: 16,
-    T.INT16: -16,
-    T.UINT32: 32,
-    T.INT32: -32,
-    T.UINT64: 64,
-    T.INT64: -64,
-}
+_BITS = {T.UINT8: 8, T.INT8: -8, T.UINT16: 16, T.INT16: -16, T.UINT32: 32, T.INT32: -32, T.UINT64: 64, T.INT64: -64}
 
 
 def _scalars(kind: GgufType) -> st.SearchStrategy[Any]:
     if kind in _BITS:
         bits = _BITS[kind]
-        return (
-            st.integers(0, 2**bits - 1)
-            if bits > 0
-            else st.integers(-(2 ** (-bits - 1)), 2 ** (-bits - 1) - 1)
-        )
+        return st.integers(0, 2**bits - 1) if bits > 0 else st.integers(-(2 ** (-bits - 1)), 2 ** (-bits - 1) - 1)
     if kind is T.BOOL:
         return st.booleans()
     if kind is T.STRING:
@@ -141,9 +128,7 @@ def test_keys_of_no_or_too_many_bytes_are_refused(key: str) -> None:
         encode_kv(key, T.BOOL, True)
 
 
-def tensor(
-    name: str = "t", dtype: str = "F32", shape: tuple[int, ...] = (4,), n_bytes: int = 16
-) -> OutTensor:
+def tensor(name: str = "t", dtype: str = "F32", shape: tuple[int, ...] = (4,), n_bytes: int = 16) -> OutTensor:
     return OutTensor(name, dtype, shape, n_bytes, lambda: [bytes(n_bytes)])
 
 

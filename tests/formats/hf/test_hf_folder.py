@@ -191,9 +191,7 @@ def test_one_file_of_any_name(tmp_path: Path) -> None:
         assert list(model.tensors) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "names", [("x", "y"), (shard(1, 2)[:-12], "y"), (shard(1, 1)[:-12], shard(1, 2)[:-12])]
-)
+@pytest.mark.parametrize("names", [("x", "y"), (shard(1, 2)[:-12], "y"), (shard(1, 1)[:-12], shard(1, 2)[:-12])])
 def test_unclear_weights_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_shard(tmp_path / f"{name}.safetensors", "a")
@@ -218,12 +216,7 @@ def test_several_indexes_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("m.gguf", "m.gguf"),
-        ("m.apr", "m.apr"),
-        ("pytorch_model.bin", "safetensors"),
-        ("config.json", "expected"),
-    ],
+    [("m.gguf", "m.gguf"), ("m.apr", "m.apr"), ("pytorch_model.bin", "safetensors"), ("config.json", "expected")],
 )
 def test_other_folders_are_unknown(tmp_path: Path, name: str, hint: str) -> None:
     (tmp_path / name).write_bytes(b"{}")

@@ -152,9 +152,7 @@ class Library:
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
-def test_the_library_fetches_what_is_not_cached(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_fetches_what_is_not_cached(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(monkeypatch, tmp_path)
     assert hub.snapshot("hf://org/other@v1") == tmp_path
     ((repo, options),) = library.calls
@@ -183,9 +181,7 @@ def test_a_half_fetched_snapshot_is_completed_or_refused(
 ) -> None:
     folder = cache / "models--org--name" / "snapshots" / SHA
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    index = (
-        '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
-    )
+    index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(RefusedError, match="model-00002-of-00002"):
         aprfmt.open("hf://org/name")

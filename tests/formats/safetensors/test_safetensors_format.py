@@ -59,9 +59,7 @@ def samples() -> dict[str, torch.Tensor]:
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    return (
-        bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
-    )
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()) if tensor.numel() else b""
 
 
 def out_tensors(model: Model) -> list[OutTensor]:
@@ -125,9 +123,7 @@ def test_the_library_reads_our_file_equal(tmp_path: Path) -> None:
         assert file.metadata() == {"a": "é"}
     with aprfmt.open(path) as model:
         assert native(model, ours.SafetensorsNative).config_path is None
-        assert [t.n_bytes for t in model.tensors.values() if t.n_bytes] == [
-            t.n_bytes for t in mine if t.n_bytes
-        ]
+        assert [t.n_bytes for t in model.tensors.values() if t.n_bytes] == [t.n_bytes for t in mine if t.n_bytes]
 
 
 def test_no_metadata_is_no_key(tmp_path: Path) -> None:
@@ -244,9 +240,7 @@ def test_every_cut_is_refused(put: Put) -> None:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_we_accept_the_library_accepts(put: Put, data: st.DataObject) -> None:
-    good = image(
-        {"t": entry(), "u": entry("U8", [3], [8, 11]), "v": entry("I8", [0, 4], [11, 11])}, bytes(11)
-    )
+    good = image({"t": entry(), "u": entry("U8", [3], [8, 11]), "v": entry("I8", [0, 4], [11, 11])}, bytes(11))
     bad = bytearray(good)
     for position in data.draw(st.lists(st.integers(8, len(good) - 12), min_size=0, max_size=4)):
         bad[position] = data.draw(st.sampled_from(list(b'0123459"\\{}[]:, tuIF\x00\xff')))

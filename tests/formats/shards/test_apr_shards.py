@@ -38,9 +38,7 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fixture", ["tiny_apr", "tiny_q8"])
 @pytest.mark.parametrize("size", [1, 30_000, 60_000, 100_000, 10_000_000])
-def test_joined_shards_are_the_file(
-    fixture: str, size: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_joined_shards_are_the_file(fixture: str, size: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     source: Path = request.getfixturevalue(fixture)
     report = cut(source, tmp_path / "d", size)
     assert report["lossless"] is True

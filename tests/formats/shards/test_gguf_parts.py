@@ -87,9 +87,7 @@ def test_llama_cpp_loads_the_parts(tiny_gguf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.llama
-def test_parts_that_do_not_load_never_appear(
-    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_do_not_load_never_appear(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: str, n_tokens: int | None, name: str) -> dict[str, Any]:
         assert Path(path).exists()
         assert Path(name) == tmp_path / Path(path).name

@@ -48,8 +48,7 @@ def test_shard_validate_diff_join(tiny_apr: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
-    [(("--shard-size", "0"), 2), (("--shard-size", "x"), 2), (("--shard-size", "-1"), 2), ((), 5)],
+    ("words", "code"), [(("--shard-size", "0"), 2), (("--shard-size", "x"), 2), (("--shard-size", "-1"), 2), ((), 5)]
 )
 def test_refusals(
     tiny_apr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int
@@ -59,9 +58,7 @@ def test_refusals(
     assert list((tmp_path / "d").iterdir()) == []
 
 
-def test_a_file_is_not_replaced_by_a_folder(
-    tiny_apr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_not_replaced_by_a_folder(tiny_apr: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "d").write_text("mine")
     assert apr(capsys, "shard", tiny_apr, "-o", tmp_path / "d", "--force", "--json")[0] == 5
     assert (tmp_path / "d").read_text() == "mine"
@@ -99,6 +96,4 @@ def test_folders(tiny_apr: Path, tmp_path: Path, size: int | None, count: int) -
     if count > 1:
         value = json.loads(index.read_text())
         assert set(value["weight_map"].values()) == {path.name for path in weights}
-        assert value["metadata"]["total_size"] == sum(
-            t.n_bytes for t in aprfmt.open(tiny_apr).tensors.values()
-        )
+        assert value["metadata"]["total_size"] == sum(t.n_bytes for t in aprfmt.open(tiny_apr).tensors.values())

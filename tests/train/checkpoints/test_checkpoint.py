@@ -20,16 +20,7 @@ from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, Storag
 from aprfmt.llama.client import Llama
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import (
-    BEST,
-    LATEST,
-    LINEAGE,
-    Host,
-    Identity,
-    copy_state,
-    save_model,
-    save_state,
-)
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, Host, Identity, copy_state, save_model, save_state
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network
 from aprtrain.optim.adamw import FlatAdamW, Settings, load_states, states
@@ -66,9 +57,7 @@ def train(decoder: Decoder, optimizer: FlatAdamW, steps: int, seed: int = 0) -> 
     return losses
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("bf16", torch.bfloat16), ("f32", torch.float32), ("f16", torch.float16)]
-)
+@pytest.mark.parametrize(("dtype", "kind"), [("bf16", torch.bfloat16), ("f32", torch.float32), ("f16", torch.float16)])
 def test_a_checkpoint_holds_the_live_weights_and_not_the_initial_ones(
     tmp_path: Path, network: Network, decoder: Decoder, dtype: str, kind: torch.dtype
 ) -> None:
@@ -132,9 +121,7 @@ def test_an_empty_or_broken_network_is_not_saved(tmp_path: Path, network: Networ
         save_model(train_runs.snapshot({}, "bf16"), identity_of(network), tmp_path / "m.apr", {})
     decoder.hf_tensors()["model.norm.weight"][3] = float("nan")
     with pytest.raises(RunError, match="finite"):
-        save_model(
-            train_runs.snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), tmp_path / "m.apr", {}
-        )
+        save_model(train_runs.snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), tmp_path / "m.apr", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,10 +153,7 @@ def test_optimizer_state_goes_on_bitwise(tmp_path: Path, network: Network) -> No
     assert [*first, *train(resumed, fresh, 3)] == losses
     for name, tensor in resumed.hf_tensors().items():
         assert torch.equal(tensor, whole.hf_tensors()[name]), name
-    for other in (
-        {**tensors, "mean.norm": torch.zeros(1)},
-        {k: t for k, t in tensors.items() if "down" not in k},
-    ):
+    for other in ({**tensors, "mean.norm": torch.zeros(1)}, {k: t for k, t in tensors.items() if "down" not in k}):
         with pytest.raises(RefusedError, match="another network"):
             load_states(fresh, other)
 
@@ -221,14 +205,8 @@ def test_the_latest_and_the_best_are_kept_and_other_files_left_alone(tmp_path: P
     assert (tmp_path / "ckpt-step-x.apr").exists()
 
 
-def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
-    tmp_path: Path, network: Network, decoder: Decoder
-) -> None:
-    weights, identity, rng = (
-        train_runs.snapshot(decoder.hf_tensors(), "bf16"),
-        identity_of(network),
-        random.Random(1),
-    )
+def test_a_kill_at_any_moment_leaves_a_latest_that_opens(tmp_path: Path, network: Network, decoder: Decoder) -> None:
+    weights, identity, rng = (train_runs.snapshot(decoder.hf_tensors(), "bf16"), identity_of(network), random.Random(1))
     state = {"master": torch.randn(50_000)}
 
     def save_on_and_on() -> None:
@@ -252,9 +230,7 @@ def test_a_kill_at_any_moment_leaves_a_latest_that_opens(
             with aprfmt.open(tmp_path / f"{checkpoint.step_name(step)}.apr") as model:
                 assert model.checksum()["footer"] == "ok"
                 assert model.metadata[LINEAGE] == {"step": step}
-            assert train_runs.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {
-                "step": step
-            }
+            assert train_runs.load_state(tmp_path / f"{checkpoint.step_name(step)}.state")[1] == {"step": step}
     assert checkpoint.read_pointer(tmp_path, LATEST), "no save ever ended; give it more time"
 
 
@@ -296,9 +272,7 @@ def test_gradients_are_clipped_decay_spares_vectors_and_a_nan_changes_nothing() 
         for name, p in peer.items():
             p.grad = optimizer.grad_of(name).clone()
         norm = optimizer.step(1e-2)
-        assert float(norm) == pytest.approx(
-            float(torch.nn.utils.clip_grad_norm_(list(peer.values()), 0.5)), rel=1e-5
-        )
+        assert float(norm) == pytest.approx(float(torch.nn.utils.clip_grad_norm_(list(peer.values()), 0.5)), rel=1e-5)
         for group in theirs.param_groups:
             group["lr"] = 1e-2
         theirs.step()

@@ -63,13 +63,7 @@ def test_what_a_killed_run_was_writing_is_removed(distil: Distil, tmp_path: Path
     folder = tmp_path / "run"
     (folder / ".tokens.abc.tmp").mkdir(parents=True)
     (folder / ".tokens.abc.tmp/train.bin").touch()
-    left = (
-        ".ckpt-step-000007.state.x_1.tmp",
-        ".model.apr.abc.tmp",
-        "trial.apr",
-        "notes.tmp",
-        ".mine.tmp",
-    )
+    left = (".ckpt-step-000007.state.x_1.tmp", ".model.apr.abc.tmp", "trial.apr", "notes.tmp", ".mine.tmp")
     for name in left:
         (folder / name).touch()
     distil()
@@ -94,9 +88,7 @@ def test_a_checkpoint_that_a_pointer_names_is_not_discarded(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("*.apr")] == ["ckpt-step-000003.apr"]
 
 
-def test_a_defect_in_the_thread_that_saves_is_counted(
-    distil: Distil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_in_the_thread_that_saves_is_counted(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, lambda path: "000002.apr" in path, RuntimeError("a defect"))
     said = io.StringIO()
     assert distil(steps=4, save_every=2, stream=said)["failed_saves"] == 1
@@ -120,9 +112,7 @@ def test_a_checkpoint_is_saved_though_an_older_one_cannot_be_removed(
 # --- the data of a run ---
 
 
-def test_other_data_do_not_replace_those_of_the_run(
-    distil: Distil, tmp_path: Path, corpus_file: Path
-) -> None:
+def test_other_data_do_not_replace_those_of_the_run(distil: Distil, tmp_path: Path, corpus_file: Path) -> None:
     folder = tmp_path / "run"
     distil(steps=2, total_steps=6)
     tokens = (folder / "tokens/train.bin").read_bytes()
@@ -183,9 +173,7 @@ def rehearsed(tiny: Maker, folder: Path, how: str) -> list[str]:
     return told
 
 
-def test_a_student_that_no_gguf_can_hold_is_told_of_before_the_first_step(
-    tmp_path: Path, smollm2_gguf: Path
-) -> None:
+def test_a_student_that_no_gguf_can_hold_is_told_of_before_the_first_step(tmp_path: Path, smollm2_gguf: Path) -> None:
     pytest.importorskip("transformers")
     tiny = Maker(tmp_path / "models")
     (tmp_path / "run").mkdir()
@@ -268,9 +256,7 @@ def test_a_run_may_end_before_its_first_step(distil: Distil) -> None:
 
 
 @pytest.mark.usefixtures("sigterm")
-def test_a_smoke_run_that_is_ended_early_projects_nothing(
-    distil: Distil, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smoke_run_that_is_ended_early_projects_nothing(distil: Distil, monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(*args: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*args, **options)

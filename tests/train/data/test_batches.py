@@ -31,9 +31,7 @@ def windows(n: int = 37, seq_len: int = 8) -> Windows:
     return found
 
 
-def batches(
-    data: Windows, per_step: int = 4, per_micro: int = 4, seed: int = 42, **options: object
-) -> Batches:
+def batches(data: Windows, per_step: int = 4, per_micro: int = 4, seed: int = 42, **options: object) -> Batches:
     return Batches(data, windows_per_step=per_step, windows_per_micro=per_micro, seed=seed, **options)  # type: ignore[arg-type]
 
 
@@ -56,11 +54,7 @@ def test_the_order_is_fixed_for_ever() -> None:
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {
-        tuple(shuffle_index(i, 100, seed, epoch) for i in range(100))
-        for seed in range(4)
-        for epoch in range(4)
-    }
+    orders = {tuple(shuffle_index(i, 100, seed, epoch) for i in range(100)) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16
     moved = [abs(shuffle_index(i, 10_000, 1, 0) - i) for i in range(10_000)]
     assert 3000 < sum(moved) / len(moved) < 3700  # a third of n, as of any random order
@@ -121,9 +115,7 @@ def test_epochs_are_announced_once_also_when_a_step_has_several() -> None:
 def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> None:
     steps = batches(windows(37))
     steps.check(10)
-    with pytest.raises(
-        RefusedError, match=r"11 steps need 352 tokens, the data hold 296 .* 1\.2 epochs"
-    ) as caught:
+    with pytest.raises(RefusedError, match=r"11 steps need 352 tokens, the data hold 296 .* 1\.2 epochs") as caught:
         steps.check(11)
     assert "--epochs 2 or --repeat" in (caught.value.hint or "")
     batches(windows(37), epochs=2).check(11)
@@ -134,14 +126,11 @@ def test_a_run_that_the_data_do_not_last_for_is_refused_before_it_starts() -> No
 @pytest.mark.parametrize("per_micro", [1, 2, 8])
 def test_a_step_is_the_same_whatever_the_number_of_processes(world: int, per_micro: int) -> None:
     data = windows(37)
-    alone = [
-        next(batches(data, per_step=8, per_micro=8, cursor=cursor, epochs=2)) for cursor in (0, 8, 32, 72)
-    ]
+    alone = [next(batches(data, per_step=8, per_micro=8, cursor=cursor, epochs=2)) for cursor in (0, 8, 32, 72)]
     for whole, cursor in zip(alone, (0, 8, 32, 72), strict=True):
         (expected,) = whole
         shares = [
-            next(batches(data, 8, per_micro, rank=rank, world=world, cursor=cursor, epochs=2))
-            for rank in range(world)
+            next(batches(data, 8, per_micro, rank=rank, world=world, cursor=cursor, epochs=2)) for rank in range(world)
         ]
         assert all(len(batch.windows) <= per_micro for share in shares for batch in share)
         together = [batch for share in shares for batch in share]

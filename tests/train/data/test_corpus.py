@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
-from aprfmt.errors import (
-    AprError,
-    ChecksumError,
-    CorruptError,
-    NotFoundError,
-    RefusedError,
-    UsageError,
-)
+from aprfmt.errors import AprError, ChecksumError, CorruptError, NotFoundError, RefusedError, UsageError
 from aprfmt.tokenizer.hf import read_files
 from aprtrain.data.corpus import Corpus, Encoder, Part, content_hash, open_corpus, prepare
 from aprtrain.data.sources import HEADER
@@ -90,10 +83,7 @@ def test_a_tokenizer_of_a_gguf_makes_the_same_ids() -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
-    [
-        (None, "the model has no tokenizer"),
-        (replace(TOKENIZER, special={"bos": 0}), "names no end-of-sequence token"),
-    ],
+    [(None, "the model has no tokenizer"), (replace(TOKENIZER, special={"bos": 0}), "names no end-of-sequence token")],
 )
 def test_a_model_that_cannot_read_text_is_refused(tokenizer: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=message):
@@ -204,9 +194,7 @@ def no_encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         yield patch
 
 
-def test_a_second_run_takes_the_shards_that_are_there(
-    tmp_path: Path, no_encoding: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_takes_the_shards_that_are_there(tmp_path: Path, no_encoding: pytest.MonkeyPatch) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", functions(40))
     first = make(tmp_path, path)
     tokens = first.train.tokens.tolist()

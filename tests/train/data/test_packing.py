@@ -110,13 +110,7 @@ def test_windows_without_a_label_are_refused() -> None:
 
 def test_repeated_windows_are_refused_with_the_first_pair() -> None:
     blocks = [varied(16, seed) for seed in range(100)]
-    order = [
-        *range(100),
-        40,
-        41,
-        42,
-        99,
-    ]  # with the block behind it, each of 40 and 41 is the same window again
+    order = [*range(100), 40, 41, 42, 99]  # with the block behind it, each of 40 and 41 is the same window again
     tokens = [token for block in order for token in blocks[block]]
     error = refused(Windows(part(tokens), 16, FILLER))
     assert "2 of 103 windows are copies; the first is window 100, a copy of window 40" in str(error)

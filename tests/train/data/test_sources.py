@@ -15,14 +15,7 @@ import numpy as np
 import pytest
 from train_corpora import byte_tokenizer, functions, write_jsonl
 
-from aprfmt.errors import (
-    CorruptError,
-    LimitError,
-    MissingDependencyError,
-    RefusedError,
-    StorageError,
-    UsageError,
-)
+from aprfmt.errors import CorruptError, LimitError, MissingDependencyError, RefusedError, StorageError, UsageError
 from aprtrain.data import sources
 from aprtrain.data.corpus import Corpus, prepare
 from aprtrain.data.sources import list_files, read_documents
@@ -98,9 +91,7 @@ def test_a_source_tree_is_read_in_order_without_what_is_no_source(
     assert read_all(root) == found
 
 
-def test_a_folder_that_cannot_be_listed_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = source_tree(tmp_path / "tree")
     scan = os.scandir
 
@@ -209,9 +200,7 @@ def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
         make(tmp_path, path)
 
 
-def test_parquet_without_pyarrow_is_a_missing_dependency(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_pyarrow_is_a_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(MissingDependencyError, match="pyarrow") as caught:

@@ -21,9 +21,7 @@ from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, is_kept, pick_r
 CPU = torch.device("cpu")
 DEVICES = [
     CPU,
-    pytest.param(
-        torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-    ),
+    pytest.param(torch.device("cuda"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")),
 ]
 
 
@@ -153,9 +151,7 @@ def test_e4m3_products_are_near_those_in_bf16(rows: int) -> None:
     assert got.shape == want.shape
     off = (got - want).square().mean((0, 1)).sqrt() / want.square().mean((0, 1)).sqrt()
     assert 0 < float(off.max()) < 0.08
-    reference = (quantized.data_OI.double() * quantized.scale_O[:, None]) @ torch.ones(
-        64, dtype=torch.float64
-    )
+    reference = (quantized.data_OI.double() * quantized.scale_O[:, None]) @ torch.ones(64, dtype=torch.float64)
     ones = fp8.linear(torch.ones(1, 64), quantized)
     torch.testing.assert_close(ones[0].double(), reference, rtol=1e-4, atol=1e-4)
 

@@ -129,10 +129,7 @@ def test_micro_batches_with_uneven_counts_add_up_to_the_batch() -> None:
     p = problem(29, 40, 48, 64).to(torch.float64)
     p.labels[:6] = IGNORED
     whole = head(p, Objective())
-    parts = [
-        head(p.rows(rows), Objective(), n_valid=p.n_valid)
-        for rows in (slice(0, 9), slice(9, 11), slice(11, 29))
-    ]
+    parts = [head(p.rows(rows), Objective(), n_valid=p.n_valid) for rows in (slice(0, 9), slice(9, 11), slice(11, 29))]
     for name in Answer._fields:
         values = [getattr(part, name) for part in parts]
         total = torch.cat(values) if name == "dx" else torch.stack(values).sum(0)
@@ -179,9 +176,7 @@ def test_without_gradients_only_values_are_computed() -> None:
     p = problem(9, 40, 48, 64).to(torch.float64)
     buffer = torch.zeros_like(p.w)
     with torch.no_grad():
-        out = distill_head(
-            p.x, p.w, p.t, p.wt, p.labels, Objective(), p.vocabulary, n_valid=p.n_valid, grad_w=buffer
-        )
+        out = distill_head(p.x, p.w, p.t, p.wt, p.labels, Objective(), p.vocabulary, n_valid=p.n_valid, grad_w=buffer)
     assert gap(out.loss, expected(p, Objective()).loss) < 1e-12
     assert buffer.abs().max() == 0
     assert not out.loss.requires_grad

@@ -80,14 +80,9 @@ def test_chunks_and_micro_batches_change_nothing(logits: str) -> None:
     first = head(p, Objective(), logits=logits, chunk=256)
     for chunk in (1000, 2048, 8192):
         second = head(p, Objective(), logits=logits, chunk=chunk)
-        assert all(
-            gap(b, a) < (1e-3 if logits == "fp16" else 1e-5)
-            for a, b in zip(first[:6], second[:6], strict=True)
-        )
+        assert all(gap(b, a) < (1e-3 if logits == "fp16" else 1e-5) for a, b in zip(first[:6], second[:6], strict=True))
         assert gap(second.dw, first.dw) < 1e-3 + 4e-3  # dw leaves autograd in bfloat16
-    sums = [
-        head(p.rows(rows), Objective(), n_valid=p.n_valid).loss for rows in (slice(0, 700), slice(700, 3000))
-    ]
+    sums = [head(p.rows(rows), Objective(), n_valid=p.n_valid).loss for rows in (slice(0, 700), slice(700, 3000))]
     assert gap(sum(sums, torch.zeros_like(sums[0])), first.loss) < 1e-3
 
 

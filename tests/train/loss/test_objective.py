@@ -105,9 +105,7 @@ def test_no_divergence_is_negative(kind: Kind) -> None:
     s, t = rows(problem(50, 40, 48, 64, spread=8))
     for noise in (0.0, 1e-6, 1e-3, 1.0):
         near = functional.pad(t, (0, 8), value=-40.0) + noise * s
-        terms, _ = dense(
-            Objective(1.0, 1.0, kind), near.float(), t.float(), torch.zeros(50, dtype=torch.int64)
-        )
+        terms, _ = dense(Objective(1.0, 1.0, kind), near.float(), t.float(), torch.zeros(50, dtype=torch.int64))
         assert terms.kl_N.min() >= -1e-6
 
 

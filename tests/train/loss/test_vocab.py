@@ -55,26 +55,20 @@ def test_names_that_converters_give_to_padding_rows_are_no_tokens(qwen: Tokenize
 def test_a_permuted_tokenizer_is_refused_with_the_first_difference(qwen: Tokenizer) -> None:
     tokens = list(qwen.tokens)
     tokens[700], tokens[9000] = tokens[9000], tokens[700]
-    with pytest.raises(
-        RefusedError, match=r"id 700 is .* to the teacher and .* 2 of 151665 ids differ"
-    ) as caught:
+    with pytest.raises(RefusedError, match=r"id 700 is .* to the teacher and .* 2 of 151665 ids differ") as caught:
         align(qwen, replace(qwen, tokens=tokens), 152_064, 151_936)
     assert caught.value.exit_code == 5
     assert caught.value.hint
 
 
-def test_families_with_other_tokenizers_are_refused(
-    real_tokenizers: dict[str, Path], qwen: Tokenizer
-) -> None:
+def test_families_with_other_tokenizers_are_refused(real_tokenizers: dict[str, Path], qwen: Tokenizer) -> None:
     with pytest.raises(RefusedError, match="different tokenizers: id "):
         align(read(real_tokenizers["llama3"]), qwen, 128_256, 151_936)
 
 
 def test_a_teacher_with_more_words_is_refused(real_tokenizers: dict[str, Path], qwen: Tokenizer) -> None:
     qwen3 = read(real_tokenizers["qwen3"])
-    with pytest.raises(
-        RefusedError, match=r"the teacher's tokenizer has 4 tokens .* id 151665, '<tool_response>'"
-    ):
+    with pytest.raises(RefusedError, match=r"the teacher's tokenizer has 4 tokens .* id 151665, '<tool_response>'"):
         align(qwen3, qwen, 151_936, 151_936)
     with pytest.raises(RefusedError, match="the student's tokenizer has 4 tokens that the teacher's lacks"):
         align(qwen, qwen3, 151_936, 151_936)
@@ -149,9 +143,7 @@ def test_every_byte_has_a_letter() -> None:
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
-    assert sorted(token_bytes(words([letter]), 0) or b"" for letter in letters) == [
-        bytes([b]) for b in range(256)
-    ]
+    assert sorted(token_bytes(words([letter]), 0) or b"" for letter in letters) == [bytes([b]) for b in range(256)]
     assert token_bytes(words(["ĠĊ"]), 0) == b" \n"
 
 

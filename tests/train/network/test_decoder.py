@@ -37,9 +37,7 @@ def shape_of_case(case_id: str, **config: Any) -> Shape:
     """The Shape of a case without a model of it."""
     pytest.importorskip("transformers")
     case = find_case(case_id)
-    value = (
-        json.loads(make_config(case, 64).to_json_string()) | {"architectures": [case.model_class]} | config
-    )
+    value = json.loads(make_config(case, 64).to_json_string()) | {"architectures": [case.model_class]} | config
     h = from_hf_config(value)
     return shape_of(h, ARCHITECTURES.get(h.architecture or ""))
 
@@ -143,9 +141,7 @@ def test_tensors_come_back_as_they_were_loaded(case_id: str) -> None:
     values = {name: torch.randn(size) for name, (_, _, size) in hf_names(shape).items()}
     for name, value in values.items():
         decoder.hf_tensors()[name].copy_(value)
-    assert not any(
-        bool(parameter.isnan().any()) for parameter in decoder.parameters()
-    )  # nothing was left out
+    assert not any(bool(parameter.isnan().any()) for parameter in decoder.parameters())  # nothing was left out
     assert sum(value.numel() for value in values.values()) == sum(p.numel() for p in decoder.parameters())
     back = decoder.hf_tensors()
     assert list(back) == list(values)
@@ -169,9 +165,7 @@ def test_blocks_compile_once_whatever_the_documents(case_id: str, fresh_dynamo: 
         plain = [decoder(tokens_NT, documents) for documents in packed]
         counter = torch._dynamo.testing.CompileCounter()
         decoder.compile_blocks(counter)
-        kinds = {
-            (decoder.shape.windows[n], decoder.shape.layer_ropes[n] < 0) for n in range(len(decoder.blocks))
-        }
+        kinds = {(decoder.shape.windows[n], decoder.shape.layer_ropes[n] < 0) for n in range(len(decoder.blocks))}
         for documents, expected in zip(packed, plain, strict=True):
             assert torch.equal(decoder(tokens_NT, documents), expected)
             assert counter.frame_count <= len(kinds)
@@ -191,13 +185,7 @@ def test_the_cheapest_exact_way_is_chosen() -> None:
 
     def way(packed: bool, **more: Any) -> str:
         number_NT = torch.zeros(2, 16) if packed else None
-        options: dict[str, Any] = {
-            "window": 0,
-            "softcap": 0.0,
-            "heads": (4, 2, 64),
-            "dtype": torch.bfloat16,
-            **more,
-        }
+        options: dict[str, Any] = {"window": 0, "softcap": 0.0, "heads": (4, 2, 64), "dtype": torch.bfloat16, **more}
         return choose(tokens_NT, documents if packed else None, number_NT, **options).kind
 
     assert way(False) == "causal"

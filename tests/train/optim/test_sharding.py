@@ -27,16 +27,7 @@ from aprtrain.loss.objective import Objective
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.weights import fill, open_network
 from aprtrain.optim import adamw as optim
-from aprtrain.optim.adamw import (
-    KINDS,
-    FlatAdamW,
-    Optimizer,
-    Settings,
-    ShardedAdamW,
-    load_states,
-    shard_weights,
-    states,
-)
+from aprtrain.optim.adamw import KINDS, FlatAdamW, Optimizer, Settings, ShardedAdamW, load_states, shard_weights, states
 from aprtrain.run import run
 from aprtrain.world import World, join_world
 
@@ -203,9 +194,7 @@ def test_two_processes_train_what_one_trains(train: Run, tmp_path: Path, command
     assert_close(tmp_path / "one", tmp_path / "two")
     one, two = (lines(tmp_path / to, "evaluation") for to in ("one", "two"))
     assert [s["ce"] for s in one] == pytest.approx([s["ce"] for s in two], rel=1e-4)
-    (a, _), (b, _) = (
-        train_runs.load_state(tmp_path / to / "ckpt-step-000006.state") for to in ("one", "two")
-    )
+    (a, _), (b, _) = (train_runs.load_state(tmp_path / to / "ckpt-step-000006.state") for to in ("one", "two"))
     assert a.keys() == b.keys()
     assert {name.split(".")[0] for name in a} == {*KINDS, "step", "rng"}
     assert all(torch.allclose(a[name], b[name], atol=2e-5) for name in a)
@@ -358,13 +347,7 @@ def test_the_plan_knows_of_the_other_processes(
     teacher_file: Path, corpus_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = train_runs.options(
-        "distill",
-        corpus_file,
-        None,
-        smoke=1,
-        teacher=str(teacher_file),
-        student_init="layers:0,",
-        device="cuda",
+        "distill", corpus_file, None, smoke=1, teacher=str(teacher_file), student_init="layers:0,", device="cuda"
     )
 
     def rows(size: int, **given: Any) -> dict[str, int]:

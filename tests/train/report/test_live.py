@@ -107,14 +107,7 @@ def values(step: int, **more: Any) -> Any:
         "agreement": 0.5,
         "grad_norm": 1.0,
     }
-    rates = {
-        "lr": 1e-3,
-        "tokens_per_s": 85_200.0,
-        "eta_s": 9.0,
-        "seconds": 2.0,
-        "mfu": 0.52,
-        "utilisation": 98,
-    }
+    rates = {"lr": 1e-3, "tokens_per_s": 85_200.0, "eta_s": 9.0, "seconds": 2.0, "mfu": 0.52, "utilisation": 98}
     return {**given, **rates, "memory_bytes": 3 << 30, **more}
 
 
@@ -142,16 +135,7 @@ def test_the_panel_stays_in_place_and_lines_stand_above_it(clock: Callable[[floa
     assert len(panel) == 5, "four lines, and the one that the cursor stands on"
     text = "\n".join(panel)
     for words in (
-        *(
-            "step 21/40",
-            "52.5%",
-            "eta 0:00:38",
-            "█",
-            "loss 0.4762 ",
-            "kl 0.0476 ",
-            "ce 3.0000",
-            "agree 50.0%",
-        ),
+        *("step 21/40", "52.5%", "eta 0:00:38", "█", "loss 0.4762 ", "kl 0.0476 ", "ce 3.0000", "agree 50.0%"),
         *("85.2k tok/s", "mfu 52.0%", "gpu 98%", "3.0 GiB", "lr 1.00e-03", "grad 1"),
         *("held-out at 20: kl 0.2500 ce 2.5000", "checkpoint 20, 0:01:15 ago"),
     ):
@@ -181,9 +165,7 @@ def test_any_size_of_terminal_will_do(clock: Callable[[float], None], columns: i
     assert ("█" in terminal.screen[0]) == (columns >= 60)
 
 
-def test_colours_only_where_they_are_wanted(
-    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colours_only_where_they_are_wanted(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, recorder = shown(100)
     recorder.step(values(1), is_logged=False, total=4)
     assert "\x1b[36m" in terminal.raw
@@ -201,9 +183,7 @@ def test_a_terminal_without_unicode_gets_plain_characters(clock: Callable[[float
     assert terminal.raw.isascii()
 
 
-def test_a_dumb_terminal_and_a_file_get_lines(
-    clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dumb_terminal_and_a_file_get_lines(clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     for stream in (Terminal(500), io.StringIO()):
         recorder = Recorder(None, stream)
@@ -224,14 +204,7 @@ def test_values_that_are_not_finite_are_shown(clock: Callable[[float], None]) ->
 
 def test_a_pretraining_shows_no_kl(clock: Callable[[float], None]) -> None:
     terminal, recorder = shown(100)
-    gone = {
-        "kl": None,
-        "kl1": None,
-        "agreement": None,
-        "mfu": None,
-        "utilisation": None,
-        "memory_bytes": None,
-    }
+    gone = {"kl": None, "kl1": None, "agreement": None, "mfu": None, "utilisation": None, "memory_bytes": None}
     recorder.step(values(1, **gone), is_logged=False, total=4)
     recorder.record("end", {"step": 1})
     text = "\n".join(terminal.screen)

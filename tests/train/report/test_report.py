@@ -59,12 +59,7 @@ def made(folder: Path, events: list[dict[str, Any]], metadata: dict[str, Any] | 
 def resumed_run(tmp_path: Path) -> Path:
     """Ten steps, a save that failed at 4, killed after 8, resumed from 6 an hour later, done."""
     config = {"teacher": "/big.gguf", "student": "/s.apr", "lr": 0.5, "steps": 10, "total_steps": 10}
-    start = {
-        "event": "start",
-        "command": "distill",
-        "config": {**config, "warmup_steps": 1},
-        "digest": "d" * 64,
-    }
+    start = {"event": "start", "command": "distill", "config": {**config, "warmup_steps": 1}, "digest": "d" * 64}
     events = [
         {"event": "begin", "time": 50.0, "step": 0, "resumed": False, "environment": {"APR_X": "old"}},
         {**start, "time": 50.0},
@@ -92,9 +87,7 @@ def test_the_numbers_of_a_resumed_run(resumed_run: Path) -> None:
     assert body["failed_saves"] == [{"step": 4, "at_tokens": 400, "error": "no space left"}]
     assert [(row["step"], row["bytes"]) for row in body["checkpoints"]] == [(6, 1 << 30), (10, None)]
     assert body["environment"] == {"APR_X": "new"}
-    assert body["evaluations"][1]["at_tokens"] == 1000, (
-        "the place in the run, not the tokens that were scored"
-    )
+    assert body["evaluations"][1]["at_tokens"] == 1000, "the place in the run, not the tokens that were scored"
     assert body["curves"]["tokens"] == [100 * n for n in range(1, 11)]
     assert "mfu" not in body["curves"], "what was not measured has no curve"
     assert (body["status"], body["steps"], body["tokens"]) == ("done", 10, 1000)
@@ -149,9 +142,7 @@ def test_a_run_leaves_a_page_of_itself(distil: Distil, tmp_path: Path) -> None:
 
 def test_a_run_without_a_teacher_has_no_panels_of_one(tmp_path: Path, corpus_file: Path) -> None:
     build_model(tmp_path / "m.gguf")
-    config = train_runs.options(
-        "pretrain", corpus_file, tmp_path / "run", init=str(tmp_path / "m.gguf"), steps=3
-    )
+    config = train_runs.options("pretrain", corpus_file, tmp_path / "run", init=str(tmp_path / "m.gguf"), steps=3)
     run("pretrain", config, stream=None)
     page = page_of(tmp_path / "run" / PAGE)
     assert not TEACHER_PANELS & set(page.titles)
@@ -163,9 +154,7 @@ def test_a_run_without_a_teacher_has_no_panels_of_one(tmp_path: Path, corpus_fil
     assert "kd_weight" not in body["config"]
 
 
-def test_a_failed_save_is_in_the_report(
-    distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_is_in_the_report(distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, fail_at = checkpoint.save_state, {"step": 2}
 
     def save(state: Any, facts: Any, path: Path) -> Any:
@@ -204,13 +193,9 @@ def test_a_page_that_cannot_be_written_ends_no_run(distil: Distil, tmp_path: Pat
 
 
 def test_a_killed_run_has_a_report(tmp_path: Path) -> None:
-    folder = made(
-        tmp_path / "r", [{"event": "start", "config": {"teacher": "t", "steps": 9}}, scores(0), step(1)]
-    )
+    folder = made(tmp_path / "r", [{"event": "start", "config": {"teacher": "t", "steps": 9}}, scores(0), step(1)])
     with open(folder / FILE, "ab") as file:
-        file.write(
-            b'[1, 2]\n\x00\x00\xff\n"text"\n{"event": "step", "step": 2, "tokens": "x", "loss": [1]}\n'
-        )
+        file.write(b'[1, 2]\n\x00\x00\xff\n"text"\n{"event": "step", "step": 2, "tokens": "x", "loss": [1]}\n')
         file.write(b"[" * 100_000 + b"\n")
         file.write(b'{"event": "step", "step": 3, "tokens": 1e999, "loss": 1}\n{"event": "st')
     body = summarise(folder)
@@ -238,15 +223,10 @@ def test_a_killed_run_has_a_report(tmp_path: Path) -> None:
             '{"event": "step", "step": 2, "tokens": 5, "ce": 1e308}\n',
             None,
         ),
-        (
-            '{"event": "start", "device": 5, "command": 7, "config": {"teacher": 7, "student_init": [1]}}\n',
-            None,
-        ),
+        ('{"event": "start", "device": 5, "command": 7, "config": {"teacher": 7, "student_init": [1]}}\n', None),
     ],
 )
-def test_odd_files_give_a_page_all_the_same(
-    tmp_path: Path, metrics: str | None, metadata: str | None
-) -> None:
+def test_odd_files_give_a_page_all_the_same(tmp_path: Path, metrics: str | None, metadata: str | None) -> None:
     if metrics is not None:
         (tmp_path / FILE).write_text(metrics)
     if metadata is not None:

@@ -103,14 +103,11 @@ def test_a_run_that_reads_its_answers_has_the_numbers_of_one_that_computes_them(
     assert same(tmp_path, "plain", "filling")
     assert same(tmp_path, "plain", "reading")
     first, last = lines(tmp_path / "filling")[0], lines(tmp_path / "reading")[-1]
-    assert (
-        last["teacher_tflops"] / last["tokens_per_s"] < 0.9 * first["teacher_tflops"] / first["tokens_per_s"]
-    )
+    assert last["teacher_tflops"] / last["tokens_per_s"] < 0.9 * first["teacher_tflops"] / first["tokens_per_s"]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"temperature": 1.0}, {"loss": "jsd", "kd_weight": 0.4}, {"student_init": "layers:1,"}, {"seed": 5}],
+    "change", [{"temperature": 1.0}, {"loss": "jsd", "kd_weight": 0.4}, {"student_init": "layers:1,"}, {"seed": 5}]
 )
 def test_another_run_on_the_same_text_reads_them_too(
     kept: Distil, tmp_path: Path, calls: list[int], change: dict[str, Any]
@@ -139,9 +136,7 @@ def test_a_run_reads_ahead_and_each_batch_once(kept: Distil, begun: list[tuple[i
     assert len(begun) == 2 * 10 + 2 + 2, "micro-batches, two beyond the last, two evaluations"
 
 
-def test_other_answers_have_another_folder(
-    kept: Distil, tmp_path: Path, teacher_file: Path, calls: list[int]
-) -> None:
+def test_other_answers_have_another_folder(kept: Distil, tmp_path: Path, teacher_file: Path, calls: list[int]) -> None:
     kept("one", steps=1)
     (first,) = folders(tmp_path)
     with aprfmt.open(teacher_file) as model:
@@ -151,11 +146,7 @@ def test_other_answers_have_another_folder(
     changed[middle] ^= 1  # one bit of one weight; the checksum at the end is not looked at
     (tmp_path / "changed.apr").write_bytes(changed)
     other = train_runs.write_corpus(tmp_path / "other.jsonl", documents=12, seed=9)
-    changes: list[dict[str, Any]] = [
-        {"teacher": str(tmp_path / "changed.apr")},
-        {"seq_len": 16},
-        {"data": other},
-    ]
+    changes: list[dict[str, Any]] = [{"teacher": str(tmp_path / "changed.apr")}, {"seq_len": 16}, {"data": other}]
     for n, change in enumerate(changes, 2):
         calls.clear()
         kept(f"change-{n}", steps=1, **change)
@@ -210,9 +201,7 @@ def test_a_gpu_reads_what_it_computed(
 
 
 @pytest.mark.parametrize("residency", ["bf16", "q4k"])
-def test_a_head_alone_is_the_head_of_the_whole_teacher(
-    teacher_file: Path, tmp_path: Path, residency: str
-) -> None:
+def test_a_head_alone_is_the_head_of_the_whole_teacher(teacher_file: Path, tmp_path: Path, residency: str) -> None:
     aprfmt.export_model(teacher_file, tmp_path / "t.gguf", dtype="q8_0")
     with open_network(tmp_path / "t.gguf") as network:
         vocabulary = Vocabulary(300, 300, 300)
@@ -230,9 +219,7 @@ def test_a_head_alone_is_the_head_of_the_whole_teacher(
 # --- damage ---
 
 
-def test_damaged_answers_are_computed_again_with_a_word(
-    kept: Distil, tmp_path: Path, calls: list[int]
-) -> None:
+def test_damaged_answers_are_computed_again_with_a_word(kept: Distil, tmp_path: Path, calls: list[int]) -> None:
     kept("filling")
     (folder,) = folders(tmp_path)
     with open(folder / "train.states", "r+b") as file:
@@ -269,9 +256,7 @@ def test_a_teacher_that_is_loaded_after_all_is_planned(
 
 
 @pytest.mark.parametrize("what", ["cut", "gone", "sums gone", "held-out"])
-def test_files_that_are_cut_or_gone_are_made_again(
-    kept: Distil, tmp_path: Path, calls: list[int], what: str
-) -> None:
+def test_files_that_are_cut_or_gone_are_made_again(kept: Distil, tmp_path: Path, calls: list[int], what: str) -> None:
     kept("filling")
     n = sum(calls)
     calls.clear()
@@ -359,9 +344,7 @@ def test_a_folder_that_cannot_be_one_is_refused_before_the_text_is_read(
         assert not (tmp_path / "run/tokens").exists()
 
 
-def test_a_smoke_run_writes_nothing_and_reads_what_there_is(
-    kept: Distil, tmp_path: Path, calls: list[int]
-) -> None:
+def test_a_smoke_run_writes_nothing_and_reads_what_there_is(kept: Distil, tmp_path: Path, calls: list[int]) -> None:
     kept("run", smoke=2)
     assert not (tmp_path / "kept").exists()
     kept("filling")

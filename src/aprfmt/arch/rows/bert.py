@@ -96,9 +96,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
         model_types=(model_type, *(name.lower() for name in more)),
         when=f"tokenizer.ggml.model={vocabulary}",
         tensors=(
-            *_bert(
-                replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")
-            ),
+            *_bert(replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
             *linear("classifier.dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
             *linear("classifier.out_proj", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
             *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"),
@@ -159,13 +157,7 @@ _DISTILBERT = Architecture(
     ),
     keys=(
         Key("attention.layer_norm_epsilon", kind="f32", field="rms_norm_eps", constant=1e-12),
-        *rename(
-            DIMS,
-            num_layers="n_layers",
-            hidden_size="dim",
-            intermediate_size="hidden_dim",
-            num_heads="n_heads",
-        ),
+        *rename(DIMS, num_layers="n_layers", hidden_size="dim", intermediate_size="hidden_dim", num_heads="n_heads"),
         *ENCODER,
         Key("tokenizer.ggml.token_type_count", constant=1),
         gelu("activation"),

@@ -63,18 +63,13 @@ def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
         tensor("A_log", "ssm_a", _V_HEADS, order=v_order, value="minus_exp"),
         tensor("dt_bias", "ssm_dt.bias", _V_HEADS, order=v_order),
         tensor(
-            "conv1d.weight",
-            "ssm_conv1d.weight",
-            f"{_QKV},1,{kernel}",
-            gguf_dims=(f"{_QKV},{kernel}",),
-            order=qkv_order,
+            "conv1d.weight", "ssm_conv1d.weight", f"{_QKV},1,{kernel}", gguf_dims=(f"{_QKV},{kernel}",), order=qkv_order
         ),
         *norm("norm", "ssm_norm", _V_DIM),
         *linear("out_proj", "ssm_out", f"hidden,{_V}", columns=v_order),
     )
     return tuple(
-        replace(row, hf=tuple(f"linear_attn.{name}" for name in row.hf), layers="linear_attention")
-        for row in rows
+        replace(row, hf=tuple(f"linear_attn.{name}" for name in row.hf), layers="linear_attention") for row in rows
     )
 
 
@@ -129,11 +124,7 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
         RMS_EPS,
         *((count, used) if experts else ()),
         HEAD_DIM,
-        *(
-            (width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)))
-            if experts
-            else ()
-        ),
+        *((width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",))) if experts else ()),
         Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)),
         Key("ssm.state_size", (_K_DIM,)),
         Key("ssm.group_count", (_K_HEADS,)),
@@ -159,12 +150,7 @@ _SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
 
 
 def _qwen3_5(
-    id: str,
-    gguf: str,
-    name: str,
-    layer: tuple[TensorRow, ...],
-    keys: tuple[Key, ...],
-    defaults: dict[str, object],
+    id: str, gguf: str, name: str, layer: tuple[TensorRow, ...], keys: tuple[Key, ...], defaults: dict[str, object]
 ) -> Architecture:
     """Text model of Qwen3.5, alone or in a folder with a vision tower."""
     model_type = f"{id}_text"

@@ -41,22 +41,14 @@ def _glm(*norms: TensorRow) -> tuple[TensorRow, ...]:
     """GLM's decoder, with gate and up in one tensor on both sides."""
     return (
         embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm"),
-            *attention("attention_bias"),
-            *norms,
-            *_fused_mlp(),
-        ),
+        *block(*norm("input_layernorm", "attn_norm"), *attention("attention_bias"), *norms, *_fused_mlp()),
         *final_norm(),
         *head(),
     )
 
 
 def _fused_mlp() -> tuple[TensorRow, ...]:
-    return (
-        *linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"),
-        *linear("mlp.down_proj", "ffn_down", "hidden,ffn"),
-    )
+    return (*linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"), *linear("mlp.down_proj", "ffn_down", "hidden,ffn"))
 
 
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
@@ -260,9 +252,7 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Starcoder2", "starcoder2"),
         gguf_only=(),
         tensors=decoder(
-            *attention("use_bias", "use_bias"),
-            mlp=plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"),
-            norm_bias=REQUIRED,
+            *attention("use_bias", "use_bias"), mlp=plain_mlp("use_bias", "mlp.c_fc", "mlp.c_proj"), norm_bias=REQUIRED
         ),
         keys=(
             *DIMS,

@@ -25,15 +25,7 @@ from aprfmt.arch.rows.parts import (
     rename,
     tensor,
 )
-from aprfmt.arch.rows.parts_encoder import (
-    ENCODER,
-    HEADS,
-    LABELS,
-    NO_SCALING,
-    TYPES,
-    classes,
-    hf_only,
-)
+from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, NO_SCALING, TYPES, classes, hf_only
 
 
 def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:

@@ -163,12 +163,7 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("gemma3_text", "gemma3"),
         gguf_only=(),
         tensors=_GEMMA3,
-        keys=(
-            *_GEMMA3_KEYS,
-            replace(_WINDOW, via="any_window"),
-            replace(_ODD_LAYERS, via="any_layer_types"),
-            _CAUSAL,
-        ),
+        keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),
         nested_rope=True,
         defaults={"": _GEMMA3_DEFAULTS},
         **MULTIMODAL,

@@ -43,13 +43,7 @@ def _short_conv() -> tuple[TensorRow, ...]:
     """The conv layers of LFM2: three projections of the input, a gated convolution over a few tokens."""
     at, bias = More(layers="conv"), "conv_bias"
     return (
-        tensor(
-            "conv.conv.weight",
-            "shortconv.conv.weight",
-            f"hidden,1,{_CONV}",
-            gguf_dims=(f"hidden,{_CONV}",),
-            **at,
-        ),
+        tensor("conv.conv.weight", "shortconv.conv.weight", f"hidden,1,{_CONV}", gguf_dims=(f"hidden,{_CONV}",), **at),
         tensor("conv.conv.bias", "shortconv.conv.bias", "hidden", bias, **at),
         *linear("conv.in_proj", "shortconv.in_proj", "3*hidden,hidden", bias, **at),
         *linear("conv.out_proj", "shortconv.out_proj", "hidden,hidden", bias, **at),
@@ -98,9 +92,7 @@ def _granite_mlp() -> tuple[TensorRow, ...]:
     lone = (replace(row, gguf=tuple(n.replace("_shexp", "") for n in row.gguf)) for row in _GRANITE_SHARED)
     return (
         *linear("block_sparse_moe.router.layer", "ffn_gate_inp", "experts,hidden", layers="moe"),
-        *fused_experts(
-            "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", layers="moe"
-        ),
+        *fused_experts("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", layers="moe"),
         *(replace(row, layers="moe") for row in _GRANITE_SHARED),
         *(replace(row, layers="dense") for row in lone),
     )
@@ -203,8 +195,7 @@ ROWS: tuple[Architecture, ...] = (
         ),
         **MULTIMODAL,
         defaults={
-            "": _LFM2
-            | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+            "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         },
     ),
     Architecture(
@@ -217,9 +208,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-            tensor(
-                "feed_forward.expert_bias", "exp_probs_b.bias", "experts", "use_expert_bias", layers="moe"
-            ),
+            tensor("feed_forward.expert_bias", "exp_probs_b.bias", "experts", "use_expert_bias", layers="moe"),
             *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(

@@ -166,12 +166,7 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Granite", "granite"),
         rope_type=0,
         tensors=_BIASED,
-        keys=(
-            *_LLAMA,
-            *SCALES,
-            SILU,
-            *_BIASES,
-        ),
+        keys=(*_LLAMA, *SCALES, SILU, *_BIASES),
         defaults={"": _GRANITE_DEFAULTS},
         **MULTIMODAL,
     ),

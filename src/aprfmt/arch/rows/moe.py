@@ -20,14 +20,7 @@ from aprfmt.arch.rows.parts import (
     split,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import (
-    BIAS_FLAG,
-    WIDTH,
-    moe_decoder,
-    moe_keys,
-    router_and_experts,
-    shared_expert,
-)
+from aprfmt.arch.rows.parts_moe import BIAS_FLAG, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
 
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
@@ -146,14 +139,7 @@ ROWS: tuple[Architecture, ...] = (
             *router_and_experts("moe"),
             *gated_mlp(layers="dense"),
         ),
-        keys=moe_keys(
-            WIDTH,
-            must_be("norm_topk_prob", True),
-            BIAS_FLAG,
-            *_SPARSE,
-            WINDOW,
-            *_WINDOWED,
-        ),
+        keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), BIAS_FLAG, *_SPARSE, WINDOW, *_WINDOWED),
         defaults={"": _QWEN3_MOE_DEFAULTS},
     ),
     Architecture(
@@ -184,9 +170,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="olmoe",
         **hf_names("Olmoe", "olmoe"),
         head_always=True,
-        tensors=moe_decoder(
-            *attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()
-        ),
+        tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),
         keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)),
         defaults={"": _OLMOE_DEFAULTS},
     ),
@@ -195,9 +179,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="granitemoe",
         **hf_names("GraniteMoe", "granitemoe"),
         rope_type=0,
-        tensors=moe_decoder(
-            *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()
-        ),
+        tensors=moe_decoder(*attention("attention_bias", "attention_bias", permuted=True), *_granite_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, *SCALES, BIAS_FLAG, count="num_local_experts"),
         defaults={"": _GRANITE_DEFAULTS},
     ),
@@ -208,9 +190,7 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("GraniteMoeShared", "granitemoeshared"),
         rope_type=0,
         tensors=moe_decoder(
-            *attention("attention_bias", "attention_bias", permuted=True),
-            *_granite_experts(),
-            *_granite_shared(),
+            *attention("attention_bias", "attention_bias", permuted=True), *_granite_experts(), *_granite_shared()
         ),
         keys=moe_keys(
             VOCAB,
@@ -242,11 +222,7 @@ ROWS: tuple[Architecture, ...] = (
                 ),
             ),
             *shared_expert(
-                "mlp.shared_experts",
-                "moe_ffn*moe_num_shared_experts",
-                "moe_num_shared_experts",
-                "moe",
-                OPTIONAL,
+                "mlp.shared_experts", "moe_ffn*moe_num_shared_experts", "moe_num_shared_experts", "moe", OPTIONAL
             ),
             *gated_mlp("use_bias", layers="dense"),
             head_bias="use_bias",

@@ -54,13 +54,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
 
     return (
         split(f"{hf}gate_up_proj", "experts,hidden,2*moe_ffn", halves, transposed=True, order=turns),
-        tensor(
-            f"{hf}down_proj",
-            "ffn_down_exps.weight",
-            "experts,moe_ffn,hidden",
-            transposed=True,
-            gguf_dims=down,
-        ),
+        tensor(f"{hf}down_proj", "ffn_down_exps.weight", "experts,moe_ffn,hidden", transposed=True, gguf_dims=down),
         TensorRow(
             pieces("gate_up_proj"),
             tuple(halves),
@@ -70,11 +64,7 @@ def _gpt_oss_experts() -> tuple[TensorRow, ...]:
             pack="mxfp4",
         ),
         TensorRow(
-            pieces("down_proj"),
-            ("ffn_down_exps.weight",),
-            blocks("hidden", "moe_ffn"),
-            gguf_dims=down,
-            pack="mxfp4",
+            pieces("down_proj"), ("ffn_down_exps.weight",), blocks("hidden", "moe_ffn"), gguf_dims=down, pack="mxfp4"
         ),
         split(
             f"{hf}gate_up_proj_bias",

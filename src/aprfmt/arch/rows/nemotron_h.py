@@ -81,9 +81,7 @@ _MIXER = dual(
 _EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "f32", field="rms_norm_eps")
 
 
-def _row(
-    id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = ""
-) -> Architecture:
+def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = "") -> Architecture:
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
         id=id,

@@ -148,9 +148,7 @@ def plain_mlp(bias: str | None, up: str, down: str) -> tuple[TensorRow, ...]:
 
 
 def experts(
-    hf: str = "mlp.experts.{e}.",
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    layers: str = "",
+    hf: str = "mlp.experts.{e}.", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), layers: str = ""
 ) -> tuple[TensorRow, ...]:
     """One gate, up and down projection an expert, of width moe_ffn; GGUF stacks them."""
     gate, up, down = names
@@ -190,16 +188,12 @@ def number(name: str) -> Key:
     return Key(f.gguf, f.hf, f.kind, f.name)
 
 
-DIMS = tuple(
-    map(number, ("num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads"))
-)
+DIMS = tuple(map(number, ("num_layers", "max_position_embeddings", "hidden_size", "intermediate_size", "num_heads")))
 """Sizes of every transformer."""
 
 GROUPED = number("num_kv_heads")
 RMS_EPS = number("rms_norm_eps")
-LAYER_EPS = Key(
-    "attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon"), "f32", field="rms_norm_eps"
-)
+LAYER_EPS = Key("attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon"), "f32", field="rms_norm_eps")
 EPSILON = replace(LAYER_EPS, hf=("layer_norm_epsilon",))
 ROPE = Key("rope", via="rope")
 """Stands for the rope keys: freq_base, scaling.*, dimension_sections, the sliding layers' own; see arch.rope."""
@@ -229,9 +223,7 @@ def convert(keys: tuple[Key, ...], **via: str) -> tuple[Key, ...]:
     return tuple(replace(key, via=via[key.field]) if key.field in via else key for key in keys)
 
 
-def hf_names(
-    stem: str, model_type: str, *more: str, end: str = "ForCausalLM", also: tuple[str, ...] = ()
-) -> Classes:
+def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", also: tuple[str, ...] = ()) -> Classes:
     """What transformers calls the classes of a family, after `stem` ("Qwen2"); `more` stems are known beside it.
 
     `also` are further model types.

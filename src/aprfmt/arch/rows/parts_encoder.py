@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from aprfmt.arch.row import OPTIONAL, Key, TensorRow
 
-ENCODER = (
-    Key("attention.causal", kind="bool", constant=False),
-    Key("pooling_type", ("pooling",), via="pooling"),
-)
+ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), via="pooling"))
 """Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
 TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
 """Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
 NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")
 """Says that positions are not scaled, where they are not."""
-LABELS = (
-    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"),
-    Key("", ("num_labels",)),
-)
+LABELS = (Key("classifier.output_labels", ("id2label",), "str[]", via="labels"), Key("", ("num_labels",)))
 """Names of a classifier's outputs, and how many there are, where a config says so."""
 HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 """Endings of the class names of networks with something on top of the encoder."""

@@ -50,9 +50,7 @@ def moe_keys(
     return (*dims, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
 
 
-def moe_decoder(
-    *layer: TensorRow, norm_bias: str | None = None, head_bias: str | None = None
-) -> tuple[TensorRow, ...]:
+def moe_decoder(*layer: TensorRow, norm_bias: str | None = None, head_bias: str | None = None) -> tuple[TensorRow, ...]:
     """A decoder with a normalisation before attention and one before what follows it."""
     return (
         embedding(),

@@ -22,9 +22,7 @@ def _conv(channels: str, kernel: str, bias: str) -> tuple[TensorRow, ...]:
     )
 
 
-def selective(
-    inner: str, state: str, rank: str, kernel: str, bias: str, conv_bias: str
-) -> tuple[TensorRow, ...]:
+def selective(inner: str, state: str, rank: str, kernel: str, bias: str, conv_bias: str) -> tuple[TensorRow, ...]:
     """The mixer of Mamba: a state of `state` values for each of `inner` channels, steps of rank `rank`."""
     return (
         *linear("in_proj", "ssm_in", f"2*{inner},hidden", bias),

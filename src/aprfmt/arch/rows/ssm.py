@@ -9,9 +9,7 @@ from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
 _BLOCKS, _, _WIDTH, _, _ = DIMS
 _UNBOUNDED = Key("context_length", constant=1 << 20)
 """Written where the network has no positions; a config.json has no such key."""
-_EPS = Key(
-    "attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", "rms_norm_eps"), "f32", field="rms_norm_eps"
-)
+_EPS = Key("attention.layer_norm_rms_epsilon", ("layer_norm_epsilon", "rms_norm_eps"), "f32", field="rms_norm_eps")
 
 
 def _mamba(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
@@ -45,9 +43,7 @@ _MAMBA = {
     "layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 16, "time_step_rank": "auto",
     "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
-_SELECTIVE = _mamba(
-    selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias")
-)
+_SELECTIVE = _mamba(selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias"))
 _INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded")
 _RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
 _NORMED = "ssm.dt_b_c_rms"
@@ -94,15 +90,7 @@ ROWS: tuple[Architecture, ...] = (
         hf_classes=("Mamba2ForCausalLM",),
         model_types=("mamba2",),
         tensors=_mamba(
-            dual(
-                "expand*hidden",
-                "state_size",
-                "num_heads",
-                "n_groups",
-                "conv_kernel",
-                "use_bias",
-                "use_conv_bias",
-            )
+            dual("expand*hidden", "state_size", "num_heads", "n_groups", "conv_kernel", "use_bias", "use_conv_bias")
         ),
         keys=_mamba_keys(
             Key("ssm.inner_size", ("expand",), via="expand"),

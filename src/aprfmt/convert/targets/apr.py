@@ -53,9 +53,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
         c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
-    metadata, tensors, flags = apr_contents(
-        c, dtype, work.losses, targets, with_source=work.options.tokenizer is None
-    )
+    metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=work.options.tokenizer is None)
     if SOURCE_KEY not in metadata:
         for tensor in tensors:
             work.losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
@@ -86,12 +84,7 @@ def copy(model: Model, name: str) -> Output | None:
 
 
 def apr_contents(
-    c: Canonical,
-    dtype: str,
-    losses: Losses,
-    targets: Mapping[str, Recoding] | None = None,
-    *,
-    with_source: bool = True,
+    c: Canonical, dtype: str, losses: Losses, targets: Mapping[str, Recoding] | None = None, *, with_source: bool = True
 ) -> tuple[dict[str, object], list[OutTensor], int]:
     """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
 
@@ -134,18 +127,14 @@ def _with_envelope(
             return merged
     except AprError:
         pass
-    losses.warnings.append(
-        "what the file says of the .apr it was made from contradicts its tensors and is left aside"
-    )
+    losses.warnings.append("what the file says of the .apr it was made from contradicts its tensors and is left aside")
     return metadata | {LEFT_ASIDE: True}
 
 
 def _narrow_dtypes(c: Canonical) -> dict[str, str]:
     """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
     wanted = c.envelope.dtypes if c.envelope is not None else {}
-    return {
-        name: dtype for name, dtype in wanted.items() if name in c.tensors and _fits(c.tensors[name], dtype)
-    }
+    return {name: dtype for name, dtype in wanted.items() if name in c.tensors and _fits(c.tensors[name], dtype)}
 
 
 def _fits(tensor: CanonicalTensor, dtype: str) -> bool:
@@ -191,9 +180,7 @@ def shard_layouts(c: Canonical, work: Work) -> Output:
     """The shards of the `.apr` that `c` becomes."""
     metadata, tensors, flags = apr_contents(c, "keep", work.losses)
     in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
-    shards = cut_shards(
-        metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES
-    )
+    shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)
     return _shard_output(shards, tensors, is_lossless(c, metadata))
 
 
@@ -224,16 +211,12 @@ def copy_shards(model: Model, options: Options) -> Output | None:
 
 
 def _shard_output(shards: Sequence[Shard], tensors: list[OutTensor], lossless: bool) -> Output:
-    return Output(
-        [layout for layout, _ in shards], tensors, lossless, write=partial(write_shards, shards=shards)
-    )
+    return Output([layout for layout, _ in shards], tensors, lossless, write=partial(write_shards, shards=shards))
 
 
 def _stored(tensor: Tensor) -> OutTensor:
     source, offset, n_bytes = tensor.source, tensor.offset, tensor.n_bytes
-    return OutTensor(
-        tensor.name, tensor.dtype, tensor.shape, n_bytes, lambda: source_jobs(source, offset, n_bytes)
-    )
+    return OutTensor(tensor.name, tensor.dtype, tensor.shape, n_bytes, lambda: source_jobs(source, offset, n_bytes))
 
 
 def _is_default(native: Apr2Native, tensors: Sequence[OutTensor]) -> bool:
@@ -269,9 +252,7 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
     infos = []
     with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE) as folder:
         for i, (layout, tensors) in enumerate(shards):
-            with _HashedFile(
-                folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync
-            ) as sink:
+            with _HashedFile(folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
                 crc = write_layout(layout, sink, advance, way.flow)
             names = tuple(sorted(tensor.name for tensor in tensors))
             infos.append(ShardInfo(layout.name, i, layout.n_bytes, names, sink.digest.hexdigest(), crc))
@@ -314,9 +295,7 @@ def cut_shards(
     first, other = (len(apr_metadata.dump(values, generation)) + room for values in (whole, identity))
     groups = group_by_size(tensors, max_bytes, _cost, first, other)
     if len(groups) > MAX_SPLITS:
-        raise RefusedError(
-            f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
-        )
+        raise RefusedError(f"{len(groups)} shards are more than {MAX_SPLITS}", hint="choose a larger --shard-size")
     shards = []
     for i, group in enumerate(groups):
         values = {**(identity if i else whole), "sharding": _sharding(len(groups), i, total)}
@@ -348,9 +327,7 @@ def _check_names(tensors: Sequence[OutTensor]) -> None:
             raise RefusedError("two tensors have one name, which a manifest cannot tell apart", tensor=name)
         seen.add(name)
         if len(sort_key(name)) > apr2_write.MAX_WRITTEN_NAME_BYTES or not _is_text(name):
-            raise RefusedError(
-                "a manifest cannot name this tensor: too long, or no UTF-8", tensor=ascii(name)
-            )
+            raise RefusedError("a manifest cannot name this tensor: too long, or no UTF-8", tensor=ascii(name))
 
 
 def _is_text(name: str) -> bool:

@@ -66,9 +66,7 @@ class Options:
 
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
-        return (
-            not set(self.non_defaults()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
-        )
+        return not set(self.non_defaults()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
 
 
 COMMON = frozenset(
@@ -79,9 +77,7 @@ COMMON = frozenset(
 )
 """Options about reading the source and running the conversion, which mean the same for every target."""
 
-MIX = frozenset(
-    ("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize")
-)
+MIX = frozenset(("imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "allow_requantize"))
 """What goes with a quantization mix."""
 
 PROVENANCE = frozenset(("license", "data_source", "data_license"))
@@ -268,12 +264,7 @@ TARGETS: tuple[Target, ...] = (
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size"}),
     _BuiltIn("gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"pre", "pad_style", "verify"}, ".gguf"),
     _BuiltIn(
-        "safetensors",
-        "safetensors",
-        "SafeTensors",
-        "hf:safetensors_layouts",
-        frozenset({"dtype"}),
-        ".safetensors",
+        "safetensors", "safetensors", "SafeTensors", "hf:safetensors_layouts", frozenset({"dtype"}), ".safetensors"
     ),
     _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF),
     _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF),

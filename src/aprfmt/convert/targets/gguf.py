@@ -68,17 +68,11 @@ def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
     pairs = _pairs(c, envelope.strip(entries))
     for item in keys:  # the vocabulary was encoded a moment ago
-        if (
-            not isinstance(item, bytes)
-            and isinstance(item[2], list)
-            and item[1] == (GgufType.ARRAY, GgufType.STRING)
-        ):
+        if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
     imported = _metadata_after_import(c, pairs)
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return envelope.seal(
-        entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept)
-    )
+    return envelope.seal(entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept))
 
 
 def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
@@ -157,9 +151,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
 def _check_name(name: str, c: Canonical) -> None:
     if len(name.encode(errors="surrogateescape")) > gguf.LOADER_NAME_BYTES and c.model.convention != "gguf":
         raise RefusedError(
-            f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes",
-            path=c.model.path,
-            tensor=name,
+            f"llama.cpp loads tensor names of up to {gguf.LOADER_NAME_BYTES} bytes", path=c.model.path, tensor=name
         )
 
 
@@ -178,9 +170,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None, losses: Losses) -> str:
         # nor do APR's own blocks
         target = "F16" if is_matrix(tensor.name, tensor.shape) else "F32"
     elif row.ggml_id is None:
-        raise RefusedError(
-            f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16"
-        )
+        raise RefusedError(f"GGUF has no dtype {tensor.dtype}", tensor=tensor.name, hint="convert it with --dtype f16")
     elif row.name in ("F16", "BF16") and not is_matrix(tensor.name, tensor.shape):
         target = "F32"  # llama.cpp's kernels want norms and biases in F32; the values stay the same
     else:
@@ -351,9 +341,7 @@ def split_gguf(
     first = FileLayout("", gguf_write.layout(keys, [], alignment=alignment)).n_bytes + room
     groups = group_by_size(tensors, max_bytes, lambda tensor: _gguf_cost(tensor, alignment), first, room)
     if len(groups) > MAX_SPLITS:
-        raise RefusedError(
-            f"{len(groups)} parts are more than {MAX_SPLITS}", hint="choose a larger --shard-size"
-        )
+        raise RefusedError(f"{len(groups)} parts are more than {MAX_SPLITS}", hint="choose a larger --shard-size")
     if len(groups) == 1:
         return [whole]
     layouts = []

@@ -178,9 +178,7 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
         return {}
     if "tokenizer.json" in texts or "tokenizer.model" in texts:
         return {}  # the source's own files are carried as they are
-    return hf_write.to_hf_files(
-        c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name")
-    )
+    return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name"))
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
@@ -195,8 +193,7 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
         "weight_map": dict(sorted(weight_map.items())),
     }
     layouts = [
-        FileLayout(name, safetensors.layout(group, metadata))
-        for name, group in zip(file_names, groups, strict=True)
+        FileLayout(name, safetensors.layout(group, metadata)) for name, group in zip(file_names, groups, strict=True)
     ]
     return [*layouts, FileLayout("model.safetensors.index.json", [Literal(_json(index))])]
 
