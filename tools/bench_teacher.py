@@ -35,7 +35,7 @@ from aprtrain.kernels import fp8
 from aprtrain.kernels.blocks import BLOCK_TYPES, Blocks, decode, pick_rows, some_rows
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
-from aprtrain.network.decoder import hf_names
+from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import Shape, shape_of
 from aprtrain.network.weights import Network
 from aprtrain.teacher import teacher as teacher_module
@@ -99,6 +99,11 @@ def qwen(name: str) -> Shape:
         }
     )  # fmt: skip
     return shape_of(h, ARCHITECTURES["qwen2"])
+
+
+def teacher_bytes(decoder: Decoder) -> int:
+    """What a teacher's weights take on its device."""
+    return resident_bytes(decoder)
 
 
 def random_network(shape: Shape) -> Network:
@@ -237,7 +242,7 @@ def time_passes(name: str, results: dict[str, Any]) -> Iterator[tuple[str, bool]
         row: dict[str, Any] = {"load_s": time.perf_counter() - start, "notes": teacher.notes}
         row["resident_gb"] = (torch.cuda.memory_allocated() - began) / 1e9
         row["planned_gb"] = estimate_bytes(network, residency) / 1e9
-        exact = estimate_bytes(network, residency) == resident_bytes(teacher.decoder)
+        exact = estimate_bytes(network, residency) == teacher_bytes(teacher.decoder)
         row["load_peak_gb"] = (torch.cuda.max_memory_allocated() - began) / 1e9
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()

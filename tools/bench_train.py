@@ -33,7 +33,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from train_blocks import resident_bytes
 
 from aprfmt.arch.hparams import from_hf_config
 from aprfmt.arch.table import ARCHITECTURES
@@ -54,7 +53,7 @@ from aprtrain.network.weights import Network
 from aprtrain.report.metrics import Recorder
 from aprtrain.teacher import teacher as teacher_module
 from aprtrain.world import World
-from bench_teacher import N_REAL, random_network
+from bench_teacher import N_REAL, random_network, teacher_bytes
 
 CUDA = torch.device("cuda", 0)
 ALONE = World(CUDA)
@@ -232,7 +231,7 @@ def ours(name: str, teacher: str, residency: str, micro: int, document: int) -> 
         "of_floor": parts.flops.total * TOKENS / PEAK / typical,
         "tflops": parts.flops.total * TOKENS / typical / 1e12,
         "peak_gib": peak / GIB, "plan_gib": plan / GIB, "peak_of_plan": peak / plan, "held_gib": held / GIB,
-        "teacher_gib": resident_bytes(parts.teacher.decoder) / GIB, "first_s": seconds[0], "load_s": loaded,
+        "teacher_gib": teacher_bytes(parts.teacher.decoder) / GIB, "first_s": seconds[0], "load_s": loaded,
         "spread": [min(seconds[WARM:]), max(seconds[WARM:])], "notes": parts.teacher.notes,
         "plan": {r.name: round(r.n_bytes / GIB, 2) for r in parts.plan},
     }  # fmt: skip
