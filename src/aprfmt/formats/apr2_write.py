@@ -21,9 +21,9 @@ from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER, HEADER_BYTES, MAGIC, A
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.crc import crc32_of
-from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, padding, source_jobs, write_layout
+from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, check_target
-from aprfmt.io.source import Buffer
+from aprfmt.io.source import Buffer, padding
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
 from aprfmt.types import Array, PathLike, Shape
 

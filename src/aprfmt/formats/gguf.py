@@ -35,8 +35,7 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.io.pipe import padding
-from aprfmt.io.source import Source, exists
+from aprfmt.io.source import Source, exists, padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES
 from aprfmt.model import Model, Tensor
 

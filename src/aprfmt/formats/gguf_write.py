@@ -10,7 +10,8 @@ from aprfmt.codecs.dtypes import find_dtype
 from aprfmt.errors import AprError, UnsupportedError, UsageError
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, MAX_DIMS, Cursor, GgufType, decode
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import Literal, Segment, Zeros, padding
+from aprfmt.io.pipe import Literal, Segment, Zeros
+from aprfmt.io.source import padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_KEY_BYTES
 
 ValueType: TypeAlias = "GgufType | tuple[GgufType, ValueType]"

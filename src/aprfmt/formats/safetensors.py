@@ -18,8 +18,8 @@ from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_SAFETENSORS, find_dtype
 from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import Literal, Segment, padding
-from aprfmt.io.source import Source, is_file
+from aprfmt.io.pipe import Literal, Segment
+from aprfmt.io.source import Source, is_file, padding
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
 from aprfmt.types import JsonObject

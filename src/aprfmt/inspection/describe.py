@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from aprfmt import formats
 from aprfmt.arch.names import spellings
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
-from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.spdx import is_spdx
-from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import PathLike
@@ -251,12 +249,21 @@ def _from_other(model: Model) -> dict[str, object]:
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
 
 
+def _is_apr2(model: Model) -> bool:
+    """Whether it is an `.apr` v2, told without loading its modules for other containers."""
+    if model.convention != "apr":
+        return False
+    from aprfmt.formats import apr2
+
+    return apr2.native_of(model) is not None
+
+
 def tokenizer_info(model: Model) -> TokenizerInfo | None:
     """Counts and special ids of the embedded tokenizer; None when there is none.
 
     The lists of an `.apr` and of a GGUF are counted, not decoded: 150,000 strings would take longer than the rest.
     """
-    if apr2.native_of(model) is not None:  # without loading the modules of other containers
+    if _is_apr2(model):
         return _apr_tokenizer_info(model.metadata)
     from aprfmt.formats.gguf import GgufNative
 
@@ -269,6 +276,8 @@ def tokenizer_info(model: Model) -> TokenizerInfo | None:
 
 
 def _apr_tokenizer_info(metadata: Mapping[str, object]) -> TokenizerInfo | None:
+    from aprfmt.tokenizer import apr as tokenizer_apr
+
     short, counts = dict(metadata), dict[str, int]()
     for key in ("vocabulary", "merges", "token_type", "scores"):
         items = metadata.get(f"tokenizer.{key}")
@@ -304,7 +313,7 @@ def _info(
 def compatibility(model: Model, metadata: Mapping[str, object]) -> Compatibility:
     """Whether the reference runtime can run the file, whose typed fields are `metadata`."""
     reasons = []
-    if apr2.native_of(model) is None:
+    if not _is_apr2(model):
         reasons.append(f"the runtime reads plain APR v2, not {model.label}")
     if not metadata.get("architecture"):
         reasons.append("metadata has no architecture (C-01)")

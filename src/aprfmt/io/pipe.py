@@ -99,11 +99,6 @@ class FileLayout:
         return sum(segment.n_bytes for segment in self.segments) + (4 if self.crc_footer else 0)
 
 
-def padding(n_bytes: int, alignment: int) -> int:
-    """Bytes missing from `n_bytes` to the next multiple of `alignment`."""
-    return -n_bytes % alignment
-
-
 # --- the pipeline ---
 
 CHUNK_BYTES = 1 << 20

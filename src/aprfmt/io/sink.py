@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -258,7 +257,7 @@ def _files_below(folder: str) -> Iterator[str]:
 
 def _temporary_beside(target: str) -> str:
     folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name[:64]}.{secrets.token_hex(4)}.tmp")
+    return os.path.join(folder, f".{name[:64]}.{os.urandom(4).hex()}.tmp")
 
 
 def _appear(temporary: str, target: str, force: bool) -> None:

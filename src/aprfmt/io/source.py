@@ -158,3 +158,8 @@ def _mode(path: PathLike, follow: bool = True) -> int | None:
             return os.stat(path, follow_symlinks=follow).st_mode
     except (FileNotFoundError, ValueError):  # ValueError: a zero byte in the name
         return None
+
+
+def padding(n_bytes: int, alignment: int) -> int:
+    """Bytes missing from `n_bytes` to the next multiple of `alignment`."""
+    return -n_bytes % alignment

@@ -29,9 +29,9 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY, TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
-from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, padding, source_jobs, write_layout
+from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
-from aprfmt.io.source import Buffer
+from aprfmt.io.source import Buffer, padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.model_card import CARD

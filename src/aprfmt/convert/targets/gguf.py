@@ -24,7 +24,8 @@ from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, group_by_size
-from aprfmt.io.pipe import FileLayout, padding
+from aprfmt.io.pipe import FileLayout
+from aprfmt.io.source import padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
