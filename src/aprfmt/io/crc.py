@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -40,22 +41,34 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
     It reads through small buffers instead of mapping the file: resident memory stays small, and a file that is cut
     short meanwhile is an error and no signal.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     stretch = range(start, end)
     parts = [stretch[at : at + _PART_BYTES] for at in range(0, len(stretch), _PART_BYTES)]
-
-    def crc_of(part: range) -> int:
-        buffer, value = memoryview(bytearray(min(_BUFFER_BYTES, len(part)))), 0
-        for at in range(part.start, part.stop, _BUFFER_BYTES):
-            view = buffer[: part.stop - at]
-            source.read_into(at, view)
-            value = crc32(view, value)
-        return value
-
     n_threads = max(1, min(_MOST_THREADS, n_processors(), len(parts)))
-    with ThreadPoolExecutor(n_threads, thread_name_prefix="apr-crc") as pool:
-        values = list(pool.map(crc_of, parts))  # after an error or Ctrl-C the parts that wait are cancelled
+    values, errors = [0] * len(parts), list[BaseException]()
+
+    def work(first: int) -> None:
+        """Every n-th part, through one buffer that stays in the cache; an error ends all threads."""
+        buffer = memoryview(bytearray(min(_BUFFER_BYTES, len(stretch))))
+        try:
+            for number in range(first, len(parts), n_threads):
+                part = parts[number]
+                for at in range(part.start, part.stop, _BUFFER_BYTES):
+                    if errors:
+                        return
+                    view = buffer[: part.stop - at]
+                    source.read_into(at, view)
+                    values[number] = crc32(view, values[number])
+        except BaseException as error:  # Ctrl-C too: the other threads must not go on
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,), name="apr-crc") for n in range(1, n_threads)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
     value = 0
     for part, crc in zip(parts, values, strict=True):
         value = combine(value, crc, len(part))
