@@ -322,7 +322,7 @@ class Trainer:
         self._looked_at = time.monotonic() if self._pending is None else self._looked_at
 
     def _pause(self) -> None:
-        """Before something that takes time and is no step."""
+        """Before work that takes time between two steps."""
         self._settle()
         self._ready_before = None
         if self._utilisation is not None:

@@ -218,7 +218,7 @@ def with_folder_fields(model: Model, info: Mapping[str, object], texts: dict[str
 
 
 def read_folder(folder: Path) -> Envelope | None:
-    """What `apr_metadata.json` of a folder says; None without one, or where it is no such file."""
+    """What `apr_metadata.json` of a folder says; None without one, or where it is something else."""
     path = folder / FOLDER_FILE
     if not is_file(path):
         return None

@@ -55,7 +55,7 @@ class Canonical:
         envelope: what a GGUF tells of the `.apr` that it was made from.
         left_out: files of a source folder that are not carried.
         packs: packed weights of the source.
-        parts_left_out: tensors of the source that are no part of the language model and are not carried.
+        parts_left_out: tensors of the source outside the language model, which are not carried.
     """
 
     model: Model

@@ -60,7 +60,7 @@ def read(data: bytes, path: str) -> SentencePiece:
     """Reads a tokenizer.model.
 
     Raises:
-        TruncatedError, CorruptError: the bytes are no such protobuf message.
+        TruncatedError, CorruptError: the bytes are not a SentencePiece model.
         LimitError: too large, or more pieces than any vocabulary has.
     """
     if len(data) > MAX_TEXT_FILE_BYTES:

@@ -14,7 +14,7 @@ def _quantize_rows(x_ptr, q_ptr, scale_ptr, cols, BLOCK: tl.constexpr):
         i = at + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * cols + i, mask=i < cols, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
-    # NaN is no maximum of tl.max: a row that holds one gets the scale NaN, and so does all that comes of it.
+    # tl.max passes over NaN: a row that holds one must get the scale NaN, and so must its products.
     bad = tl.sum((largest != largest).to(tl.int32), axis=0)  # noqa: PLR0124
     scale = tl.maximum(tl.div_rn(tl.max(largest, axis=0), 448.0), 1e-12)
     scale = tl.where(bad > 0, float("nan"), scale)

@@ -52,7 +52,7 @@ CURVES = (
 SCORES = ("ce", "perplexity", "accuracy", "kl", "agreement", "teacher_ce")
 _SHARES = ("accuracy", "agreement")
 _ENDS = ("done", "interrupted", "failed")
-_COLD = 2  # first steps of a process, which compile and are no measure of speed
+_COLD = 2  # first steps of a process, which compile, so their speed means nothing
 _ABSURD = 1e100  # no run counts or measures so much, and sums of such numbers overflow
 
 
