@@ -255,6 +255,11 @@ class Model:
         """Bytes of all its files."""
         return sum(source.size for source in self.sources)
 
+    def check_unchanged(self) -> None:
+        """Raises CorruptError when one of its files changed since it was opened (io.source.Source.check_unchanged)."""
+        for source in self.sources:
+            source.check_unchanged()
+
     def close(self) -> None:
         """Closes the files; views of tensors that are still held stay valid."""
         for source in self.sources:

@@ -10,12 +10,29 @@ import os
 import stat
 import threading
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import NamedTuple, Self
 
-from aprfmt.errors import NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.errors import CorruptError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.types import PathLike
 
 Buffer = bytes | bytearray | memoryview
+
+
+CHANGED_HINT = "run it again when nothing writes to the file"
+
+
+class Identity(NamedTuple):
+    """What tells a file from another one, and from itself before somebody wrote to it."""
+
+    size: int
+    mtime_ns: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, info: os.stat_result) -> Identity:
+        """The same from what the operating system says."""
+        return cls(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
 
 
 class Source:
@@ -24,11 +41,20 @@ class Source:
     `view` is for small or random reads and for handing tensors to the user: the memoryview stays valid as
     long as somebody holds it, also after `close`. `read_into` is for streaming: it keeps the resident set
     small, because pages that were only read do not count as mapped.
+
+    Attributes:
+        path: as it was given, for messages.
+        size: bytes of the file when it was opened; nothing behind them is read.
+        identity: of the file when it was opened, None for bytes in memory.
     """
 
-    def __init__(self, path: str, fd: int | None, data: Buffer | None, size: int) -> None:
+    def __init__(
+        self, path: str, fd: int | None, data: Buffer | None, size: int, identity: Identity | None = None
+    ) -> None:
         self.path = path
         self.size = size
+        self.identity = identity
+        self._place = os.path.abspath(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
         self._map_lock = threading.Lock()
@@ -47,8 +73,9 @@ class Source:
                 raise UnknownFormatError(
                     "not a plain file", path=name, hint="give a model file or a Hugging Face folder"
                 )
+            source = cls(name, fd, None, info.st_size, Identity.of(info))
             stack.pop_all()
-        return cls(name, fd, None, info.st_size)
+        return source
 
     @classmethod
     def from_bytes(cls, data: Buffer, path: PathLike) -> Self:
@@ -64,6 +91,27 @@ class Source:
                 tensor=tensor,
                 offset=offset,
             )
+
+    def check_unchanged(self) -> None:
+        """Raises CorruptError when the file is not the one that was opened, or was written to since.
+
+        The size, the time of the last write and the inode decide, of the open file and of what is at its path now. A
+        write in the same tick of the file system's clock as the open goes unseen. Works on a closed source, too.
+        """
+        if self.identity is None:
+            return
+        with storage_errors(self.path):
+            found = [] if self._fd is None else [os.fstat(self._fd)]
+            try:
+                found.append(os.stat(self._place))
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._changed("is gone since it was opened") from None
+        for info in found:
+            if Identity.of(info) != self.identity:
+                raise self._changed(_difference(self.identity, Identity.of(info)))
+
+    def _changed(self, how: str) -> CorruptError:
+        return CorruptError(f"the file changed while it was read: it {how}", path=self.path, hint=CHANGED_HINT)
 
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
         """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default)."""
@@ -107,7 +155,12 @@ class Source:
             with storage_errors(self.path):
                 n = os.preadv(self._fd, [buffer[done:]], offset + done)
             if n == 0:
-                raise TruncatedError("the file shrank while it was read", path=self.path, offset=offset + done)
+                raise TruncatedError(
+                    "the file changed while it was read: it shrank",
+                    path=self.path,
+                    offset=offset + done,
+                    hint=CHANGED_HINT,
+                )
             done += n
 
     def close(self) -> None:
@@ -123,6 +176,14 @@ class Source:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _difference(then: Identity, now: Identity) -> str:
+    if (then.device, then.inode) != (now.device, now.inode):
+        return "is another one now"
+    if then.size != now.size:
+        return f"had {then.size} bytes and has {now.size}"
+    return "was written to"
 
 
 def read_whole(path: PathLike) -> bytes:
