@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import carried_models
 import pytest
+from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer
 from tiny_models import BYTES, build
 from tiny_models import CASES as TINY_CASES
@@ -107,3 +109,39 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[[st
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     aprfmt.export_model(tiny_model("mistral")[0], path)
     return path
+
+
+@pytest.fixture(scope="session")
+def carried_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a row of carried_models.FOLDERS: a model that is more than a plain decoder."""
+    pytest.importorskip("transformers")
+    work = tmp_path_factory.mktemp("carried")
+
+    def get(name: str) -> Path:
+        if not (work / name).is_dir():
+            carried_models.FOLDERS[name](work / name)
+        return work / name
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def carried_gguf(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Callable[[str], Path]]:
+    """Gives the file of a row of carried_models.GGUFS, or of CONVERTED, which llama.cpp's converter writes."""
+    work = tmp_path_factory.mktemp("carried-gguf")
+    with ConverterPeer() as peer:
+
+        def get(name: str) -> Path:
+            path = work / f"{name}.gguf"
+            if not path.exists() and name in carried_models.CONVERTED:
+                request.getfixturevalue("llama_cpp_converter")
+                folder = request.getfixturevalue("carried_folder")(carried_models.CONVERTED[name][0])
+                carried_models.convert(folder, name, path, peer)
+            elif not path.exists():
+                pytest.importorskip("gguf")
+                carried_models.GGUFS[name](path)
+            return path
+
+        yield get

@@ -20,7 +20,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_DELTA: dict[str, Any] = {
+DELTA: dict[str, Any] = {
     "head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -71,8 +71,8 @@ _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
 _TIED = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
-    _case("Qwen3_5", "qwen3_5_text", _DELTA, _SEES | _GRID),
-    _case("Qwen3_5Moe", "qwen3_5_moe_text", _DELTA | _EXPERTS, _SEES | _GRID),
+    _case("Qwen3_5", "qwen3_5_text", DELTA, _SEES | _GRID),
+    _case("Qwen3_5Moe", "qwen3_5_moe_text", DELTA | _EXPERTS, _SEES | _GRID),
     _case(
         "Qwen2VL",
         "qwen2_vl",

@@ -16,6 +16,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -62,14 +63,24 @@ class ConverterPeer:
         """Writes `out` with `--outtype out_type`; returns which attempt did it. Raises ConverterError."""
         reasons: list[str] = []
         for said, options, plain_vocabulary in ATTEMPTS:
-            out.unlink(missing_ok=True)
-            question = {"source": str(source), "out": str(out), "type": out_type}
-            answer = self._ask({**question, "options": options, "plain_vocabulary": plain_vocabulary})
-            if answer["code"] == 0 and out.exists():
+            try:
+                self.convert_once(source, out, out_type, options, plain_vocabulary=plain_vocabulary)
+            except ConverterError as error:
+                reasons.append(str(error))
+            else:
                 return said
-            reasons.append(_reason(answer["log"]))
-        out.unlink(missing_ok=True)
         raise ConverterError(reasons[2])
+
+    def convert_once(
+        self, source: Path, out: Path, out_type: str, options: Sequence[str] = (), *, plain_vocabulary: bool = False
+    ) -> None:
+        """Writes `out` with these options, without a second chance. Raises ConverterError."""
+        out.unlink(missing_ok=True)
+        question = {"source": str(source), "out": str(out), "type": out_type}
+        answer = self._ask({**question, "options": list(options), "plain_vocabulary": plain_vocabulary})
+        if answer["code"] or not out.exists():
+            out.unlink(missing_ok=True)
+            raise ConverterError(_reason(answer["log"]))
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if not (self._folder / "convert_hf_to_gguf.py").exists():
