@@ -1,7 +1,8 @@
-"""Tiny random transformers models of every row of the architecture table, and what they compute.
+"""Tiny random models of every row of the architecture table, and what transformers computes with them.
 
 The cases stand in arch_cases_*.py. A model has real tokenizer files, and random values wherever it has a tensor or
-a saved buffer, so that a constant or a tensor that is lost on the way changes the logits.
+a saved buffer, so that a constant or a tensor that is lost on the way changes the logits. Where transformers has no
+such class, the checkpoint is made of what the row names; llama.cpp's converter and loader are then the judges.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / 
 BUILD_VERSION = 1
 """To be raised when `build` makes other models of the same cases: what is kept of the converter is then stale."""
 
-CASE_FILES = ("llama", "qwen", "gemma", "dense", "moe", "gpt", "bert", "ssm")
+CASE_FILES = ("llama", "qwen", "gemma", "dense", "moe", "gpt", "bert", "ssm", "remote")
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
     "smollm2": Path("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -41,6 +42,9 @@ DIMS: dict[str, Any] = {
 }
 """What every case has, as far as its config class knows the key."""
 
+VOCAB = "{vocab}"
+"""Stands in the config of a case that transformers does not have for the number of its tokenizer's tokens."""
+
 TEXT = "The lazy dog sat by 3 rivers; def f(x): return x + 1 -- and then, in 1984, it rained over the green hills."
 
 
@@ -51,8 +55,9 @@ class ArchCase:
     Attributes:
         id: the row, and behind a slash what differs from the row's base case.
         row: id of the row in aprfmt.arch.table.ARCHITECTURES.
-        config_class, model_class: names in transformers.
-        config: what differs from DIMS; `vocab_size` only where it is larger than the tokenizer.
+        config_class, model_class: names in transformers; without a `config_class` it has no such network.
+        config: what differs from DIMS; `vocab_size` only where it is larger than the tokenizer. Without a
+            `config_class` the whole config.json but for `architectures`; VOCAB stands for the tokenizer's size.
         tokenizer: which real tokenizer the folder gets.
         llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
         kind: "causal" compares logits, "encoder" the last hidden states.
@@ -75,6 +80,11 @@ class ArchCase:
     def base(self) -> bool:
         """Whether this is the row's base case."""
         return "/" not in self.id
+
+    @property
+    def computable(self) -> bool:
+        """Whether transformers has the network; where not, no logits can be compared."""
+        return bool(self.config_class)
 
 
 def all_cases() -> tuple[ArchCase, ...]:
@@ -132,6 +142,65 @@ def write_tokenizers(folder: Path, names: Sequence[str], limit: int | None = Non
                 (parts / file).write_bytes(data)
             parts.rename(folder / name)
     return {name: folder / name for name in names}
+
+
+def write_checkpoint(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: int = 0) -> None:
+    """Writes the Hugging Face folder of a case that transformers does not have: config.json, tensors of the row."""
+    import torch
+    from safetensors.torch import save_file
+
+    source = tokenizers[case.tokenizer]
+    folder.mkdir(parents=True, exist_ok=True)
+    config = plain_config(case, n_tokens(source))
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    for path in source.iterdir():
+        shutil.copy(path, folder / path.name)
+    torch.manual_seed(seed)
+    tensors = {}
+    for name, shape in row_tensors(config):
+        tensor = torch.empty(shape)
+        _fill(name, tensor)
+        tensors[name] = tensor.to(getattr(torch, case.dtype))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def plain_config(case: ArchCase, vocab_size: int) -> dict[str, Any]:
+    """The config.json of a case that transformers does not have."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: filled(part) for key, part in value.items()}
+        return vocab_size if value == VOCAB else value
+
+    filled_in: dict[str, Any] = filled({"architectures": [case.model_class], "torch_dtype": case.dtype, **case.config})
+    return filled_in
+
+
+def row_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that the row of this config asks for. Raises ValueError for an unknown size."""
+    from aprfmt.arch import names
+    from aprfmt.arch.grammar import has_layer, is_needed, shape_of, sizes_of
+    from aprfmt.arch.hparams import from_hf_config
+    from aprfmt.arch.table import ARCHITECTURES
+
+    h = from_hf_config(dict(config))
+    row, sizes, made = ARCHITECTURES[str(h.architecture)], sizes_of(h), set[str]()
+    for part in row.tensors:
+        for layer in range(h.num_layers or 0) if "{n}" in part.hf[0] else (None,):
+            taken = made & {names.spell(name, layer) for name in part.gguf}
+            if (
+                taken
+                or not is_needed(row, part.need, h)
+                or (layer is not None and not has_layer(part.layers, h, layer))
+            ):
+                continue
+            made |= {names.spell(name, layer) for name in part.gguf}
+            for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
+                shape = shape_of(dims, sizes)
+                if None in shape:
+                    raise ValueError(f"{template}: {dims} is not known: {shape}")
+                for name in names.expand(part, template, h, layer):
+                    yield name, tuple(size for size in shape if size is not None)
 
 
 def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: int = 0) -> Any:

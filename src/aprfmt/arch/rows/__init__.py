@@ -17,11 +17,29 @@ from aprfmt.arch.rows import (
     moe_shared,
     nemotron_h,
     qwen,
+    remote,
     ssm,
     vision,
 )
 
-_FILES = (llama, qwen, gemma, dense, moe, moe_shared, mla, gpt, bert, encoder, ssm, delta, hybrid, nemotron_h, vision)
+_FILES = (
+    llama,
+    qwen,
+    gemma,
+    dense,
+    moe,
+    moe_shared,
+    mla,
+    gpt,
+    bert,
+    encoder,
+    ssm,
+    delta,
+    hybrid,
+    nemotron_h,
+    vision,
+    remote,
+)
 
 ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)
 """Of rows that share a class or a GGUF name without a condition, the first counts."""
