@@ -11,7 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
-from aprfmt.errors import UnknownTensorError, UsageError
+from aprfmt.errors import ChecksumError, UnknownTensorError, UsageError
+from aprfmt.io.crc import Record
 from aprfmt.io.source import Source
 from aprfmt.text import first_few, format_bytes, html_table, plural
 from aprfmt.types import Array, PathLike, Shape
@@ -259,6 +260,20 @@ class Model:
         """Raises CorruptError when one of its files changed since it was opened (io.source.Source.check_unchanged)."""
         for source in self.sources:
             source.check_unchanged()
+
+    def record_reads(self) -> None:
+        """Takes the checksum of all that is read from now on, so that check_intact need not read it again."""
+        for source in self.sources:
+            source.record = Record()
+
+    def check_intact(self) -> None:
+        """Raises ChecksumError when a checksum of the container does not fit; reads whole files to know.
+
+        A file without any passes.
+        """
+        bad = [part for part, state in self.checksum().items() if state == "bad"]
+        if bad:
+            raise ChecksumError(f"the checksum in the {bad[0]} does not match the bytes", path=self.path)
 
     def close(self) -> None:
         """Closes the files; views of tensors that are still held stay valid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import zlib
 from pathlib import Path
@@ -44,3 +45,45 @@ def test_a_file_that_shrinks(source: Source, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(TruncatedError, match="shrank"):
         crc32_of_range(source, 0, len(DATA))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("apr-crc")]
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crc, "_LEAST_BYTES", 10)
+    monkeypatch.setattr(crc, "_MOST_PIECES", 5)
+    monkeypatch.setattr(crc, "_JOINED_BYTES", 4000)
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    dice = random.Random(3)
+    for n_reads in (0, 1, 4, 5, 40, 400):
+        with Source.open(path) as source:
+            source.record = crc.Record()
+            seen = bytearray(len(DATA))
+            for _ in range(n_reads):
+                start = dice.randrange(len(DATA))
+                length = min(dice.choice([3, 10, 700, 9000]), len(DATA) - start)
+                if dice.random() < 0.5:
+                    source.read(start, length)
+                else:
+                    source.read_into(start, memoryview(bytearray(length)))
+                seen[start : start + length] = bytes([1]) * length
+            again: list[tuple[int, int]] = []
+            monkeypatch.setattr(source.record, "add", lambda start, data, again=again: again.append((start, len(data))))
+            assert crc32_of_range(source, 0, len(DATA)) == zlib.crc32(DATA)
+            assert sum(n for _, n in again) <= len(DATA)
+        if n_reads == 400:
+            assert sum(n for _, n in again) < len(DATA) // 2
+
+
+def test_a_stream_in_any_order_leaves_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crc, "_LEAST_BYTES", 10)
+    path = tmp_path / "file"
+    path.write_bytes(DATA)
+    starts = list(range(0, len(DATA), 1000))
+    random.Random(0).shuffle(starts)
+    with Source.open(path) as source:
+        source.record = crc.Record()
+        for start in [*starts, *starts[:9]]:
+            source.read(start, 1000)
+        path.write_bytes(bytes(len(DATA)))  # what is read from here on is something else
+        assert crc32_of_range(source, 0, len(DATA)) == zlib.crc32(DATA)
+        assert crc32_of_range(source, 1000, 30_000) == zlib.crc32(DATA[1000:30_000])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypedDict
@@ -23,6 +23,7 @@ from aprfmt.canonical.model import (
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
+from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.mixes import find_mix, require_quantized
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
@@ -289,7 +290,7 @@ def _convert(given: dict[str, object]) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with formats.open(src) as model:
+    with open_checked(src) as (model, confirm):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization)
@@ -302,7 +303,7 @@ def _convert(given: dict[str, object]) -> Report:
         if not options.plan:
             if output.ready is not None:
                 output.ready()
-            _write(dst, c, output, target, options, report)
+            _write(dst, c, output, target, options, report, confirm)
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start
     return report
@@ -392,9 +393,17 @@ def _report(
     return report
 
 
-def _write(dst: str, c: Canonical, output: Output, target: Target, options: Options, report: Report) -> None:
+def _write(
+    dst: str,
+    c: Canonical,
+    output: Output,
+    target: Target,
+    options: Options,
+    report: Report,
+    confirm: Callable[[], None],
+) -> None:
     flow = flow_for(options.threads, options.max_memory, output.tensors)
-    how = WriteOptions(options.force, options.progress, flow, options.fsync)
+    how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)
     if output.write is not None:
         output.write(dst, how)
         return

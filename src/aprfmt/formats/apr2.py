@@ -36,7 +36,7 @@ from aprfmt.errors import (
 from aprfmt.formats import apr_metadata
 from aprfmt.io import jsonx
 from aprfmt.io.crc import combine, crc32_of, crc32_of_range
-from aprfmt.io.source import Source
+from aprfmt.io.source import Source, padding
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
 
@@ -170,18 +170,24 @@ class Apr2Native:
     def checksum(self) -> dict[str, str]:
         """Header and footer state; the first call reads the whole file.
 
-        The footer is "ok" where the CRC-32 stands right after the last padded blob or in the last four bytes
-        of the file, "absent" where less than four bytes follow the blobs, else "bad".
+        The header was checked when the file was opened. The footer is "ok" where the CRC-32 stands right after the last
+        padded blob or in the last four bytes of the file, "absent" where less than four bytes follow the blobs, else
+        "bad".
         """
         return {"header": "ok", "footer": self._footer}
 
     @cached_property
     def _footer(self) -> str:
-        last = self.source.size - 4
-        if last < self.index.data_end:
-            return "absent"
+        last, data_end = self.source.size - 4, self.index.data_end
+        if last < data_end:
+            # Where there is room for just a footer behind blobs that lie side by side, one was written: an entry of the
+            # index that points behind its blob is damaged.
+            sizes = (tensor.n_bytes + padding(tensor.n_bytes, ALIGNMENT) for tensor in self.index.tensors)
+            if last != self.header.data_offset + sum(sizes):
+                return "absent"
+            data_end = last
         crc = done = 0
-        for position in sorted({self.index.data_end, last}):
+        for position in sorted({data_end, last}):
             crc = combine(crc, crc32_of_range(self.source, done, position), position - done)
             done = position
             if crc == int.from_bytes(self.source.read(position, 4), "little"):

@@ -21,8 +21,8 @@ from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER, HEADER_BYTES, MAGIC, A
 from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.crc import crc32_of
-from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, source_jobs, write_layout
-from aprfmt.io.sink import AtomicFile, check_target
+from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, WriteOptions, Zeros, source_jobs, write_file
+from aprfmt.io.sink import check_target
 from aprfmt.io.source import Buffer, padding
 from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
 from aprfmt.types import Array, PathLike, Shape
@@ -156,13 +156,27 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
 
 
 def rewrite(
-    model: Model, path: PathLike, *, metadata: bytes | None = None, flags: int | None = None, force: bool = False
+    model: Model,
+    path: PathLike,
+    *,
+    metadata: bytes | None = None,
+    flags: int | None = None,
+    force: bool = False,
+    accept_damage: bool = False,
 ) -> None:
-    """Writes an opened v2 file to `path` with a correct footer; see layout_from_model. Refuses its own
-    source.
+    """Writes an opened v2 file to `path` with a correct footer; see layout_from_model. Refuses its own source.
+
+    A file whose footer is wrong raises ChecksumError, unless `accept_damage` says that it shall get a correct one.
     """
     check_target(path, [source.path for source in model.sources], force)
-    _write(layout_from_model(model, metadata, flags), path, force)
+    model.record_reads()
+
+    def confirm() -> None:
+        model.check_unchanged()
+        if not accept_damage:
+            model.check_intact()
+
+    _write(layout_from_model(model, metadata, flags), path, WriteOptions(force, confirm=confirm))
 
 
 def _stored_entry(native: Apr2Native, position: int, tensor: Tensor) -> _Entry:
@@ -281,7 +295,7 @@ def save_file(
     raw = apr_metadata.dump(values, generation)
     segments = layout(raw, outs, flags=flags or 0, streaming=streaming)
     check_target(path, [], force)
-    _write(segments, path, force)
+    _write(segments, path, WriteOptions(force))
 
 
 def check_suffix(path: PathLike, command: str, hint: str) -> None:
@@ -291,10 +305,9 @@ def check_suffix(path: PathLike, command: str, hint: str) -> None:
         raise UsageError(f"{command} writes .apr files, but the output is named {suffix}", path=path, hint=hint)
 
 
-def _write(segments: Sequence[Segment], path: PathLike, force: bool) -> None:
-    plan = FileLayout(os.path.basename(os.fspath(path)), segments, crc_footer=True)
-    with AtomicFile(path, force=force, n_bytes=plan.n_bytes) as sink:
-        write_layout(plan, sink)
+def _write(segments: Sequence[Segment], path: PathLike, options: WriteOptions) -> None:
+    name = os.fspath(path)
+    write_file(name, FileLayout(os.path.basename(name), segments, crc_footer=True), options)
 
 
 def _out_tensor(name: str, tensor: ArrayLike | RawTensor) -> OutTensor:

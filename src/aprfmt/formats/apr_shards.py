@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
+from aprfmt.errors import ChecksumError, CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import APR_MANIFEST_SUFFIX, apr2, apr_metadata
 from aprfmt.formats.apr2 import FLAGS, Apr2Native, Index
 from aprfmt.formats.apr_metadata import TRUE_DTYPES_KEY, AprMetadata
@@ -172,12 +172,21 @@ class JoinedNative(Apr2Native):
 
     def checksum(self) -> dict[str, str]:
         """Header and footer state over all shards."""
-        return {"header": "ok", "footer": "bad" if self.problems else "ok"}
+        states = [_state(info, shard) for info, shard in self.shards]
+        worst = next((state for state in ("bad", "absent") if state in states), "ok")
+        return {"header": "ok", "footer": worst}
 
     def verify(self) -> None:
-        """Raises RefusedError for the first altered shard."""
+        """Raises ChecksumError for the first altered shard."""
         if self.problems:
-            raise RefusedError(self.problems[0], path=self.manifest, hint=_FETCH_AGAIN)
+            raise ChecksumError(self.problems[0], path=self.manifest, hint=_FETCH_AGAIN)
+
+
+def _state(info: ShardInfo, shard: Apr2Native) -> str:
+    """State of a shard's footer, which the manifest names too; of one without, whether the sha256 fits."""
+    if info.crc32 is None and info.sha256 is not None and _verify(info, shard) is not None:
+        return "bad"
+    return shard.checksum()["footer"]
 
 
 def _verify(info: ShardInfo, shard: Apr2Native) -> str | None:

@@ -1,11 +1,18 @@
-"""CRC-32 (IEEE 802.3, the one of zlib): isal when it is installed, else zlib; equal values."""
+"""CRC-32 (IEEE 802.3, the one of zlib): isal when it is installed, else zlib; equal values.
+
+A file that is read anyway is not read once more for its checksum: a `Record` takes the CRC of each piece while it is in
+the cache, and `crc32_of_range` reads only what is missing between the pieces.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from aprfmt.io.source import Buffer, Source
 from aprfmt.io.system import n_processors
@@ -24,6 +31,9 @@ _ONE = 1 << 31  # the polynomial 1: the lowest power stands in the highest bit
 
 _PART_BYTES = 8 << 20
 _BUFFER_BYTES = 512 << 10  # stays in the cache
+_LEAST_BYTES = 16 << 10  # to read fewer bytes again takes no longer than to note them
+_MOST_PIECES = 4096
+_JOINED_BYTES = 16 << 20  # a piece that reaches beyond a range is read again
 _MOST_THREADS = 4  # two or three take all of the memory's speed
 
 
@@ -35,20 +45,75 @@ def crc32_of(*parts: Buffer) -> int:
     return value
 
 
+class Piece(NamedTuple):
+    """The CRC-32 of the bytes [start, end) of a file."""
+
+    start: int
+    end: int
+    crc: int
+
+
+class Record:
+    """The CRC-32 of what was read of a file, by place. Several threads may add to it.
+
+    Reads under _LEAST_BYTES are not worth their place, and of overlapping ones only the first counts.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._most = _MOST_PIECES
+        self._lock = threading.Lock()
+
+    def add(self, start: int, data: Buffer) -> None:
+        """Notes that `data` stands at `start`."""
+        if len(data) < _LEAST_BYTES:
+            return
+        piece = Piece(start, start + len(data), crc32(data))
+        with self._lock:
+            self._pieces.append(piece)
+            if len(self._pieces) >= self._most:
+                self._pieces = _joined(self._pieces, _JOINED_BYTES)
+                self._most = max(_MOST_PIECES, 2 * len(self._pieces))
+
+    def inside(self, start: int, end: int) -> list[Piece]:
+        """The pieces inside [start, end), in order and apart from each other."""
+        with self._lock:
+            return [p for p in _joined(self._pieces, 0) if start <= p.start and p.end <= end]
+
+
+def _joined(pieces: list[Piece], most_bytes: float = math.inf) -> list[Piece]:
+    """The same in order, neighbours as one of up to `most_bytes`; what overlaps an earlier piece is left out."""
+    out: list[Piece] = []
+    for piece in sorted(pieces):
+        last = out[-1] if out else None
+        if last is not None and piece.start < last.end:
+            continue
+        if last is not None and piece.start == last.end and piece.end - last.start <= most_bytes:
+            piece = Piece(last.start, piece.end, combine(last.crc, piece.crc, piece.end - piece.start))
+            out.pop()
+        out.append(piece)
+    return out
+
+
 def crc32_of_range(source: Source, start: int, end: int) -> int:
     """CRC-32 of the bytes [start, end) of a file, several parts at a time. Raises TruncatedError, StorageError.
 
-    It reads through small buffers instead of mapping the file: resident memory stays small, and a file that is cut
-    short meanwhile is an error and no signal.
+    What the source has a record of is not read again. The rest is read through small buffers instead of mapping the
+    file: resident memory stays small, and a file that is cut short meanwhile is an error and no signal.
     """
-    stretch = range(start, end)
-    parts = [stretch[at : at + _PART_BYTES] for at in range(0, len(stretch), _PART_BYTES)]
+    known = source.record.inside(start, end) if source.record is not None else []
+    bounds = [Piece(start, start, 0), *known, Piece(end, end, 0)]
+    parts = [
+        range(at, min(at + _PART_BYTES, after.start))
+        for before, after in pairwise(bounds)
+        for at in range(before.end, after.start, _PART_BYTES)
+    ]
     n_threads = max(1, min(_MOST_THREADS, n_processors(), len(parts)))
     values, errors = [0] * len(parts), list[BaseException]()
 
     def work(first: int) -> None:
         """Every n-th part, through one buffer that stays in the cache; an error ends all threads."""
-        buffer = memoryview(bytearray(min(_BUFFER_BYTES, len(stretch))))
+        buffer = memoryview(bytearray(min(_BUFFER_BYTES, end - start)))
         try:
             for number in range(first, len(parts), n_threads):
                 part = parts[number]
@@ -69,10 +134,9 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
         thread.join()
     if errors:
         raise errors[0]
-    value = 0
-    for part, crc in zip(parts, values, strict=True):
-        value = combine(value, crc, len(part))
-    return value
+    read = [Piece(part.start, part.stop, crc) for part, crc in zip(parts, values, strict=True)]
+    whole = _joined([*known, *read])
+    return whole[0].crc if whole else 0
 
 
 def combine(first: int, second: int, n_bytes: int) -> int:

@@ -342,12 +342,21 @@ StartProgress = Callable[[int], Progress]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How outputs are written: `force` replaces what is there, without `fsync` a power cut may lose them."""
+    """How outputs are written.
+
+    Attributes:
+        force: replace what is there.
+        progress: called with the total bytes; gives the function to call with each piece.
+        flow: how much of the machine it may take.
+        fsync: wait until the disk has them; without it a power cut may lose them.
+        confirm: called when all bytes are written and nothing has its name yet; when it raises, nothing appears.
+    """
 
     force: bool = False
     progress: StartProgress | None = None
     flow: Flow = DEFAULT_FLOW
     fsync: bool = True
+    confirm: Callable[[], None] = lambda: None
 
 
 # Weight files of an older export that must not stay beside new ones.
@@ -378,6 +387,7 @@ def write_file(
     advance = options.progress(layout.n_bytes) if options.progress else None
     with AtomicFile(target, force=options.force, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
         write_layout(layout, sink, advance, options.flow)
+        options.confirm()
         if check is not None:
             sink.flush()
             check(sink.temporary)
@@ -394,6 +404,7 @@ def write_parts(
     advance = options.progress(n_bytes) if options.progress else None
     with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True) as temporary:
         _write_all(temporary, layouts, options, advance)
+        options.confirm()
         if check is not None:
             check(str(temporary / layouts[0].name))
 
@@ -417,6 +428,7 @@ def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptio
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
     with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale) as folder:
         _write_all(folder, layouts, options, advance)
+        options.confirm()
 
 
 def _write_all(folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None) -> None:

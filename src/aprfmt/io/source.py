@@ -9,11 +9,16 @@ import mmap
 import os
 import stat
 import threading
-from contextlib import ExitStack, suppress
-from typing import NamedTuple, Self
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from aprfmt.errors import CorruptError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from aprfmt.io.crc import Record
 
 Buffer = bytes | bytearray | memoryview
 
@@ -46,6 +51,7 @@ class Source:
         path: as it was given, for messages.
         size: bytes of the file when it was opened; nothing behind them is read.
         identity: of the file when it was opened, None for bytes in memory.
+        record: where given, takes the checksum of all that is copied.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Source:
         self.path = path
         self.size = size
         self.identity = identity
+        self.record: Record | None = None
         self._place = os.path.abspath(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
@@ -75,6 +82,8 @@ class Source:
                 )
             source = cls(name, fd, None, info.st_size, Identity.of(info))
             stack.pop_all()
+        if (opened := _OPENED.get()) is not None:
+            opened.append(source)
         return source
 
     @classmethod
@@ -140,8 +149,10 @@ class Source:
             data = os.pread(self._fd, n_bytes, offset)
         if len(data) < n_bytes:  # interrupted, or at the end of a file that shrank
             rest = bytearray(n_bytes - len(data))
-            self.read_into(offset + len(data), memoryview(rest))
-            return data + rest
+            self._fill(offset + len(data), memoryview(rest))
+            data += rest
+        if self.record is not None:
+            self.record.add(offset, data)
         return data
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -150,6 +161,12 @@ class Source:
         if self._fd is None:
             buffer[:] = self.view(offset, len(buffer))
             return
+        self._fill(offset, buffer)
+        if self.record is not None:
+            self.record.add(offset, buffer)
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
+        assert self._fd is not None
         done = 0
         while done < len(buffer):
             with storage_errors(self.path):
@@ -176,6 +193,20 @@ class Source:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+_OPENED: ContextVar[list[Source] | None] = ContextVar("opened", default=None)
+
+
+@contextmanager
+def watch_opened() -> Iterator[list[Source]]:
+    """Gives the list of the files that the block opens, also of those that it closes again."""
+    opened: list[Source] = []
+    token = _OPENED.set(opened)
+    try:
+        yield opened
+    finally:
+        _OPENED.reset(token)
 
 
 def _difference(then: Identity, now: Identity) -> str:
