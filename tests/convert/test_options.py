@@ -112,6 +112,7 @@ VALUES: dict[str, Any] = {
     "leave_output": True,
     "allow_requantize": True,
     "tokenizer": "folder",
+    "no_tokenizer": True,
     "license": "MIT",
     "data_source": "web",
     "data_license": "MIT",

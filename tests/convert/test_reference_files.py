@@ -42,7 +42,7 @@ def test_a_head_size_that_only_the_tensors_tell(qk_norm: bool, tmp_path: Path) -
     words = {"architecture": "qwen3", "hf_architecture": "Qwen3ForCausalLM"} if qk_norm else {}
     arrays = weights(qk_norm=qk_norm, head_dim=32)
     aprfmt.save_file(arrays, tmp_path / "m.apr", METADATA | words)
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
     with aprfmt.open(tmp_path / "m.gguf") as model:
         assert model.hparams.head_dim == 32
 
@@ -55,7 +55,7 @@ def test_rows_padded_to_whole_blocks_become_q8_0_in_a_gguf(tmp_path: Path) -> No
         for name, array in weights().items()
     }
     aprfmt.save_file(arrays, tmp_path / "m.apr", METADATA)
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
     gate = "model.layers.0.mlp.gate_proj.weight"
     expected = encode("Q8_0", decode("Q4_K", arrays[gate].data, arrays[gate].shape))
     with aprfmt.open(tmp_path / "m.gguf") as model:
@@ -66,7 +66,7 @@ def test_rows_padded_to_whole_blocks_become_q8_0_in_a_gguf(tmp_path: Path) -> No
 def test_norms_in_blocks_become_f32_in_a_gguf(tmp_path: Path) -> None:
     arrays = {name: RawTensor("AprQ8", array.shape, encode("AprQ8", array)) for name, array in weights().items()}
     aprfmt.save_file(arrays, tmp_path / "m.apr", METADATA)
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
     with aprfmt.open(tmp_path / "m.gguf") as model:
         assert {t.dtype for t in model.tensors.values() if len(t.shape) == 1} == {"F32"}
         assert {t.dtype for t in model.tensors.values() if len(t.shape) == 2} == {"F16"}

@@ -19,6 +19,7 @@ from aprfmt.cli.options import (
     Identity,
     Machine,
     Mix,
+    NoTokenizerOption,
     Run,
     ShardSizeOption,
     Source,
@@ -120,6 +121,7 @@ class _Quantized:
     list_mixes: Annotated[bool, typer.Option("--list", help="Show the mixes and when to use which.")] = False
     arch: ArchOption = None
     tokenizer: TokenizerOption = None
+    no_tokenizer: NoTokenizerOption = False
     verify: VerifyOption = False
 
 

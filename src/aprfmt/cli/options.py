@@ -23,6 +23,9 @@ ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architectu
 TokenizerOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
 ]
+NoTokenizerOption = Annotated[
+    bool, typer.Option("--no-tokenizer", help="Write a GGUF without a tokenizer: llama.cpp then takes token ids only.")
+]
 ShardSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Maximum size of a file, such as 5GB or 500MiB; 0: a single file.")
 ]
@@ -132,6 +135,7 @@ class Target:
             help="apr, apr-shards, gguf, safetensors, hf or mlx; by default, the suffix of the output decides.",
         ),
     ] = None
+    no_tokenizer: NoTokenizerOption = False
     pre: Annotated[
         str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
     ] = None

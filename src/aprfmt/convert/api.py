@@ -50,6 +50,7 @@ from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.text import format_bytes, html_table
+from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
 
 
@@ -212,6 +213,7 @@ def convert_model(
     leave_output: bool = False,
     allow_requantize: bool = False,
     tokenizer: PathLike | None = None,
+    no_tokenizer: bool = False,
     license: str | None = None,
     data_source: str | None = None,
     data_license: str | None = None,
@@ -235,6 +237,7 @@ def convert_model(
     Args:
         src, dst: what to read and to write.
         format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
+        no_tokenizer: write a GGUF without a tokenizer; llama.cpp then takes and gives token ids only.
         pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
         pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
         shard_size: largest file, in bytes or as "5GB"; 0: one file.
@@ -261,6 +264,7 @@ def quantize_model(
     leave_output: bool = False,
     allow_requantize: bool = False,
     tokenizer: PathLike | None = None,
+    no_tokenizer: bool = False,
     allow_unmapped: bool = False,
     verify: bool = False,
     plan: bool = False,
@@ -360,6 +364,8 @@ def _override(c: Canonical, options: Options) -> Canonical:
     stated = provenance.from_flags({name: getattr(options, name) for name in provenance.FLAGS})
     general = provenance.without_license(c.general) if "license" in stated else c.general
     tokenizer = c.tokenizer if options.tokenizer is None else read_tokenizer(Path(options.tokenizer))
+    if options.no_tokenizer:
+        tokenizer = Tokenizer(NO_VOCABULARY, [])
     return replace(c, stated=stated, info=c.info | stated, general=general, tokenizer=tokenizer)
 
 

@@ -14,6 +14,9 @@ _T = TypeVar("_T")
 UNDERLINE = "\u2581"
 """SentencePiece's space."""
 
+NO_VOCABULARY = "none"
+"""`Tokenizer.model` of a GGUF that says that it has no vocabulary."""
+
 KvType: TypeAlias = str | tuple[str, str]
 """A GGUF type by name: "UINT32", or ("ARRAY", "STRING")."""
 

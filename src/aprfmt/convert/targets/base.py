@@ -43,6 +43,7 @@ class Options:
     leave_output: bool = False
     allow_requantize: bool = False
     tokenizer: PathLike | None = None
+    no_tokenizer: bool = False
     license: str | None = None
     data_source: str | None = None
     data_license: str | None = None
@@ -262,7 +263,9 @@ _HF = PROVENANCE | {"dtype", "tokenizer", "shard_size"}
 TARGETS: tuple[Target, ...] = (
     _BuiltIn("apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer"}, ".apr"),
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size"}),
-    _BuiltIn("gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"pre", "pad_style", "verify"}, ".gguf"),
+    _BuiltIn(
+        "gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"no_tokenizer", "pre", "pad_style", "verify"}, ".gguf"
+    ),
     _BuiltIn(
         "safetensors", "safetensors", "SafeTensors", "hf:safetensors_layouts", frozenset({"dtype"}), ".safetensors"
     ),
@@ -297,7 +300,7 @@ def find_target(dst: PathLike, name: str | None = None) -> Target:
 
 
 def check_options(options: Options, target: Target) -> None:
-    """Raises UsageError for an option that was given and has no meaning for `target`."""
+    """Raises UsageError for an option that was given and has no meaning for `target`, or beside another."""
     for name in options.non_defaults():
         if name not in COMMON and name not in target.takes:
             fitting = ", ".join(t.name for t in TARGETS if name in t.takes)
@@ -305,3 +308,5 @@ def check_options(options: Options, target: Target) -> None:
                 f"--{name.replace('_', '-')} does not apply to the format {target.name}",
                 hint=f"it applies to {fitting}",
             )
+    if options.no_tokenizer and options.tokenizer is not None:
+        raise UsageError("--no-tokenizer and --tokenizer exclude each other", hint="give one of them")

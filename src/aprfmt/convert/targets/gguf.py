@@ -28,9 +28,9 @@ from aprfmt.io.pipe import FileLayout
 from aprfmt.io.source import padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.provenance import provenance
-from aprfmt.text import first_few
+from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import ggml
-from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.tokenizer.pre import check_name
 
 
@@ -53,6 +53,14 @@ def layouts(c: Canonical, work: Work) -> Output:
     ):
         kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
         return Output(rename_parts(recipe.layouts(), work.name), kept, lossless=True)
+    if c.tokenizer is None and _is_model(c, base):
+        raise RefusedError(
+            "the model has no tokenizer, and llama.cpp loads no GGUF without one",
+            path=c.model.path,
+            hint="--tokenizer DIR takes the one in that folder; --no-tokenizer writes a GGUF for token ids only",
+        )
+    if options.no_tokenizer:
+        _tell_no_tokenizer(c, work.losses)
     tensors = list(_tensors(c, work))
     keys = _keys(c, work, base, tensors)
     if apr2.native_of(c.model) is not None:
@@ -63,6 +71,18 @@ def layouts(c: Canonical, work: Work) -> Output:
     if options.shard_size:
         return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_size), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
+
+
+def _is_model(c: Canonical, base: KvMapping | None) -> bool:
+    """Whether llama.cpp would load the GGUF by itself; adapters, projectors and the like have no tokenizer."""
+    return c.arch is not None and (base is None or base.get("general.type", "model") == "model")
+
+
+def _tell_no_tokenizer(c: Canonical, losses: Losses) -> None:
+    losses.warnings.append("no tokenizer, as asked: llama.cpp takes and gives token ids only")
+    known = c.model.tokenizer
+    if known is not None and known.tokens:
+        losses.add(f"the tokenizer of {plural(len(known.tokens), 'token')} is left out")
 
 
 def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
@@ -236,6 +256,9 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid)
         keys += [_with_type(kv) for kv in found]
+    if c.tokenizer is not None and c.tokenizer.model == NO_VOCABULARY and n_rows is not None:
+        size: KV = (f"{architecture}.vocab_size", GgufType.UINT32, n_rows)  # llama.cpp counts no tokens then
+        keys += [size] if size not in keys else []
     keys.append(("general.file_type", GgufType.UINT32, _file_type(c, work.quantization, tensors)))
     if c.tokenizer is not None:
         own = {key for key, _, _ in keys}  # a network may say how many token types its tokenizer has

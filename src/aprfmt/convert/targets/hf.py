@@ -27,6 +27,7 @@ from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file
+from aprfmt.tokenizer.model import NO_VOCABULARY
 
 GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
@@ -174,7 +175,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
 
 
 def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
-    if c.tokenizer is None:
+    if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
         return {}
     if "tokenizer.json" in texts or "tokenizer.model" in texts:
         return {}  # the source's own files are carried as they are

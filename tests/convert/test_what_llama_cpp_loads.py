@@ -1,0 +1,126 @@
+"""A GGUF that llama.cpp could not load, or would compute otherwise, is refused, or the report says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plain_models
+import pytest
+from llama_peer import LlamaError, LlamaPeer
+
+import aprfmt
+from aprfmt.cli.main import main
+from aprfmt.errors import RefusedError, UsageError
+
+IDS = [1, 5, 9, 200, 33, 7, 301, 12]
+
+
+def without_tokenizer(folder: Path) -> Path:
+    """A Hugging Face folder of a tiny llama that has no tokenizer files."""
+    path = plain_models.write_folder(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
+    return path
+
+
+def rewritten(source: Path, target: Path, keep: Callable[[str], bool] = lambda key: True, **put: Any) -> Path:
+    """A copy of a GGUF with those of its keys that are wanted; `put` gives string keys other values."""
+    from aprfmt.formats import gguf_write
+    from aprfmt.formats.gguf import GgufNative, GgufType
+    from aprfmt.formats.out import OutTensor
+    from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
+
+    with aprfmt.open(source) as model:
+        native = model.native_as(GgufNative)
+        assert native is not None
+        pairs = native.parts[0].kv
+        keys: list[Any] = [bytes(pairs.raw(key)) for key in pairs if keep(key) and key not in put]
+        keys += [(key, GgufType.STRING, value) for key, value in put.items()]
+        tensors = [
+            OutTensor(name, t.dtype, t.shape, t.n_bytes, lambda t=t: [bytes(t.raw())])  # type: ignore[misc]
+            for name, t in model.tensors.items()
+        ]
+        write_file(str(target), FileLayout(target.name, gguf_write.layout(keys, tensors)), WriteOptions())
+    return target
+
+
+# --- no tokenizer ---
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "q8_0"}, {"shard_size": 20_000}], ids=str)
+def test_a_gguf_without_a_tokenizer_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = without_tokenizer(tmp_path / "model")
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    before = sorted(tmp_path.iterdir())
+    for source in (folder, tmp_path / "m.apr"):
+        with pytest.raises(RefusedError, match="no tokenizer") as caught:
+            aprfmt.export_model(source, tmp_path / "m.gguf", **options)
+        assert caught.value.exit_code == 5
+        assert "--tokenizer DIR" in str(caught.value.hint)
+        assert "--no-tokenizer" in str(caught.value.hint)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_both_hints_work_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, other = without_tokenizer(tmp_path / "model"), plain_models.write_folder(tmp_path / "other")
+    for command in (["convert", str(folder)], ["export", str(folder)], ["quantize", str(folder), "q8_0"]):
+        for number, options in enumerate((["--no-tokenizer"], ["--tokenizer", str(other)])):
+            name = tmp_path / f"{command[0]}{number}.gguf"
+            with pytest.raises(SystemExit, match="0"):
+                main([*command, "-o", str(name), *options, "--json"])
+            said = json.loads(capsys.readouterr().out)["warnings"]
+            assert said == (["no tokenizer, as asked: llama.cpp takes and gives token ids only"] if not number else [])
+
+
+def test_a_tokenizer_and_none_at_once_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--no-tokenizer"):
+        aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", no_tokenizer=True, tokenizer=tmp_path)
+
+
+@pytest.mark.llama
+def test_llama_cpp_loads_what_has_none_by_wish_and_not_what_says_nothing(tmp_path: Path, llama_cpp: LlamaPeer) -> None:
+    folder = plain_models.write_folder(tmp_path / "model")
+    aprfmt.export_model(folder, tmp_path / "with.gguf")
+    report = aprfmt.export_model(folder, tmp_path / "none.gguf", no_tokenizer=True)
+    assert report.losses == ["the tokenizer of 320 tokens is left out"]
+    expected = llama_cpp.logits(tmp_path / "with.gguf", IDS)
+    assert np.array_equal(llama_cpp.logits(tmp_path / "none.gguf", IDS), expected)
+    bare = rewritten(tmp_path / "none.gguf", tmp_path / "bare.gguf", lambda key: not key.startswith("tokenizer."))
+    with pytest.raises(LlamaError, match=r"key not found in model: tokenizer\.ggml\.model"):
+        llama_cpp.logits(bare, IDS)
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter", "mmproj", "imatrix"])
+def test_a_gguf_that_never_had_a_tokenizer_comes_back_the_same(kind: str, tmp_path: Path) -> None:
+    """Also from GGUF to GGUF."""
+    aprfmt.export_model(plain_models.write_folder(tmp_path / "model"), tmp_path / "m.gguf")
+    source = rewritten(
+        tmp_path / "m.gguf", tmp_path / "s.gguf", lambda key: not key.startswith("tokenizer."), **{"general.type": kind}
+    )
+    aprfmt.import_model(source, tmp_path / "s.apr")
+    for origin in (source, tmp_path / "s.apr"):
+        back = tmp_path / f"from{origin.suffix}.gguf"
+        assert aprfmt.export_model(origin, back).lossless
+        assert back.read_bytes() == source.read_bytes()
+    if kind == "model":
+        with pytest.raises(RefusedError, match="no tokenizer"):
+            aprfmt.export_model(source, tmp_path / "q.gguf", dtype="q8_0")
+    else:  # nothing that llama.cpp runs alone
+        aprfmt.export_model(source, tmp_path / "q.gguf", dtype="q8_0")
+
+
+def test_a_gguf_without_a_vocabulary_goes_through_an_apr_and_a_folder(tmp_path: Path) -> None:
+    folder = plain_models.write_folder(tmp_path / "model")
+    aprfmt.export_model(folder, tmp_path / "none.gguf", no_tokenizer=True)
+    aprfmt.import_model(tmp_path / "none.gguf", tmp_path / "none.apr")
+    assert aprfmt.export_model(tmp_path / "none.apr", tmp_path / "again.gguf").lossless
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "none.gguf").read_bytes()
+    aprfmt.export_model(tmp_path / "none.apr", tmp_path / "hf", format="hf")
+    assert not (tmp_path / "hf" / "tokenizer.json").exists()
+    aprfmt.export_model(tmp_path / "none.gguf", tmp_path / "q.gguf", dtype="q8_0")
+    with pytest.raises(RefusedError, match="no tokenizer"):
+        aprfmt.export_model(tmp_path / "hf", tmp_path / "again2.gguf")
