@@ -29,7 +29,13 @@ _NO_ATTENTION = (
     "of attention layers only for one of state-space layers only"
 )
 
+_THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
+
 EXPLAINED: tuple[Explained, ...] = (
+    Explained("orion*", "orion.rope.freq_base", _THETA),
+    Explained("xverse*", "xverse.rope.freq_base", _THETA),
+    Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
+    Explained("exaone*", "exaone.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
     Explained("granite4*", "granite.*", _NO_ATTENTION),
     Explained("granite4*", "granitehybrid.*", _NO_ATTENTION),
     Explained("granite4*", "general.architecture", _NO_ATTENTION),

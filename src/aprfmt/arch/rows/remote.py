@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import Architecture
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.rows.parts import (
     DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
     SILU,
+    VOCAB,
+    attention,
     block,
+    decoder,
     embedding,
     final_norm,
     flag,
@@ -14,11 +26,15 @@ from aprfmt.arch.rows.parts import (
     head,
     hf_names,
     linear,
+    must_be,
     norm,
+    rename,
     split,
 )
 
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
+_META_LAYOUT = Key("tensor_data_layout", (), "str", constant="Meta AI original pth")
+_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -45,6 +61,104 @@ ROWS: tuple[Architecture, ...] = (
             *head("output"),
         ),
         keys=(*DECODER, SILU, flag("bias")),
-        defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}},
+        defaults={"": _UNTIED},
+    ),
+    Architecture(
+        id="orion",
+        gguf="orion",
+        **hf_names("Orion", "orion"),
+        tensors=decoder(*attention(), norm_bias="required"),
+        # Its config says rms_norm_eps, its norms are layer norms.
+        keys=(
+            _META_LAYOUT,
+            *rename(DIMS, max_position_embeddings=("max_sequence_length", "max_position_embeddings")),
+            GROUPED,
+            replace(LAYER_EPS, hf=("rms_norm_eps",)),
+            ROPE,
+            SILU,
+        ),
+        defaults={"": _UNTIED},
+    ),
+    Architecture(
+        id="xverse",
+        gguf="xverse",
+        **hf_names("Xverse", "xverse"),
+        rope_type=0,
+        tensors=decoder(*attention(permuted=True)),
+        keys=(*DECODER, _META_LAYOUT, ROPE_DIM, SILU),
+        defaults={"": _UNTIED},
+    ),
+    Architecture(
+        id="baichuan",
+        gguf="baichuan",
+        **hf_names("Baichuan", "baichuan", "BaiChuan"),
+        rope_type=0,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                split(
+                    "self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)
+                ),
+                *linear("self_attn.o_proj", "attn_output", "hidden,q"),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *gated_mlp(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")),
+            RMS_EPS,
+            ROPE,
+            _META_LAYOUT,
+            ROPE_DIM,
+            SILU,
+        ),
+        defaults={"": _UNTIED},
+    ),
+    Architecture(
+        id="exaone",
+        gguf="exaone",
+        **hf_names("Exaone", "exaone"),
+        gguf_only=("rope_freqs.weight",),
+        tensors=(
+            embedding("transformer.wte"),
+            *block(
+                *norm("ln_1", "attn_norm"),
+                *attention(hf="attn.attention", o_proj="out_proj"),
+                *norm("ln_2", "ffn_norm"),
+                *gated_mlp(names=("c_fc_0", "c_fc_1", "c_proj")),
+                hf="transformer.h.{n}.",
+            ),
+            *final_norm("transformer.ln_f"),
+            *head(),
+        ),
+        keys=(
+            *rename(DIMS, num_layers=("num_layers", "num_hidden_layers")),
+            GROUPED,
+            ROPE,
+            replace(RMS_EPS, hf=("layer_norm_epsilon",)),
+            HEAD_DIM,
+            ROPE_DIM,
+            must_be("activation_function", "silu"),
+        ),
+        defaults={"": {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": False}},
+    ),
+    Architecture(
+        id="maincoder",
+        gguf="maincoder",
+        **hf_names("Maincoder", "maincoder"),
+        tensors=decoder(*attention(qk_norm="head_dim")),
+        keys=(*DECODER, ROPE_DIM, SILU),
+        defaults={"": _UNTIED},
+    ),
+    Architecture(
+        id="pangu_embedded",
+        gguf="pangu-embedded",
+        **hf_names("PanguEmbedded", "PanguEmbedded"),
+        tensors=decoder(*attention("bias", "bias")),
+        keys=(*DECODER, VOCAB, ROPE_DIM, SILU, flag("bias")),
+        defaults={"": _UNTIED},
     ),
 )
