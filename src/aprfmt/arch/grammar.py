@@ -113,6 +113,20 @@ def _is_true(found: object, value: str) -> bool:
 
 # --- sizes ---
 
+FIELD_OF_SIZE = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "ffn": "intermediate_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "experts": "num_experts",
+    "moe_ffn": "moe_intermediate_size",
+    "positions": "max_position_embeddings",
+    "layers": "num_layers",
+}
+"""Standard size word -> the field of Hyperparams that it is; `q` and `kv` are products of two."""
+
 
 def sizes_of(h: Hyperparams) -> dict[str, int]:
     """Every size word that the hyper-parameters give: the standard words and all integers among the config keys."""
@@ -126,20 +140,10 @@ def sizes_of(h: Hyperparams) -> dict[str, int]:
         for key, value in h.extra.items()
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0
     }
-    words |= {
-        "vocab": h.vocab_size,
-        "hidden": h.hidden_size,
-        "ffn": h.intermediate_size,
-        "heads": h.num_heads,
-        "kv_heads": kv_heads,
-        "head_dim": h.head_dim,
-        "q": heads_of(h.num_heads),
-        "kv": heads_of(kv_heads),
-        "experts": h.num_experts,
-        "moe_ffn": h.moe_intermediate_size if h.moe_intermediate_size is not None else h.intermediate_size,
-        "positions": h.max_position_embeddings,
-        "layers": h.num_layers,
-    }
+    words |= {word: getattr(h, field) for word, field in FIELD_OF_SIZE.items()}
+    words |= {"kv_heads": kv_heads, "q": heads_of(h.num_heads), "kv": heads_of(kv_heads)}
+    if h.moe_intermediate_size is None:
+        words["moe_ffn"] = h.intermediate_size
     return {word: size for word, size in words.items() if size is not None}
 
 

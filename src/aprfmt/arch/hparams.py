@@ -196,13 +196,16 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     return h
 
 
-def to_hf_config(h: Hyperparams, row: Architecture | None = None) -> dict[str, object]:
-    """A config.json that transformers 4 and 5 load, sorted. Raises UnmappedError, RefusedError (missing sizes)."""
+def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:
+    """A config.json that transformers 4 and 5 load, sorted.
+
+    Raises UnmappedError, and RefusedError for missing sizes; with `complete` False these are left out.
+    """
     row = row or _row_of(h)
     if row is None:
         raise UnmappedError(f"architecture {h.architecture!r} has no Hugging Face class in the architecture table")
     missing = _missing(h, row) + (["vocab_size"] if h.vocab_size is None else [])
-    if missing:
+    if missing and complete:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
     hf_class, model_type = hf_identity(h, row)
     # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
@@ -399,6 +402,8 @@ def to_gguf(
         for suffix, (kind, item) in value.items():
             name = full_key(arch, suffix)
             out.setdefault(name, typed_key(name, kind, item))
+            if key.via:
+                converter_value(name, kind, item)  # refused here rather than by who reads it
         if key.via == "head_dim":
             out |= {pair[0]: pair for pair in late}
             late = []

@@ -361,9 +361,9 @@ def _both_sides(
     """
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
-    before = [shapes.get(name) or _whole(dims[i // per_name], sizes) for i, name in enumerate(hf)]
+    before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
     after_dims = row.gguf_dims or ("",) * len(gguf)
-    after = [shapes.get(name) or _whole(d, sizes) for name, d in zip(gguf, after_dims, strict=True)]
+    after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
     if not row.gguf_dims and len(gguf) == 1:
         stacked = "{e}" in row.hf[0]
         if gguf[0] in shapes and after[0] is not None:
@@ -382,8 +382,10 @@ def _swap_last(shape: Shape, transposed: bool) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed and len(shape) >= 2 else shape
 
 
-def _whole(dims: str, sizes: Mapping[str, int]) -> Shape | None:
-    """The shape, if all of it is known."""
+def _shape_of(name: str, dims: str, sizes: Mapping[str, int], shapes: Mapping[str, Shape]) -> Shape | None:
+    """The shape of the tensor where it is there (a scalar's is empty), else by `dims`, if all of it is known."""
+    if name in shapes:
+        return shapes[name]
     shape = shape_of(dims, sizes) if dims else (None,)
     known = tuple(size for size in shape if size is not None)
     return known if len(known) == len(shape) else None

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
-from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, sizes_of
+from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES
@@ -254,7 +254,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         found = matches(arch, name)
         if not found:
             continue
-        dims = [(m.row.dims * len(m.row.hf))[m.position] for m in found]  # one for all names, or one each
+        dims = [_dims_of(match) for match in found]
         known = [shape_of(one, sizes) for one in dims]
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
@@ -266,6 +266,36 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
                 tensor=name,
                 hint="the config or metadata belongs to another model, or the tensor is damaged",
             )
+
+
+def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:
+    """The sizes that the shapes of tensors tell by the table: of each word that is a whole dimension, and `layers`.
+
+    Damaged shapes are for check_shapes to find: of two that contradict each other the first is taken.
+    """
+    sizes: dict[str, int] = {}
+    layers = 0
+    for name, shape in shapes.items():
+        for match in matches(arch, name)[:1]:
+            layers = max(layers, 0 if match.layer is None else match.layer + 1)
+            words = _dims_of(match).split(",")
+            if len(words) == len(shape):
+                for word, size in zip(words, shape, strict=True):
+                    if word.isidentifier():
+                        sizes.setdefault(word, size)
+    return sizes | ({"layers": layers} if layers else {})
+
+
+@cache
+def dimension_words(arch: Architecture) -> frozenset[str]:
+    """Every word that the dimensions of the family's Hugging Face tensors are written in."""
+    sizes = (size for row in arch.tensors for dims in row.dims for size in dims.split(","))
+    return frozenset(word for size in sizes for word in size_words(size))
+
+
+def _dims_of(match: Match) -> str:
+    """What the table says of the tensor's shape: one text for all names of a row, or one each."""
+    return (match.row.dims * len(match.row.hf))[match.position]
 
 
 def _fits(shape: Shape, known: tuple[int | None, ...]) -> bool:

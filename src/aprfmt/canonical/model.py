@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
-from aprfmt.arch.grammar import has_layer
+from aprfmt.arch.converter import check_layers
+from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
@@ -112,7 +112,7 @@ def canonical(
         if model.convention == "gguf":
             warnings += _complete_from_gguf(model, row, hparams)
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
-            _complete_from_shapes(hparams, model)
+            complete_from_shapes(hparams, model.tensors)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
     tensors, parts_left_out = name_tensors(model, row, hparams, allow_unmapped, packs)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
@@ -181,9 +181,9 @@ def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -
     return warnings
 
 
-def _complete_from_shapes(hparams: Hyperparams, model: Model) -> None:
+def complete_from_shapes(hparams: Hyperparams, tensors: Mapping[str, Tensor | CanonicalTensor]) -> None:
     """The head size of an `.apr` that does not name it: the reference never stores the one of a GGUF."""
-    found = (model.tensors.get(n) for n in ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"))
+    found = (tensors.get(n) for n in ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"))
     query = next((tensor for tensor in found if tensor is not None), None)
     if "head_dim" in hparams.extra or query is None or not query.shape or not hparams.num_heads:
         return
@@ -283,9 +283,6 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
     return {key: value for key, value in metadata.items() if value is not None}
 
 
-_FIRST = "model.layers.0."
-
-
 # --- checks ---
 
 
@@ -304,18 +301,20 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
     """`c` with the dimensions that its tensor shapes tell, where there is no config.json."""
     if not c.tensors or c.model.convention != "hf" or c.hparams.hidden_size is not None:
         return c
-    h = replace(c.hparams)
-    shapes = {t.name: t.shape for t in c.tensors.values()}
-    layers = {int(m[1]) for name in shapes if (m := re.match(r"model\.layers\.(\d{1,6})\.", name))}
-    h.num_layers = max(layers) + 1 if layers else None
-    # Damaged shapes are left to check_shapes, which names them.
-    if len(embedding := shapes.get(c.embedding, ())) == 2:
-        h.vocab_size, h.hidden_size = embedding
-    if len(gate := shapes.get(f"{_FIRST}mlp.gate_proj.weight", ())) == 2:
-        h.intermediate_size = gate[0]
-    norm, query, key = (shapes.get(f"{_FIRST}self_attn.{name}.weight", ()) for name in ("q_norm", "q_proj", "k_proj"))
-    if len(norm) == 1 and norm[0] and query and key:
-        h.head_dim, h.num_heads, h.num_kv_heads = norm[0], query[0] // norm[0], key[0] // norm[0]
+    row = c.arch or ARCHITECTURES["llama"]
+    sizes = names.sizes_of_tensors(row, _shapes(c))
+    if "q" in sizes and sizes.get("heads"):
+        sizes.setdefault("head_dim", sizes["q"] // sizes["heads"])
+    if head_dim := sizes.get("head_dim"):
+        heads = {"heads": sizes.get("q"), "kv_heads": sizes.get("kv")}
+        sizes |= {word: rows // head_dim for word, rows in heads.items() if rows is not None}
+    h = replace(c.hparams, extra=dict(c.hparams.extra))
+    for word, field_name in FIELD_OF_SIZE.items():
+        setattr(h, field_name, sizes.get(word))
+    # None is unknown, which is not what transformers would assume.
+    own = names.dimension_words(row) - {*FIELD_OF_SIZE, "q", "kv"}
+    h.extra |= {word: sizes.get(word) for word in own}
+    check_layers(h)
     warning = "no config.json: dimensions were taken from the tensor shapes, rope and norm constants are unknown"
     return replace(c, hparams=h, warnings=(*c.warnings, warning))
 

@@ -295,7 +295,8 @@ def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) 
     """
     out: dict[str, S | T] = dict(base)
     for key, value in now.items():
-        if key not in then or then[key] != value:
+        # NaN, which config.json may hold, equals nothing.
+        if key not in then or (then[key] != value and repr(then[key]) != repr(value)):
             out[key] = value
     for key in then:
         if key not in now:

@@ -11,7 +11,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.model import Canonical, apr_metadata_of, embedding_rows, gguf_side, links
+from aprfmt.canonical.model import Canonical, apr_metadata_of, complete_from_shapes, embedding_rows, gguf_side, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
@@ -235,6 +235,8 @@ def _as_import(c: Canonical, base: KvMapping) -> Canonical:
     hparams = hp.from_gguf(base, tensor_names)
     if c.arch is not None:
         hparams.architecture = c.arch.id
+    if hparams.head_dim is None and c.model.convention == "apr":
+        complete_from_shapes(hparams, c.tensors)
     known = provenance.from_gguf(base)
     # An .apr without a word on these keys never removed any of them.
     general = known.general if c.general is not None else None

@@ -16,7 +16,7 @@ from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.recipe import CONFIG, Recipe, overlay, restorable
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError
-from aprfmt.formats import hf_files, safetensors
+from aprfmt.formats import apr_metadata, hf_files, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -117,11 +117,12 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
         )
     if c.arch is None:
         return source or b"{}", True
-    now = hp.to_hf_config(c.hparams)
+    # What the source's own config.json lacks, the new one may lack too.
+    now = hp.to_hf_config(c.hparams, complete=source is None)
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     base = parse_config(source, c.model.path / CONFIG if is_folder(c.model.path) else c.model.path)
-    then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)))
+    then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
     config = overlay(base, then, now)
     if not kept:
         config.pop("torch_dtype", None)
@@ -132,12 +133,17 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
+    # As canonical does: a head of its own unties it, and where nothing is said, the tensors tell.
     if source.tied and c.head in c.tensors:
-        source.tied = False  # a head of its own was found, see canonical
+        source.tied = False
+    elif source.tied is None and c.head not in c.tensors and c.embedding in c.tensors:
+        source.tied = True
     if c.model.convention != "apr":
         return source
     ids = {key: c.model.metadata.get(key) for key in ("tokenizer.bos_token_id", "tokenizer.eos_token_id")}
-    return hp.from_apr(hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None})
+    metadata = hp.to_apr(source) | {key: value for key, value in ids.items() if value is not None}
+    # Through the text, in which NaN is null and some numbers are float32.
+    return hp.from_apr(apr_metadata.parse(apr_metadata.dump(metadata)))
 
 
 def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
