@@ -36,6 +36,7 @@ class Field:
         low, high, choices: what values are allowed.
         env: the environment variable that sets it.
         flags: short options beside `flag`.
+        number: of a switch: what the number is that may follow it; alone it is true.
         commands: which commands have it.
         place: what it decides. "what" is trained on what (a resumed run must agree), or "run": how far, where and how
             closely watched (a resumed run may differ).
@@ -50,6 +51,7 @@ class Field:
     choices: tuple[str, ...] = ()
     env: str = ""
     flags: tuple[str, ...] = ()
+    number: str = ""
     commands: tuple[str, ...] = (*_DISTILL, *_PRETRAIN)
     place: str = "run"
 
@@ -154,12 +156,14 @@ class Config:
         5000, "Steps between checkpoints; 0: by the clock alone.", low=0, env=ENV_PREFIX + "CHECKPOINT_EVERY"
     )
     save_minutes: float = _option(15.0, "Also save every so many minutes; 0: by steps alone.", low=0)
-    keep: int = _option(3, "Number of latest checkpoints to keep besides the best.", low=1)
+    keep: int = _option(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
     save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
     eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
     eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
     log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
-    resume: bool = _option(False, "Continue from the latest checkpoint in the output folder.")
+    resume: bool | int = _option(
+        False, "Continue from the latest checkpoint in the output folder, or from that of STEP.", low=0, number="STEP"
+    )
     allow_changed: tuple[str, ...] = _option(
         (), "A field that may differ from the run that is resumed; may be given again."
     )
@@ -194,6 +198,11 @@ class Config:
         assert self.steps is not None
         return min(self.steps, self.smoke or self.steps)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the run continues another one; step 0 is a step."""
+        return self.resume is not False
+
     def is_compiled(self, device: str) -> bool:
         """Whether blocks are compiled on a device of the type `device`."""
         return self.compile == "on" or (self.compile == "auto" and device == "cuda")
@@ -204,8 +213,7 @@ class Config:
 
     def digest(self) -> str:
         """SHA-256 of what decides the numbers of a run: the fields of place "what"."""
-        values = {name: to_json(getattr(self, name)) for name in what_fields()}
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        return digest_of(self.to_json())
 
 
 @cache
@@ -228,6 +236,21 @@ def command_fields(command: str) -> Iterator[Field]:
 def what_fields() -> list[str]:
     """Names of the fields that a resumed run must share with the run that it continues."""
     return [f.name for f in schema().values() if f.place == "what"]
+
+
+def digest_of(values: Mapping[str, object]) -> str:
+    """SHA-256 of what decides the numbers of a run, from a configuration as JSON data. Raises KeyError."""
+    decides = {name: values[name] for name in what_fields()}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def is_value(name: str, value: object) -> bool:
+    """Whether a field can have this value, which is JSON data."""
+    row = schema()[name]
+    try:
+        return value is None or to_json(_check(row, value, "")) == value
+    except UsageError:
+        return False
 
 
 def changed_fields(old: Mapping[str, object], new: Config) -> list[str]:
@@ -362,7 +385,8 @@ def _check(row: Field, value: object, where: str) -> Value:
     try:
         found = _convert(row, value)
     except (TypeError, ValueError):
-        raise UsageError(f"{row.name} must be {_WORDS[row.kind]}, not {value!r} ({where})") from None
+        words = f"the {row.number.lower()} of a checkpoint, or true or false" if row.number else _WORDS[row.kind]
+        raise UsageError(f"{row.name} must be {words}, not {value!r} ({where})") from None
     wanted = ""
     if row.choices and found not in row.choices:
         wanted = f"one of {', '.join(row.choices)}"
@@ -382,6 +406,8 @@ def _convert(row: Field, value: object) -> Value:
             if name not in what_fields():
                 raise UsageError(f"{name!r} is not a field that a resumed run must keep", hint=", ".join(what_fields()))
         return names
+    if row.number and not isinstance(value, bool) and str(value).isdecimal():
+        return int(str(value))
     if (row.kind is bool and isinstance(value, bool)) or (row.kind is str and isinstance(value, str)):
         return value
     if row.kind not in (int, float) or isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -410,13 +436,13 @@ def _check_together(config: Config, command: str) -> None:
         (c.beta != Config.beta and c.loss != "jsd", "--beta is for --loss jsd", "add it, or leave --beta out"),
         ((c.like is None) != (c.shape is None), "--like and --shape go together",
             "a model for its tokenizer, and the config.json to train"),
-        (c.smoke is not None and c.resume, "--smoke starts anew and writes nothing; it cannot --resume", None),
+        (c.smoke is not None and c.resumes, "--smoke starts anew and writes nothing; it cannot --resume", None),
         (c.steps is None and c.epochs is None and c.smoke is None,
             "--steps or --epochs is missing: how long to train", "add --steps N, or --epochs 1 for one pass"),
         (c.eval_data is not None and c.held_out != Config.held_out,
             "--held-out and --eval-data contradict each other", keep_one),
         (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
-        (bool(c.allow_changed) and not c.resume, "--allow-changed is for --resume", None),
+        (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", None),
         *(
             (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",
                 f"the nearest is {max(c.seq_len, round(tokens / c.seq_len) * c.seq_len)}")

@@ -10,20 +10,20 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NotRequired, TextIO, TypedDict, cast
 
 import torch
 
-from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.errors import AprError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.text import format_clock
 from aprfmt.types import JsonObject
 from aprtrain import budget, guards
 from aprtrain.budget import check_sharding, flops_of, memory_plan
-from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import Saver, clear, lock_folder, prepare_folder
+from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, changed_fields, command_fields, resolve
 from aprtrain.data.batches import Batches, Windows, check_windows
 from aprtrain.data.corpus import Corpus, prepare
@@ -35,6 +35,7 @@ from aprtrain.models import Origin, Pair, load_student, load_teacher, open_pair,
 from aprtrain.optim.adamw import load_states
 from aprtrain.report import page
 from aprtrain.report.metrics import Numbers, Recorder
+from aprtrain.resume import Saved, check_student, find_saved, leave_behind, state_file
 from aprtrain.teacher.cache import check_folder, open_cache
 from aprtrain.teacher.teacher import Teacher
 from aprtrain.world import World, join_world, world_size
@@ -57,6 +58,7 @@ class Summary(TypedDict):
         config, digest: the resolved configuration and its hash.
         projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
         interrupted: the signal that ended the run.
+        damaged: the newer checkpoints that a resumed run could not go on from: `step` and `reason`.
     """
 
     command: str
@@ -76,6 +78,7 @@ class Summary(TypedDict):
     projected_steps: NotRequired[int]
     projected_seconds: NotRequired[float]
     interrupted: NotRequired[int]
+    damaged: NotRequired[list[JsonObject]]
 
 
 def run(
@@ -103,6 +106,8 @@ def run(
             for line in lines:
                 recorder.say(line)
             folder, saved = stack.enter_context(_folder(config, world))
+            for line in saved.lines() if saved is not None else ():
+                recorder.say(line)
             pair = stack.enter_context(open_pair(command, config))
             return _train(command, config, world, recorder, folder, saved, pair, on_stall)
     except BaseException as error:
@@ -131,24 +136,13 @@ def _clear_frames(error: BaseException | None) -> None:
 # --- before the first step ---
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """The state that a run continues from."""
-
-    step: int
-    cursor: int
-    progress: Progress
-    origin: JsonObject
-    config: JsonObject
-
-
 def _train(
     command: str,
     config: Config,
     world: World,
     recorder: Recorder,
     folder: Path,
-    saved: _Saved | None,
+    saved: Saved | None,
     pair: Pair,
     on_stall: Callable[[RunError], None],
 ) -> Summary:
@@ -161,6 +155,7 @@ def _train(
     origin = origin_of(command, config, pair, corpus.key)
     if saved is not None:
         _check_resumed(config, saved, origin)
+        check_student(folder, saved, pair.student)
     cache = open_cache(
         config, pair.teacher, pair.vocabulary, corpus, (windows, held_out), batches, world.device, recorder.say
     )
@@ -211,20 +206,25 @@ def _train(
         cached=cached.get("train"),
     )
     if saved is not None:
-        with checkpoint.open_state(_state_file(folder, saved.step)) as (state, _):
+        with open_state(state_file(folder, saved.step)) as state:
             load_states(optimizer, state)
             torch.set_rng_state(state["rng"])
-    recorder.begin(saved.step if saved is not None else None)
+        if world.is_first:
+            leave_behind(folder, saved)
+            if saver is not None:
+                saver.left.update(saved.left)
+    damaged = [asdict(damage) for damage in saved.damaged] if saved is not None else []
+    recorder.begin(saved.step if saved is not None else None, damaged)
     _announce(command, config, world, recorder, origin, teacher)
     if saved is not None:
         recorder.say(f"continues after step {saved.step}, {saved.progress.tokens:,} tokens")
     with cache or nullcontext(), catch_signals() as stop:
         progress = saved.progress if saved is not None else Progress()
-        return _run_loop(Trainer(config, world, parts, progress, stop), command, is_new=saved is None)
+        return _run_loop(Trainer(config, world, parts, progress, stop), command, saved)
 
 
 @contextmanager
-def _folder(config: Config, world: World) -> Iterator[tuple[Path, _Saved | None]]:
+def _folder(config: Config, world: World) -> Iterator[tuple[Path, Saved | None]]:
     """The run's folder, of a smoke run one that is gone afterwards, and the state that the run continues from."""
     if config.smoke is not None:
         with tempfile.TemporaryDirectory(prefix="apr-smoke-") as name:
@@ -235,35 +235,17 @@ def _folder(config: Config, world: World) -> Iterator[tuple[Path, _Saved | None]
     is_new = not path.exists()
     with lock_folder(path) if world.is_first else nullcontext():
         try:
-            step = prepare_folder(path, resume=config.resume) if world.is_first else None
+            if world.is_first:
+                prepare_folder(path, resumes=config.resumes)
             world.barrier()
-            if not world.is_first and config.resume:
-                step = checkpoint.read_pointer(path, checkpoint.LATEST)
-            yield path, _read_saved(path, step) if step is not None else None
+            yield path, find_saved(path, config.resume, world) if config.resumes else None
         except BaseException:
             if world.is_first:
                 clear(path, is_new=is_new)
             raise
 
 
-def _state_file(folder: Path, step: int) -> Path:
-    return folder / f"{checkpoint.step_name(step)}.state"
-
-
-def _read_saved(folder: Path, step: int) -> _Saved:
-    """What the state of a step says of the run. Raises AprError."""
-    path = _state_file(folder, step)
-    with checkpoint.open_state(path) as (_, facts):
-        progress, cursor, origin, config = (facts.get(k) for k in ("progress", "cursor", "origin", "config"))
-    try:
-        if isinstance(progress, dict) and isinstance(cursor, int):
-            return _Saved(step, cursor, Progress(**progress), dict(origin), dict(config))  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise CorruptError(f"the state does not describe a run: {error}", path=path) from error
-    raise CorruptError("the state does not describe a run", path=path)
-
-
-def _corpus(config: Config, world: World, folder: Path, saved: _Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
+def _corpus(config: Config, world: World, folder: Path, saved: Saved | None, pair: Pair, recorder: Recorder) -> Corpus:
     """The token shards; the first process makes them, the others open what it made."""
     held_out = [Path(config.eval_data)] if config.eval_data is not None else []
     wanted = saved.origin.get("data") if saved is not None else None
@@ -297,7 +279,7 @@ def _batches(config: Config, windows: Windows, world: World, recorder: Recorder,
     return config, batches
 
 
-def _check_resumed(config: Config, saved: _Saved, origin: Origin) -> None:
+def _check_resumed(config: Config, saved: Saved, origin: Origin) -> None:
     """Refuses to continue with anything that would make it another run."""
     changed = [name for name in changed_fields(saved.config, config) if name not in config.allow_changed]
     if changed:
@@ -336,10 +318,10 @@ def _announce(
 # --- from the first evaluation to the summary ---
 
 
-def _run_loop(trainer: Trainer, command: str, *, is_new: bool) -> Summary:
+def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
     began = time.monotonic()
     config, parts, world, progress = trainer.config, trainer.parts, trainer.world, trainer.progress
-    if is_new:
+    if saved is None:
         parts.recorder.say("scoring held-out text before the first step")
         _check_models(trainer)
         if config.smoke is None:
@@ -363,6 +345,7 @@ def _run_loop(trainer: Trainer, command: str, *, is_new: bool) -> Summary:
         _write_report(trainer)
         raise
     summary = _summarise(trainer, command, model, time.monotonic() - began)
+    summary["damaged"] = [asdict(damage) for damage in saved.damaged] if saved is not None else []
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])

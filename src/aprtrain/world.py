@@ -25,6 +25,10 @@ class Work(Protocol):
         """Until it is done; on a GPU only what is launched afterwards waits."""
 
 
+class ToldByFirst(Exception):
+    """Cause of an error that all processes raise alike, in those that leave it to the first to tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """This process: its device, its rank, how many there are."""
@@ -68,6 +72,15 @@ class World:
         found = torch.tensor(float(flag), device=self.device)
         self.add_up(found)
         return bool(found)
+
+    def least(self, number: int) -> int:
+        """The least of the numbers that the processes bring."""
+        if self.size == 1:
+            return number
+        found = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        found[self.rank] = number
+        self.add_up(found)
+        return int(found.min())
 
     def barrier(self) -> None:
         """Waits for the other processes."""

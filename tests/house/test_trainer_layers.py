@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"models", "evaluate"},
     {"budget"},
     {"loop"},
+    {"resume"},
     {"run"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}

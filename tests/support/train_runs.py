@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import aprfmt
-from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import Weights
+from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, build
 from aprtrain.loss.head import HeadOut, distill_head
 from aprtrain.report import metrics
@@ -87,9 +87,9 @@ def weights(path: Path) -> dict[str, bytes]:
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that a state file holds. Raises as checkpoint.open_state."""
-    with checkpoint.open_state(path) as (tensors, facts):
-        return dict(tensors), facts
+    """All that a state file holds. Raises as open_state."""
+    with open_state(path) as state:
+        return dict(state), state.facts
 
 
 def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Weights:

@@ -89,7 +89,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "seed": ({}, {"seed": 1}),
     "save_every": ({}, {"save_every": 1}),
     "save_minutes": ({}, {"save_minutes": 1e-6}),
-    "keep": ({"save_every": 1}, {"save_every": 1, "keep": 1}),
+    "keep": ({"save_every": 1}, {"save_every": 1, "keep": 2}),
     "save_dtype": ({}, {"save_dtype": "bf16"}),
     "eval_every": ({}, {"eval_every": 1}),
     "eval_tokens": ({}, {"eval_tokens": 64}),

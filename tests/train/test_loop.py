@@ -20,7 +20,7 @@ import aprfmt
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.pipe import write_file
 from aprtrain import loop
-from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE
 from aprtrain.data.batches import Windows
 from aprtrain.data.corpus import Encoder, open_corpus
@@ -196,7 +196,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> No
             raise StorageError("No space left on device", path=target)
         honest(target, *rest)
 
-    monkeypatch.setattr(checkpoint, "write_file", write)
+    for module in (checkpoint, state):
+        monkeypatch.setattr(module, "write_file", write)
     monkeypatch.setattr(checkpoint, "_PAUSE_S", 0.0)
 
 

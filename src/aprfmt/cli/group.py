@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Annotated, Protocol
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from aprfmt.cli.options import JsonOption, QuietOption
 from aprfmt.cli.output import out
@@ -87,7 +87,8 @@ def build(wanted: str | None) -> typer.Typer:
         if wanted in (None, row.name):
             module, _, name = row.place.partition(":")
             function = getattr(import_module(f"aprfmt.cli.{module}"), name or "command")
-        app.command(row.name, short_help=row.help, context_settings=settings)(function)
+        kind = getattr(function, "command_class", TyperCommand)
+        app.command(row.name, cls=kind, short_help=row.help, context_settings=settings)(function)
     return app
 
 

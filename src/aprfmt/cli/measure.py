@@ -143,7 +143,7 @@ def report(
 
 
 def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
-    from aprtrain.report.page import STATUS, name, sentence
+    from aprtrain.report.page import STATUS, damage_text, name, sentence
 
     words, _ = STATUS[body["status"]]
     yield out.style(printable(f"{name(body)}: {words}"), "bold")
@@ -160,6 +160,7 @@ def _run_report(body: RunReport, output: Path | None) -> Iterator[str]:
         rows.append(("error", body["error"]))
     if body["failed_save_count"]:
         rows.append(("failed saves", str(body["failed_save_count"])))
+    rows += [("damaged", printable(damage_text(row))) for row in body["damaged"]]
     if body["skipped_lines"]:
         rows.append(("damaged lines", f"{body['skipped_lines']}, skipped"))
     if output is not None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, make_dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from time import sleep
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from typer.core import TyperCommand
 
 from aprfmt.cli.failures import report
 from aprfmt.cli.options import Common
@@ -23,10 +25,40 @@ if TYPE_CHECKING:
     from aprtrain.run import Summary
 
 
+_PAUSE_S = 2.0
+
+
+class TrainingCommand(TyperCommand):
+    """Reads a switch that a number may follow: `--resume`, `--resume 300`, `--no-resume`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives each of them a value, as other options have one, before the command line is parsed."""
+        from aprtrain.config import command_fields
+
+        for row in command_fields(self.name or ""):
+            args = spell_out(args, row.flag) if row.number else args
+        return super().parse_args(ctx, args)
+
+
+def spell_out(arguments: list[str], flag: str) -> list[str]:
+    """`--flag 300` as `--flag=300`, `--flag` alone as `--flag=true`, `--no-flag` as `--flag=false`."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if word == "--":
+            return [*found, word, *rest]
+        if word.isdecimal() and found[-1:] == [f"{flag}=true"]:
+            found[-1] = f"{flag}={word}"
+        else:
+            found.append({flag: f"{flag}=true", f"--no-{flag[2:]}": f"{flag}=false"}.get(word, word))
+    return found
+
+
 @dataclass(kw_only=True)
 class Training(Common):
     """What distill and pretrain take beside the options of the trainer's schema; the class has the command's name."""
 
+    command_class: ClassVar[type[TyperCommand]] = TrainingCommand
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Options as .toml, .yaml or .json.")] = None
     plan: Annotated[bool, typer.Option("--plan", help="Show memory, FLOPs, vocabulary and hashes; train nothing.")] = (
         False
@@ -50,7 +82,9 @@ def options(command: str) -> list[tuple[str, object, None]]:
     for row in command_fields(command):
         names, words, metavar = (row.flag, *row.flags), row.help, None
         kind: object = row.kind | None
-        if row.kind is bool:
+        if row.number:
+            kind, metavar, words = str | None, f"[{row.number}]", f"{words} --no-{row.flag[2:]}: do not."
+        elif row.kind is bool:
             names = (f"{row.flag}/--no-{row.flag[2:]}",)  # the second one overrules a file's true
         elif row.kind is tuple:
             kind, metavar = list[str] | None, "NAME"
@@ -109,6 +143,9 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
 
     values = {row.name: given[row.name] for row in command_fields(command)}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    for row in command_fields(command):
+        if row.number:
+            values[row.name] = {"true": True, "false": False}.get(str(values[row.name]), values[row.name])
     settings, lines = build(command, values, config, os.environ)
     if plan:
         body = budget.plan(command, settings)
@@ -135,7 +172,12 @@ def train(command: str, given: Mapping[str, object], config: Path | None, *, pla
 
 def _end(error: AprError) -> None:
     """Says the error and ends the process, whose orderly end could wait for the others, as they wait for it."""
-    report(error)
+    from aprtrain.world import ToldByFirst
+
+    if isinstance(error.__cause__, ToldByFirst):
+        sleep(_PAUSE_S)  # torchrun ends the others when one has ended
+    else:
+        report(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(error.exit_code)
@@ -146,7 +188,7 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
     word = out.style("stopped by a signal" if stopped else "done", "yellow" if stopped else "green")
     yield f"{word} after {summary['steps']:,} steps, {format_count(summary['tokens'])} tokens"
     rate = f", {summary['tokens_per_s']:,.0f} tokens/s" if summary["tokens_per_s"] is not None else ""
-    part = " since it was resumed" if summary["config"]["resume"] else ""
+    part = " since it was resumed" if summary["config"]["resume"] is not False else ""
     rows = [("time", format_seconds(summary["seconds"]) + part + rate)]
     for label, scores in (("before", summary["first"]), ("after", summary["last"])):
         if scores:
@@ -155,6 +197,8 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
             rows.append((label, f"step {scores['step']}: {found}"))
     if summary["failed_saves"]:
         rows.append(("failed saves", str(summary["failed_saves"])))
+    for damage in summary.get("damaged", []):
+        rows.append(("damaged", printable(f"checkpoint {damage['step']}: {damage['reason']}")))
     if "projected_seconds" in summary:
         time = format_seconds(summary["projected_seconds"])
         rows.append(("projection", f"{summary['projected_steps']:,} steps: {time}"))

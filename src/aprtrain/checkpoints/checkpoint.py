@@ -5,13 +5,13 @@ ckpt-step-NNNNNN.state  float32 masters, moments, counters; safetensors with JSO
 latest, best            JSON {"step", "model", "state"}, replaced after both files are durable
 
 A thread saves beside the training, tries again, and counts failures. It writes the model, the state, then `latest`
-(and `best`), then old ones go: at whatever moment a machine stops, `latest` names two complete files.
+(and `best`), then old ones go: at whatever moment a machine stops, `latest` names two complete files. Each file holds
+checksums of its own, which resume.py compares before a run goes on.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,17 +30,16 @@ from torch import Tensor
 import aprfmt
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.errors import AprError, CorruptError, ExistsError, RefusedError, RunError, StorageError, storage_error
-from aprfmt.formats import apr2_write, apr_metadata, safetensors
+from aprfmt.errors import AprError, CorruptError, ExistsError, RunError, StorageError, storage_error, storage_errors
+from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
-from aprfmt.formats.out import OutTensor
+from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
-from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer.model import Tokenizer
-from aprfmt.types import JsonObject
+from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
@@ -49,6 +48,9 @@ from aprtrain.report.metrics import FILE, METADATA
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
 
+SIZES = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+"""Hyper-parameters that a checkpoint has in common with the student of its run."""
+
 LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
@@ -56,9 +58,9 @@ _UNFINISHED = re.compile(
     r"\.(ckpt-step-|model\.apr|trial\.apr|tokens|latest|best|distillation_meta|metrics|report).*\.tmp"
 )
 _HAS_VOCAB = 0x0200
-_STATE_KEY = "aprtrain"
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
-_NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)")
+_NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)", re.ASCII)
+_POINTER = re.compile(rb'\{"step": (\d{1,18}),')
 _ALIGNMENT = 64
 _SLAB = 1 << 28
 _TRIES = 3
@@ -150,7 +152,7 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
     Before it appears it is opened again, and its tensors, dims and tokenizer are compared with what was to be saved.
     Raises RunError where they differ or a weight is not finite, StorageError.
     """
-    outs = [_out(name, weights.dtype, tensor) for name, tensor in weights.tensors.items()]
+    outs = [out_tensor(name, weights.dtype, tensor) for name, tensor in weights.tensors.items()]
     if not outs:
         raise RunError("there is no tensor to save", path=path)
     for name, tensor in weights.tensors.items():
@@ -160,23 +162,8 @@ def save_model(weights: Weights, identity: Identity, path: Path, lineage: Mappin
     flags = _HAS_VOCAB if identity.tokenizer is not None else 0
     segments = apr2_write.layout(apr_metadata.dump(metadata), outs, flags=flags)
     layout = FileLayout(path.name, segments, crc_footer=True)
-    hashes = {name: _digest(tensor) for name, tensor in weights.tensors.items()}
-    write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, hashes))
-
-
-def _out(name: str, dtype: str, tensor: Tensor) -> OutTensor:
-    data = _bytes(tensor)
-    return OutTensor(name, dtype, tuple(tensor.shape), len(data), lambda: [data])
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """Its memory, without a copy."""
-    flat = tensor.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data).toreadonly()
-
-
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(_bytes(tensor)).hexdigest()
+    sums = {name: crc32_of(tensor_bytes(tensor)) for name, tensor in weights.tensors.items()}
+    write_file(str(path), layout, WriteOptions(force=True), lambda file: _compare(file, weights, identity, sums))
 
 
 def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, object]) -> dict[str, object]:
@@ -196,75 +183,21 @@ def _metadata(weights: Weights, identity: Identity, lineage: Mapping[str, object
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _compare(file: str, weights: Weights, identity: Identity, hashes: Mapping[str, str]) -> None:
+def _compare(file: str, weights: Weights, identity: Identity, sums: Mapping[str, int]) -> None:
     with open_model(file) as model:
         if model.checksum().get("footer") != "ok":
             raise RunError("the checkpoint's checksum is wrong as read back")
-        if set(model.tensors) != set(hashes):
+        if set(model.tensors) != set(sums):
             raise RunError("the checkpoint does not hold the network's tensors as read back")
         for name, tensor in model.tensors.items():
             same = tensor.dtype == weights.dtype and tensor.shape == tuple(weights.tensors[name].shape)
-            if not same or hashlib.sha256(tensor.raw()).hexdigest() != hashes[name]:
+            if not same or crc32_of_range(tensor.source, tensor.offset, tensor.offset + tensor.n_bytes) != sums[name]:
                 raise RunError("the checkpoint differs from the live weights as read back", tensor=name)
-        sizes = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
-        for size in sizes:
+        for size in SIZES:
             if getattr(model.hparams, size) != getattr(identity.hparams, size):
                 raise RunError(f"the checkpoint's {size} differs as read back")
         if (model.tokenizer and model.tokenizer.tokens) != (identity.tokenizer and identity.tokenizer.tokens):
             raise RunError("the checkpoint's tokenizer differs as read back")
-
-
-# --- states ---
-
-
-def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path: Path) -> None:
-    """Writes tensors in main memory and JSON facts as one file, in the place of a file of that name."""
-    kinds = {torch.float32: "F32", torch.uint8: "U8", torch.int64: "I64"}
-    outs = [_out(name, kinds[tensor.dtype], tensor) for name, tensor in tensors.items()]
-    text = json.dumps(facts, sort_keys=True)
-    hashes = {name: _digest(tensor) for name, tensor in tensors.items()}
-    layout = FileLayout(path.name, safetensors.layout(outs, {_STATE_KEY: text}))
-
-    def check(file: str) -> None:
-        with open_model(file) as model:
-            found = {name: hashlib.sha256(t.raw()).hexdigest() for name, t in model.tensors.items()}
-            if found != hashes or model.metadata.get(_STATE_KEY) != text:
-                raise RunError("the saved state differs from the live one as read back")
-
-    write_file(str(path), layout, WriteOptions(force=True), check)
-
-
-class _Saved(Mapping[str, Tensor]):
-    """The tensors of an open file, each read when it is asked for: all of them may be more than the memory holds."""
-
-    def __init__(self, model: Model) -> None:
-        self._tensors = model.tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name].torch()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-@contextmanager
-def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], JsonObject]]:
-    """What `save_state` wrote, its tensors read one by one while the block runs.
-
-    Raises AprError for a file that is missing, damaged or of another kind.
-    """
-    with open_model(path) as model:
-        text = model.metadata.get(_STATE_KEY)
-        if not isinstance(text, str):
-            raise RefusedError("the file holds no state of a training run", path=path)
-        try:
-            facts = dict(json.loads(text))
-        except ValueError as error:
-            raise CorruptError("the state's facts are not JSON", path=path) from error
-        yield _Saved(model), facts
 
 
 # --- the folder ---
@@ -272,12 +205,15 @@ def open_state(path: Path) -> Iterator[tuple[Mapping[str, Tensor], JsonObject]]:
 
 def write_pointer(folder: Path, which: str, step: int) -> None:
     """Makes `latest` or `best` name the checkpoint of `step`."""
+    _write_text(folder / which, _pointer(step))
+
+
+def _pointer(step: int) -> str:
     name = step_name(step)
-    _write_json(folder / which, {"step": step, "model": f"{name}.apr", "state": f"{name}.state"}, None)
+    return json.dumps({"step": step, "model": f"{name}.apr", "state": f"{name}.state"}) + "\n"
 
 
-def _write_json(path: Path, value: Mapping[str, object], indent: int | None) -> None:
-    text = json.dumps(value, indent=indent) + "\n"
+def _write_text(path: Path, text: str) -> None:
     write_file(str(path), FileLayout(path.name, [Literal(text.encode())]), WriteOptions(force=True))
 
 
@@ -285,25 +221,35 @@ def read_pointer(folder: Path, which: str) -> int | None:
     """The step that `latest` or `best` names, None without such a file. Raises CorruptError."""
     path = folder / which
     try:
-        value = json.loads(path.read_text())["step"]
+        text = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise storage_error(error, path) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError("not a pointer to a checkpoint", path=path) from error
-    if not isinstance(value, int):
+    match = _POINTER.match(text)
+    if match is None or text != _pointer(int(match[1])).encode():  # it says three times which step
         raise CorruptError("not a pointer to a checkpoint", path=path)
-    return value
+    return int(match[1])
 
 
-def prune(folder: Path, keep: int) -> list[Path]:
-    """Removes all checkpoints but the latest `keep` and the best; gives what was removed."""
+def files_by_step(folder: Path) -> dict[int, list[Path]]:
+    """The files of each checkpoint in a run's folder, steps rising. Raises StorageError."""
     found: dict[int, list[Path]] = {}
-    for path in folder.iterdir():
-        if match := _NAME.fullmatch(path.name):
-            found.setdefault(int(match[1]), []).append(path)
-    kept = {*sorted(found)[-keep:], read_pointer(folder, BEST), read_pointer(folder, LATEST)}
+    with storage_errors(folder):
+        for path in folder.iterdir():
+            if (match := _NAME.fullmatch(path.name)) and path.stem == step_name(int(match[1])):
+                found.setdefault(int(match[1]), []).append(path)
+    return dict(sorted(found.items()))
+
+
+def prune(folder: Path, keep: int, left: Collection[int] = ()) -> list[Path]:
+    """Removes all checkpoints but the latest `keep` and the best; gives what was removed.
+
+    The steps `left`, those of a line that the run did not go on with, are none of the latest.
+    """
+    found, latest, best = files_by_step(folder), read_pointer(folder, LATEST), read_pointer(folder, BEST)
+    own = [step for step in found if step not in left]
+    kept = {*own[-keep:], best, latest}
     removed = [path for step, paths in found.items() if step not in kept for path in paths]
     for path in removed:
         path.unlink(missing_ok=True)
@@ -366,6 +312,7 @@ class Saver:
         record: takes an event, "checkpoint" or "failed_save", and its values for the metrics.
         failed: how many periodic saves were given up.
         saved: steps of the checkpoints that were written.
+        left: steps of those that a resumed run leaves behind; they go when one of its own is there.
     """
 
     folder: Path
@@ -375,6 +322,7 @@ class Saver:
     record: Callable[[str, Mapping[str, object]], None] = lambda event, values: None
     failed: int = 0
     saved: list[int] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
     _thread: threading.Thread | None = None
 
     def trial_save(self, snapshot: Snapshot) -> None:
@@ -431,7 +379,8 @@ class Saver:
         if snapshot.is_best:
             write_pointer(self.folder, BEST, snapshot.step)
         try:
-            prune(self.folder, self.keep)
+            self.left.discard(snapshot.step)
+            prune(self.folder, self.keep, self.left)
         except (AprError, OSError) as error:  # this one is saved; the next one tries again
             self.tell(f"old checkpoints could not be removed: {error}")
         if snapshot.step not in self.saved:
@@ -467,7 +416,7 @@ class Saver:
         """Writes `distillation_metadata.json`; a failure is told."""
         try:
             counts = {"failed_saves": self.failed, "checkpoints": self.saved}
-            _write_json(self.folder / METADATA, {**facts, **counts}, 2)
+            _write_text(self.folder / METADATA, json.dumps({**facts, **counts}, indent=2) + "\n")
         except (AprError, OSError) as error:
             self.tell(f"{METADATA} could not be written: {error}")
 
@@ -518,18 +467,9 @@ def clear(folder: Path, *, is_new: bool) -> None:
                 folder.rmdir()  # where nothing is left
 
 
-def prepare_folder(folder: Path, *, resume: bool) -> int | None:
-    """The step to resume from in a run's folder.
-
-    Raises ExistsError for a folder that holds a run already, RefusedError where there is nothing to resume.
-    """
-    step = read_pointer(folder, LATEST)
-    if resume and step is None:
-        raise RefusedError(
-            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
-        )
-    if not resume and any((folder / name).exists() for name in (LATEST, MODEL)):
+def prepare_folder(folder: Path, *, resumes: bool) -> None:
+    """Raises ExistsError for a folder that holds a run already, unless it `resumes`."""
+    if not resumes and any((folder / name).exists() for name in (LATEST, MODEL)):
         raise ExistsError(
             "the folder holds a run already", path=folder, hint="add --resume to continue, or name another -o"
         )
-    return step if resume else None

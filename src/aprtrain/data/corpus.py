@@ -2,8 +2,8 @@
 
 A folder of shards holds, for the training and the held-out part, `PART.bin` (token ids, little-endian uint32,
 documents one behind the other, each ending with the separator), `PART.docs` (16 bytes a document: where it ends, and
-the hash of its content) and, for both, `tokens.json`: counts, the tokenizer's hash, SHA-256 of every file, and the
-key of what they were made from. It is checked when opened, and mapped into memory.
+the hash of its content) and, for both, `tokens.json`: counts, the tokenizer's hash, SHA-256 of every file, the key of
+what they were made from, and a checksum of its own. It is checked when opened, and mapped into memory.
 
 Which part a document belongs to is decided by the hash of its content alone, so no document can be in both, and the
 split stays the same when other documents come or go. Memory is one batch of text, and about 100 bytes a document for
@@ -16,12 +16,12 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Self, TypedDict, cast
+from typing import BinaryIO, NotRequired, Self, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from aprfmt.errors import (
     storage_error,
     storage_errors,
 )
+from aprfmt.io.crc import crc32_of
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.text import format_clock
 from aprfmt.tokenizer.hf_write import to_hf_files
@@ -85,7 +86,7 @@ class PartHeader(TypedDict):
 
 
 class Header(TypedDict):
-    """The header of token shards; `key` is a hash of what they were made from."""
+    """The header of token shards; `key` is a hash of what they were made from, `crc32` one of the rest."""
 
     format: str
     key: str
@@ -96,6 +97,7 @@ class Header(TypedDict):
     parts: dict[str, PartHeader]
     documents: dict[str, int]
     files: FilesHeader
+    crc32: NotRequired[str]
 
 
 class FilesHeader(TypedDict):
@@ -176,7 +178,14 @@ def read_header(folder: Path) -> Header | None:
         raise CorruptError(f"not a header of token shards: {error}", path=path) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT or not Header.__required_keys__ <= set(header):
         raise CorruptError(f"not a header of token shards ({FORMAT})", path=path)
+    if header.get("crc32") != _sum_of(header):
+        raise ChecksumError("the header's checksum is wrong", path=path)
     return cast(Header, header)
+
+
+def _sum_of(header: Mapping[str, object]) -> str:
+    rest = {key: value for key, value in header.items() if key != "crc32"}
+    return f"{crc32_of(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
 def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
@@ -217,6 +226,8 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
 
 
 def _open_part(folder: Path, part: str, summary: PartHeader) -> Part:
+    if set(summary["sha256"]) != {f"{part}{suffix}" for suffix in _SUFFIXES}:
+        raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
     for name, wanted in summary["sha256"].items():
         with open(folder / name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
@@ -430,6 +441,7 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
             "documents": {"read": found.read, "empty": found.empty, "duplicate": found.duplicate},
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
+        header["crc32"] = _sum_of(header)
         (temporary / HEADER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
     log(_counts(header))
 

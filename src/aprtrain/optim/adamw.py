@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim.adamw import adamw
 
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.shape import Shape
 from aprtrain.world import Work, World
@@ -148,10 +148,10 @@ def states(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Takes over what `states` gave, beside which "rng" may stand. Raises RefusedError if it is another network's."""
+    """Takes over what `states` gave, beside which "rng" may stand. Raises CorruptError if it is another network's."""
     wanted = {f"{kind}.{name}" for kind in KINDS for name in optimizer.shapes} | {"step"}
-    if wanted != set(state) - {"rng"}:
-        raise RefusedError("the saved optimizer state is of another network")
+    if wrong := sorted(wanted ^ (set(state) - {"rng"})):
+        raise CorruptError("the saved optimizer state is of another network", tensor=wrong[0])
     for kind in KINDS:
         optimizer.load(kind, partial(_read, state, kind))
     optimizer.adam.set_count(state["step"])
@@ -160,7 +160,7 @@ def load_states(optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
 def _read(state: Mapping[str, Tensor], kind: str, name: str, target: Tensor) -> None:
     saved = state[f"{kind}.{name}"]
     if saved.shape != target.shape:
-        raise RefusedError("the saved optimizer state is of another network", tensor=name)
+        raise CorruptError("the saved optimizer state is of another network", tensor=f"{kind}.{name}")
     target.copy_(saved)
 
 

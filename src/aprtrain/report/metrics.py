@@ -68,8 +68,11 @@ class Recorder:
         self._panel = Panel(stream) if stream is not None and fits(stream) else None
         self._lock = threading.RLock()
 
-    def begin(self, resumed_step: int | None) -> None:
-        """Empties the file, or drops what was recorded after the step that the run continues from."""
+    def begin(self, resumed_step: int | None, damaged: Sequence[Mapping[str, object]] = ()) -> None:
+        """Empties the file, or drops what was recorded after the step that the run continues from.
+
+        `damaged` are newer checkpoints that it could not continue from: `step` and `reason`.
+        """
         if self._path is None:
             return
         with storage_errors(self._path):
@@ -79,7 +82,8 @@ class Recorder:
             os.replace(temporary, self._path)
         here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)}
         resumed = resumed_step is not None
-        self.record("begin", {"step": resumed_step or 0, "resumed": resumed, "environment": here})
+        facts = {"step": resumed_step or 0, "resumed": resumed, "damaged": list(damaged), "environment": here}
+        self.record("begin", facts)
 
     def record(self, event: str, values: Mapping[str, object]) -> None:
         """One line {"event": ..., "time": seconds since 1970, ...}; numbers that are not finite become null."""

@@ -67,6 +67,7 @@ class RunReport(TypedDict):
         before, after, change: the first and last evaluation, and the relative difference, absolute for shares.
         teacher, student: name, architecture, parameters; `made` says how a student was made.
         curves: columns of the logged steps, by name.
+        damaged: newer checkpoints that a resumed run could not go on from: `checkpoint`, `reason`, and where it did.
         failed_saves, checkpoints: step and at_tokens; the error, or bytes, seconds, time, best.
         changed: name, value and default of the fields that are not at their defaults.
         lineage: hashes of what the run is made of.
@@ -95,6 +96,7 @@ class RunReport(TypedDict):
     evaluations: list[Numbers]
     curves: dict[str, list[float | None]]
     resumed: list[Numbers]
+    damaged: list[dict[str, Any]]
     failed_saves: list[dict[str, Any]]
     failed_save_count: int
     checkpoints: list[dict[str, Any]]
@@ -190,6 +192,11 @@ def _report(folder: Path, events: Sequence[JsonObject], metadata: JsonObject, sk
         "evaluations": evaluations,
         "curves": {name: column for name, column in columns.items() if any(v is not None for v in column)},
         "resumed": [_place(e, at) for e in of.get("begin", []) if e.get("resumed")],
+        "damaged": [
+            {**_place(e, at), "checkpoint": number(d.get("step")), "reason": str(d.get("reason"))}
+            for e in of.get("begin", [])
+            for d in _objects(e.get("damaged"))
+        ],
         "failed_saves": [{**_place(e, at), "error": str(e.get("error"))} for e in failed],
         "failed_save_count": max(int(number(metadata.get("failed_saves")) or 0), len(failed)),
         "checkpoints": _checkpoints(of.get("checkpoint", []), metadata, at),
@@ -392,7 +399,15 @@ def _marks(body: RunReport) -> list[Mark]:
         Mark(m["at_tokens"], f"no checkpoint at step {m['step']:,.0f}: {m['error']}", bad=True)
         for m in body["failed_saves"]
     ]
-    return resumed + failed
+    damaged = [Mark(m["at_tokens"] or 0, damage_text(m), bad=True) for m in body["damaged"]]
+    return resumed + damaged + failed
+
+
+def damage_text(row: Mapping[str, Any]) -> str:
+    """A row of RunReport.damaged in words."""
+    return (
+        f"checkpoint {row['checkpoint'] or 0:,.0f} was damaged ({row['reason']}): went on from {row['step'] or 0:,.0f}"
+    )
 
 
 def html(body: RunReport) -> str:
@@ -507,6 +522,7 @@ def _notes(body: RunReport) -> str:
         words.append("Grey vertical lines: the run was resumed.")
     if body["failed_saves"]:
         words.append("Red vertical lines: a checkpoint that could not be saved.")
+    words += [damage_text(m)[0].upper() + damage_text(m)[1:] + "." for m in body["damaged"]]
     if body["skipped_lines"]:
         words.append(f"Damaged lines skipped: {body['skipped_lines']}.")
     if not body["curves"]:

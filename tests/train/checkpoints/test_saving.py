@@ -25,7 +25,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.pipe import write_file
 from aprfmt.provenance import provenance
-from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder
 from aprtrain.evaluate import evaluate
 from aprtrain.loss.head import distill_head
@@ -46,7 +46,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool], error
             raise error
         honest(target, *rest)
 
-    monkeypatch.setattr(checkpoint, "write_file", write)
+    for module in (checkpoint, state):
+        monkeypatch.setattr(module, "write_file", write)
     monkeypatch.setattr(checkpoint, "_PAUSE_S", 0.0)
 
 
@@ -98,7 +99,7 @@ def test_a_defect_in_the_thread_that_saves_is_counted(distil: Distil, monkeypatc
 def test_a_checkpoint_is_saved_though_an_older_one_cannot_be_removed(
     distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(folder: Path, keep: int) -> None:
+    def refused(folder: Path, *_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(checkpoint, "prune", refused)

@@ -21,6 +21,7 @@ from pages import Page
 from aprfmt.cli.main import run as apr
 from aprfmt.errors import NotFoundError, RunError, UnknownFormatError
 from aprtrain.checkpoints import checkpoint
+from aprtrain.checkpoints.state import save_state
 from aprtrain.config import Config, resolve
 from aprtrain.loop import Trainer
 from aprtrain.report.metrics import FILE, METADATA, Recorder
@@ -155,7 +156,7 @@ def test_a_run_without_a_teacher_has_no_panels_of_one(tmp_path: Path, corpus_fil
 
 
 def test_a_failed_save_is_in_the_report(distil: Distil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, fail_at = checkpoint.save_state, {"step": 2}
+    write, fail_at = save_state, {"step": 2}
 
     def save(state: Any, facts: Any, path: Path) -> Any:
         if facts["progress"]["step"] == fail_at["step"]:

@@ -1,0 +1,130 @@
+"""States of runs on disk: tensors and JSON facts, each with a checksum that is compared whenever it is read.
+
+A safetensors file. Its metadata hold, under "aprtrain", JSON {"facts", "tensors": {name: [dtype, shape, CRC-32]}}, and
+under "crc32" the checksum of that text: what the header of the file says of a tensor must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aprfmt.errors import ChecksumError, CorruptError, RunError
+from aprfmt.formats import safetensors
+from aprfmt.formats.out import OutTensor
+from aprfmt.io import jsonx
+from aprfmt.io.crc import crc32_of, crc32_of_range
+from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
+from aprfmt.model import Model
+from aprfmt.types import JsonObject
+
+_TEXT, _SUM = "aprtrain", "crc32"
+_KINDS = {torch.float32: "F32", torch.uint8: "U8", torch.int64: "I64"}
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a tensor in main memory, without a copy where it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy().data).toreadonly()
+
+
+def out_tensor(name: str, dtype: str, tensor: Tensor) -> OutTensor:
+    """A tensor in main memory as a file is to have it."""
+    data = tensor_bytes(tensor)
+    return OutTensor(name, dtype, tuple(tensor.shape), len(data), lambda: [data])
+
+
+class State(Mapping[str, Tensor]):
+    """The tensors of an open file, each read when it is asked for: all of them may be more than the memory holds.
+
+    Attributes:
+        path: of the file.
+        text: the JSON of which the file holds a checksum.
+        facts: what is known of the run.
+        forms: dtype and shape of each tensor.
+    """
+
+    def __init__(self, model: Model) -> None:
+        """Raises CorruptError where the file does not hold what its checksums are of."""
+        self.path = model.path
+        self._tensors = model.tensors
+        if not {_TEXT, _SUM} <= set(model.metadata):
+            raise CorruptError("the file is no state of a training run, or one without checksums", path=self.path)
+        self.text: str = model.metadata[_TEXT]
+        if model.metadata[_SUM] != _sum_of(self.text):
+            raise ChecksumError("the checksum of its facts is wrong", path=self.path)
+        value = jsonx.loads(self.text.encode())
+        facts, table = (value.get(key) if isinstance(value, dict) else None for key in ("facts", "tensors"))
+        if not isinstance(facts, dict) or not isinstance(table, dict):
+            raise CorruptError("the file does not hold the facts of a run", path=self.path)
+        self.facts: JsonObject = facts
+        self.forms = {name: (tensor.dtype, tensor.shape) for name, tensor in self._tensors.items()}
+        self._sums = {name: row[2] for name, row in table.items() if isinstance(row, list) and len(row) == 3}
+        found = {name: [t.dtype, list(t.shape), self._sums.get(name)] for name, t in self._tensors.items()}
+        if found != table:
+            wrong = next(name for name in (*table, *found) if table.get(name) != found.get(name))
+            raise CorruptError(
+                "the file does not hold the tensor that its facts describe", path=self.path, tensor=wrong
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A tensor of its own memory. Raises ChecksumError where it is not the one that was saved."""
+        tensor = self._tensors[name].torch()
+        self._compare(name, crc32_of(tensor_bytes(tensor)))
+        return tensor
+
+    def check(self, name: str) -> None:
+        """Compares a tensor with its checksum without loading it. Raises ChecksumError."""
+        stored = self._tensors[name]
+        self._compare(name, crc32_of_range(stored.source, stored.offset, stored.offset + stored.n_bytes))
+
+    def _compare(self, name: str, found: int) -> None:
+        if found != self._sums[name]:
+            raise ChecksumError("the tensor's checksum is wrong", path=self.path, tensor=name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _sum_of(text: str) -> str:
+    return f"{crc32_of(text.encode('utf-8', 'surrogatepass')):08x}"
+
+
+def save_state(tensors: Mapping[str, Tensor], facts: Mapping[str, object], path: Path) -> None:
+    """Writes tensors in main memory and JSON facts as one file, in the place of a file of that name.
+
+    Before it appears it is opened again and compared. Raises RunError where it differs, StorageError.
+    """
+    outs = {name: out_tensor(name, _KINDS[tensor.dtype], tensor) for name, tensor in tensors.items()}
+    table = {name: [out.dtype, list(out.shape), crc32_of(tensor_bytes(tensors[name]))] for name, out in outs.items()}
+    text = jsonx.dumps({"facts": facts, "tensors": table})
+    layout = FileLayout(path.name, safetensors.layout(list(outs.values()), {_TEXT: text, _SUM: _sum_of(text)}))
+
+    def check(file: str) -> None:
+        try:
+            with open_state(Path(file)) as state:
+                for name in state:
+                    state.check(name)
+        except CorruptError as error:
+            raise RunError("the saved state differs from the live one as read back", tensor=error.tensor) from error
+        if state.text != text:
+            raise RunError("the saved facts differ from the live ones as read back")
+
+    write_file(str(path), layout, WriteOptions(force=True), check)
+
+
+@contextmanager
+def open_state(path: Path) -> Iterator[State]:
+    """What `save_state` wrote, its tensors read one by one while the block runs.
+
+    Raises CorruptError and its kinds for a file that is damaged or of another kind, NotFoundError, StorageError.
+    """
+    with safetensors.open_model(path) as model:
+        yield State(model)

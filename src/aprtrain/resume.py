@@ -1,0 +1,340 @@
+"""What a run goes on from: the checkpoint is chosen, every byte of it checked, and its facts held against each other.
+
+Each process checks a part of the tensors, and all of them come to the same answer. Where the checkpoint that `latest`
+names is damaged, the one before it takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, RunError, StorageError
+from aprfmt.formats import open as open_model
+from aprfmt.types import JsonObject
+from aprtrain.checkpoints.checkpoint import (
+    BEST,
+    LATEST,
+    LINEAGE,
+    SIZES,
+    files_by_step,
+    read_pointer,
+    step_name,
+    write_pointer,
+)
+from aprtrain.checkpoints.state import State, open_state
+from aprtrain.config import digest_of, is_value, what_fields
+from aprtrain.loop import Progress
+from aprtrain.network.weights import Network
+from aprtrain.optim.adamw import KINDS
+from aprtrain.world import ToldByFirst, World
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that a run could not go on from: its step and why."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The state that a run continues from.
+
+    Attributes:
+        step, cursor, progress: where the run was.
+        origin, config: what it was made of.
+        damaged: newer checkpoints that are damaged.
+        left: steps of the checkpoints after this one, which the run leaves behind.
+        notes: what else is wrong in the folder, a line each.
+    """
+
+    step: int
+    cursor: int
+    progress: Progress
+    origin: JsonObject
+    config: JsonObject
+    damaged: tuple[Damage, ...] = ()
+    left: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """What a user is told of it."""
+        yield from self.notes
+        for damage in self.damaged:
+            yield f"checkpoint {damage.step} is damaged ({damage.reason}): going on from {self.step}"
+        if self.left:
+            names = ", ".join(map(str, self.left))
+            yield f"checkpoints after step {self.step} ({names}) are left behind; the next save removes them"
+
+
+def state_file(folder: Path, step: int) -> Path:
+    """Where the state of a step is."""
+    return folder / f"{step_name(step)}.state"
+
+
+def model_file(folder: Path, step: int) -> Path:
+    """Where the model of a step is."""
+    return folder / f"{step_name(step)}.apr"
+
+
+def find_saved(folder: Path, wanted: bool | int, world: World) -> Saved:
+    """The checkpoint of step `wanted`, for True the latest that is whole. All processes take part.
+
+    Raises RefusedError where there is none, CorruptError where the one that is wanted, or every one, is damaged,
+    RunError for values that are not finite.
+    """
+    steps = list(files_by_step(folder))
+    if wanted is not True and wanted not in steps:
+        there = f"there are {', '.join(map(str, steps))}" if steps else "there are none"
+        raise RefusedError(
+            f"there is no checkpoint of step {wanted}", path=folder, hint=f"{there}; --resume: the latest"
+        )
+    notes: list[str] = []
+    latest, best = (_pointer(folder, which, notes) for which in (LATEST, BEST))
+    if wanted is True:
+        found = {step for step in steps if latest is None or step <= latest} | (
+            {latest} if latest is not None else set()
+        )
+        candidates = sorted(found, reverse=True)
+    else:
+        candidates = [int(wanted)]
+    if not candidates:
+        raise RefusedError(
+            "there is no checkpoint to resume from", path=folder, hint="leave --resume out to start a new run"
+        )
+    saved = _first_whole(folder, candidates, world)
+    left = tuple(step for step in steps if step > saved.step)
+    if best is None or best > saved.step:
+        saved.progress.best = None  # the next one that is scored is the best of those that stay
+    return replace(saved, left=left, notes=tuple(notes))
+
+
+def _pointer(folder: Path, which: str, notes: list[str]) -> int | None:
+    try:
+        return read_pointer(folder, which)
+    except CorruptError as error:
+        notes.append(f"the file {which} is damaged ({error.message}); the next save writes it again")
+        return None
+
+
+def _first_whole(folder: Path, candidates: list[int], world: World) -> Saved:
+    damaged: list[Damage] = []
+    first: CorruptError | None = None
+    for step in candidates:
+        try:
+            return replace(_checked(folder, step, world), damaged=tuple(damaged))
+        except CorruptError as error:
+            first = first or error
+            damaged.append(Damage(step, reason_of(error)))
+        except RunError as error:
+            older = ", ".join(str(other) for other in candidates if other < step)
+            error.hint = f"--resume STEP goes on from an older one: {older}" if older else error.hint
+            raise _told(error, world) from error.__cause__
+    assert first is not None
+    if others := [str(damage.step) for damage in damaged[1:]]:
+        first.hint = f"the checkpoints before it are damaged too: {', '.join(others)}; start a new run with another -o"
+    raise _told(first, world)
+
+
+def _told(error: AprError, world: World) -> AprError:
+    """The error as this process raises it: all have the same one, and the first tells it."""
+    if not world.is_first:
+        error.__cause__ = ToldByFirst()
+    return error
+
+
+def reason_of(error: AprError) -> str:
+    """An error about a checkpoint in a few words."""
+    name = Path(error.path).name if error.path else ""
+    return " ".join(filter(None, (f"{error.message} in {name}" if name else error.message, error.tensor)))
+
+
+def _checked(folder: Path, step: int, world: World) -> Saved:
+    """The facts of a checkpoint, once all of it is checked. Raises CorruptError, or what keeps it from being read."""
+    with ExitStack() as stack:
+        saved: Saved | None = None
+        jobs: list[Callable[[], object]] = []
+        found: tuple[int, AprError] | None = None
+        try:
+            state = stack.enter_context(open_state(state_file(folder, step)))
+            _check_tensors(state, step)
+            saved = _saved_of(state, step)
+        except AprError as error:
+            found = 0, error
+        else:
+            jobs = [partial(_check_model, model_file(folder, step), state), *(partial(_check, state, n) for n in state)]
+            own = range(world.rank, len(jobs), world.size)
+            found = next(((number + 1, fault) for number in own if (fault := _error_of(jobs[number]))), None)
+        number, is_damage = _agreed(found, world)
+        if number is None:
+            assert saved is not None
+            return saved
+        if found is None or found[0] != number:  # another process has found it
+            here = _error_of(jobs[number - 1]) if 0 < number <= len(jobs) else None
+            kind = CorruptError if is_damage else RunError
+            found = number, here or kind("another process cannot read it", path=state_file(folder, step))
+        raise _as_damage(found[1]) if is_damage else found[1]
+
+
+def _error_of(job: Callable[[], object]) -> AprError | None:
+    try:
+        job()
+    except AprError as error:
+        return error
+    return None
+
+
+_NONE = 1 << 62
+
+
+def _agreed(found: tuple[int, AprError] | None, world: World) -> tuple[int | None, bool]:
+    """The first of the numbers that the processes have found, and whether its error is damage."""
+    code = _NONE if found is None else 2 * found[0] + (not isinstance(found[1], (StorageError, RunError)))
+    least = world.least(code)
+    return (None, False) if least == _NONE else (least // 2, bool(least % 2))
+
+
+def _as_damage(error: AprError) -> AprError:
+    """What a file that is missing, or of another kind, is to a checkpoint."""
+    if isinstance(error, CorruptError):
+        return error
+    return CorruptError(error.message, path=error.path, tensor=error.tensor)
+
+
+# --- what is checked ---
+
+
+def _check(state: State, name: str) -> None:
+    """Reads a tensor. Raises ChecksumError, RunError where a value is not finite."""
+    tensor = state[name]
+    if tensor.is_floating_point() and tensor.numel() and not all(torch.isfinite(x) for x in torch.aminmax(tensor)):
+        raise RunError("a value of the saved state is not finite", path=state.path, tensor=name)
+
+
+def _check_model(path: Path, state: State) -> None:
+    """Compares a checkpoint's model with its checksum and with the state beside it. Raises AprError."""
+    with open_model(path) as model:
+        if model.checksum().get("footer") != "ok":
+            raise ChecksumError("the checksum is wrong", path=path)
+        lineage = model.metadata.get(LINEAGE)
+        for name, fact in (("step", "progress.step"), ("tokens", "progress.tokens"), ("config_digest", "digest")):
+            found, wanted = _fact(lineage, name), _fact(state.facts, fact)
+            if found != wanted:
+                raise CorruptError(f"its {LINEAGE}.{name} is {found!r}, the state's {fact} {wanted!r}", path=path)
+
+
+def _check_tensors(state: State, step: int) -> None:
+    """Raises CorruptError for tensors that are not masters, moments, "step" and "rng" as they belong together."""
+    random = torch.get_rng_state()
+    wanted = {"rng": ("U8", tuple(random.shape)), "step": ("F32", ())}
+    for name, (_, shape) in state.forms.items():
+        kind, _, parameter = name.partition(".")
+        if kind == KINDS[0] and parameter:
+            wanted |= {f"{other}.{parameter}": ("F32", shape) for other in KINDS}
+    for name in (*wanted, *state.forms):
+        found = state.forms.get(name)
+        if found != wanted.get(name):
+            is_extra = name not in wanted
+            words = "does not belong to a state" if is_extra else f"is {_form(found)}, not {_form(wanted[name])}"
+            raise CorruptError(f"the tensor {words}", path=state.path, tensor=name)
+    count = float(state["step"])
+    if not (count.is_integer() and 0 <= count <= step):
+        raise CorruptError(f"{count:g} updates in the state of step {step}", path=state.path, tensor="step")
+
+
+def _form(form: tuple[str, tuple[int, ...]] | None) -> str:
+    return "missing" if form is None else f"{form[0]} {list(form[1])}"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def _is_scores(value: object) -> bool:
+    """Whether it is a list of what evaluations found."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and _is_count(one.get("step")) and all(map(_is_number, one.values())) for one in value
+    )
+
+
+def _is_print(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("print"), str)
+
+
+# Fact -> (what it must be, whether it is).
+_FACTS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "config": ("options", lambda value: isinstance(value, dict)),
+    "cursor": ("a number of windows", _is_count),
+    "digest": ("a hash", lambda value: isinstance(value, str)),
+    "progress.step": ("a step", _is_count),
+    "progress.tokens": ("a number of tokens", _is_count),
+    "progress.best": ("a score or null", _is_number),
+    "progress.evaluations": ("a list of scores", _is_scores),
+    "origin.teacher": ("a model or null", lambda value: value is None or _is_print(value)),
+    "origin.student": ("a model", _is_print),
+    "origin.data": ("a hash or null", lambda value: value is None or isinstance(value, str)),
+    "origin.config_digest": ("a hash", lambda value: isinstance(value, str)),
+}
+
+
+def _saved_of(state: State, step: int) -> Saved:
+    """What a state says of the run. Raises CorruptError with the fact's name."""
+
+    def fault(name: str, found: object, wanted: str) -> CorruptError:
+        words = "is missing" if found is _MISSING else f"is {repr(found)[:80]}, not {wanted}"
+        return CorruptError(f"its fact {name} {words}", path=state.path)
+
+    facts = {name: _fact(state.facts, name) for name in _FACTS}
+    for name, (wanted, holds) in _FACTS.items():
+        if not holds(facts[name]):
+            raise fault(name, facts[name], wanted)
+    if facts["progress.step"] != step:
+        raise fault("progress.step", facts["progress.step"], "the one of the file's name")
+    config, origin, progress = (dict(_fact(state.facts, name)) for name in ("config", "origin", "progress"))
+    for name in what_fields():
+        if name not in config or not is_value(name, config[name]):
+            raise fault(f"config.{name}", config.get(name, _MISSING), "a value of that option")
+    digest = digest_of(config)
+    for name in ("digest", "origin.config_digest"):
+        if facts[name] != digest:
+            raise fault(name, facts[name], f"the {digest} of its configuration")
+    if extra := sorted(set(progress) - {f.name for f in fields(Progress)}):
+        raise fault(f"progress.{extra[0]}", progress[extra[0]], "known here")
+    return Saved(step, facts["cursor"], Progress(**progress), origin, config)
+
+
+_MISSING = object()
+
+
+def _fact(facts: object, name: str) -> Any:
+    for key in name.split("."):
+        facts = facts.get(key, _MISSING) if isinstance(facts, dict) else _MISSING
+    return facts
+
+
+def leave_behind(folder: Path, saved: Saved) -> None:
+    """Makes `latest` name the checkpoint that the run goes on from: later ones are of another line from now on."""
+    if _pointer(folder, LATEST, []) != saved.step:
+        write_pointer(folder, LATEST, saved.step)
+
+
+def check_student(folder: Path, saved: Saved, student: Network) -> None:
+    """Raises CorruptError where the checkpoint's model has other dims than the student that it is of."""
+    path = model_file(folder, saved.step)
+    with open_model(path) as model:
+        for name in SIZES:
+            found, wanted = getattr(model.hparams, name), getattr(student.hparams, name)
+            if found != wanted:
+                raise CorruptError(f"its {name} is {found!r}, the student's {wanted!r}", path=path)
