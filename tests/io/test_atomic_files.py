@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 
 from aprfmt.errors import ExistsError, RefusedError, StorageError
 from aprfmt.io.sink import AtomicFile, AtomicFolder
+from aprfmt.io.switch import Switch
+from aprfmt.io.temporary import sweep
 
 
 def write(folder: Path, *, force: bool = False) -> None:
@@ -63,14 +66,7 @@ def test_what_was_there_is_put_back(
         for name in "ab":
             (tmp_path / name).write_text(f"old {name}")
     before = contents(tmp_path)
-    link = os.link
-
-    def fail(source: str, target: str) -> None:
-        if target.endswith("c"):
-            raise kind("disk")
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(os, "link", _failing(os.link, kind))
     monkeypatch.setattr(os, "rename", _failing(os.rename, kind))
     monkeypatch.setattr(os, "replace", _failing(os.replace, kind))
     with pytest.raises(StorageError if kind is OSError else kind):
@@ -82,7 +78,7 @@ def _failing(rename: object, kind: type[BaseException]) -> object:
     """A rename that fails for `c`, as on a file system that fails altogether."""
 
     def call(source: str, target: str) -> None:
-        if target.endswith("c"):
+        if target.endswith("/c"):
             raise kind("disk")
         rename(source, target)  # type: ignore[operator]
 
@@ -110,6 +106,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 OLD = {"w-1.bin": "old", "w-2.bin": "old", "sub/t.txt": "old", "sub/u.txt": "old", "notes": "mine"}
+REWRITTEN = {"old/w-1.bin": "new", "old/sub/t.txt": "new", "old/config": "new", "old/notes": "mine"}
 
 
 @pytest.fixture
@@ -139,32 +136,33 @@ def test_an_old_folder_keeps_what_is_not_ours_and_loses_what_is_stale(old: Path)
         rewrite(old, force=False)
     assert tree(old) == OLD
     rewrite(old)
-    assert tree(old.parent) == {
-        "old/w-1.bin": "new", "old/sub/t.txt": "new", "old/config": "new", "old/notes": "mine",
-    }  # fmt: skip
+    assert tree(old.parent) == REWRITTEN
 
 
-@pytest.mark.parametrize("links", [True, False])
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system where two folders cannot be exchanged."""
+
+    def refuse(a: str, b: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("aprfmt.io.sink.exchange", refuse)
+
+
+@pytest.mark.usefixtures("no_exchange")
 @pytest.mark.parametrize("name", ["config", "sub/t.txt", "w-1.bin", "w-2.bin"])
-def test_an_old_folder_is_put_back_when_one_file_fails(
-    name: str, links: bool, old: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed: list[object] = []
-
+def test_an_old_folder_is_put_back_when_one_file_fails(name: str, old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(call: Callable[..., None]) -> Callable[..., None]:
         def wrapped(*paths: str, **options: int) -> None:
-            target = paths[-1]
-            if target == str(old / name) and not failed:
-                failed.append(target)
+            comes = paths[-1] == str(old / name) and ".replaced" not in paths[0]
+            goes = paths[0] == str(old / name) and name == "w-2.bin"
+            if comes or goes:
                 raise OSError(5, "Input/output error")
-            if call is link and not links:
-                raise OSError(1, "Operation not permitted")
             call(*paths, **options)
 
         return wrapped
 
-    link = os.link
-    for function in ("link", "rename", "replace", "unlink"):
+    for function in ("link", "rename", "replace"):
         monkeypatch.setattr(os, function, failing(getattr(os, function)))
     with pytest.raises(StorageError) as caught:
         rewrite(old)
@@ -172,20 +170,22 @@ def test_an_old_folder_is_put_back_when_one_file_fails(
     assert tree(old.parent) == {f"old/{name}": text for name, text in OLD.items()}
 
 
-def test_what_cannot_be_put_back_stays_in_the_temporary_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace = os.replace
+@pytest.mark.usefixtures("no_exchange")
+def test_what_cannot_be_put_back_stays_for_the_next_run(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", _raising)
+        patch.setattr(Switch, "_back", _raising)
+        with pytest.raises(StorageError):
+            rewrite(old)
+    left = {Path(name).name: text for name, text in tree(old).items() if ".replaced" in name}
+    assert left == {"w-1.bin": "old", "w-2.bin": "old", "t.txt": "old", "u.txt": "old"}
+    monkeypatch.setattr("aprfmt.io.temporary.is_running", lambda process: False)
+    sweep(old)
+    assert tree(old.parent) == REWRITTEN
 
-    def fail(source: str, target: str) -> None:
-        if target == str(old / "w-1.bin"):
-            raise OSError(5, "Input/output error")
-        replace(source, target)
 
-    monkeypatch.setattr(os, "replace", fail)
-    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(OSError(1, "no links")))
-    with pytest.raises(StorageError):
-        rewrite(old)
-    left = {Path(name).name: text for name, text in tree(old.parent).items() if ".replaced" in name}
-    assert left == {"w-1.bin": "old"}
+def _raising(*paths: object) -> None:
+    raise OSError(5, "Input/output error")
 
 
 def test_errors_inside_name_the_target(tmp_path: Path) -> None:

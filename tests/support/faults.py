@@ -1,7 +1,8 @@
-"""Calls to the operating system that fail: each one that an operation makes, in turn.
+"""Calls to the operating system that fail, or in which the process dies: each one that an operation makes, in turn.
 
 `Faults` counts the calls that concern files below one folder, in any thread, and raises an OSError in the one whose
-number it was told. Files of the interpreter, of libraries and of other folders do not count.
+number it was told. Files of the interpreter, of libraries and of other folders do not count. `intercepted` is what it
+is made of, and others that watch the calls.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from aprfmt.io import sink
 
 # Function of `os` -> what it fails with.
 _CALLS = {
@@ -43,9 +46,45 @@ _CALLS = {
     "replace": errno.EACCES,
     "unlink": errno.EIO,
     "rmdir": errno.EIO,
+    "chown": errno.EPERM,
+    "utime": errno.EPERM,
+    "readlink": errno.EACCES,
+    "listxattr": errno.EIO,
+    "getxattr": errno.EIO,
+    "setxattr": errno.EPERM,
 }
+_OTHER_CALLS = {"mmap": errno.ENOMEM, "exchange": errno.EXDEV}
+_TWO_PATHS = ("link", "rename", "replace", "exchange")
 _DISK = ("pread", "preadv", "write", "writev", "fsync")
 _FRAMES = 4
+_readlink = os.readlink
+
+Handler = Callable[[str, tuple[Any, ...], Callable[[], Any]], Any]
+"""Called in place of a call with its name, its arguments, and what makes it."""
+
+
+@contextmanager
+def intercepted(folder: Path, handle: Handler) -> Iterator[None]:
+    """While the block runs, `handle` gets every call that concerns something below `folder`, from any thread."""
+    below = os.path.realpath(folder)
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if _concerns(below, name, args, kwargs):
+                return handle(name, args, lambda: call(*args, **kwargs))
+            return call(*args, **kwargs)
+
+        return wrapper
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _CALLS:
+            patch.setattr(os, name, wrapped(name, getattr(os, name)))
+        patch.setattr(mmap, "mmap", wrapped("mmap", mmap.mmap))
+        patch.setattr(sink, "exchange", wrapped("exchange", vars(sink)["exchange"]))
+        opens = wrapped("open", builtins.open)
+        patch.setattr(builtins, "open", opens)
+        patch.setattr(io, "open", opens)
+        yield
 
 
 class Faults:
@@ -83,26 +122,18 @@ class Faults:
         """Fails the call of that number (0: none) while the block runs; `stays`: all later reads and writes too."""
         self.calls, self.sites, self.failed = [], [], ""
         self._number, self._stays = number, stays
-        with pytest.MonkeyPatch.context() as patch:
-            for name, code in _CALLS.items():
-                patch.setattr(os, name, self._wrapped(name, getattr(os, name), code))
-            patch.setattr(mmap, "mmap", self._wrapped("mmap", mmap.mmap, errno.ENOMEM))
-            opens = self._wrapped("open", builtins.open, errno.EACCES)
-            patch.setattr(builtins, "open", opens)
-            patch.setattr(io, "open", opens)
+        with intercepted(Path(self.folder), self._handle):
             yield
 
-    def _wrapped(self, name: str, call: Callable[..., Any], code: int) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            fails = self._concerns(args, kwargs) and self._count(name)
-            if fails and name != "close":
-                raise OSError(code, os.strerror(code), *(() if isinstance(args[0], int) else args[:1]))
-            result = call(*args, **kwargs)
-            if fails:  # the kernel has closed it all the same
-                raise OSError(code, os.strerror(code))
-            return result
-
-        return wrapped
+    def _handle(self, name: str, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        fails = self._count(name)
+        code = _CALLS.get(name) or _OTHER_CALLS[name]
+        if fails and name != "close":
+            raise OSError(code, os.strerror(code), *(() if isinstance(args[0], int) else args[:1]))
+        result = call()
+        if fails:  # the kernel has closed it all the same
+            raise OSError(code, os.strerror(code))
+        return result
 
     def _count(self, name: str) -> bool:
         with self._lock:
@@ -112,19 +143,23 @@ class Faults:
             self.failed = name if fails else self.failed
             return fails or (self._stays and bool(self.failed) and name in _DISK)
 
-    def _concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        place = args[0] if args else kwargs.get("path", "")
-        folder = kwargs.get("dir_fd")
+
+def _concerns(below: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    places = args[:2] if name in _TWO_PATHS else args[:1]
+    folder = kwargs.get("dir_fd")
+    for place in places or (kwargs.get("path", ""),):
         if isinstance(place, int):
             path = _path_of(place)
         else:
             path = os.path.join("" if folder is None else _path_of(folder), os.fsdecode(place))
-        return os.path.abspath(path).startswith(self.folder)
+        if os.path.abspath(path).startswith(below):
+            return True
+    return False
 
 
 def _path_of(fd: int) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return _readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return "/"
 

@@ -394,19 +394,26 @@ def write_file(
 
 
 def write_parts(
-    folder: str, layouts: Sequence[FileLayout], options: WriteOptions, check: Callable[[str], None] | None = None
+    folder: str,
+    layouts: Sequence[FileLayout],
+    options: WriteOptions,
+    check: Callable[[str], None] | None = None,
+    stale: Collection[str] = (),
 ) -> None:
     """Writes `layouts` as files of the existing `folder`, all or none of them. Raises like write_file.
 
+    With `force` files whose names fit `stale` (glob patterns) go, unless one of `layouts` replaces them. Nobody can
+    load the files without the first, which is the last to appear.
     `check` gets the path of the first file while all of them stand, complete, in a temporary folder.
     """
     n_bytes = sum(layout.n_bytes for layout in layouts)
     advance = options.progress(n_bytes) if options.progress else None
-    with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True) as temporary:
+    first = layouts[0].name
+    with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True, stale=stale, last=first) as temporary:
         _write_all(temporary, layouts, options, advance)
         options.confirm()
         if check is not None:
-            check(str(temporary / layouts[0].name))
+            check(str(temporary / first))
 
 
 def check_inputs_stay(target: Path, names: Collection[str], sources: Iterable[str]) -> None:
@@ -426,7 +433,7 @@ def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptio
     advance = options.progress(n_bytes) if options.progress else None
     brings_tokenizer = any(layout.name in _STALE_TOKENIZER for layout in layouts)
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
-    with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale) as folder:
+    with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale, last="config.json") as folder:
         _write_all(folder, layouts, options, advance)
         options.confirm()
 

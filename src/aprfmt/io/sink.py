@@ -1,25 +1,36 @@
-"""Atomic output: a temporary file or folder beside the target, fsync, rename. Nothing half-written remains."""
+"""Atomic output: written without a name or under a temporary one, synced, published in one step or not at all.
+
+Nothing half-written is ever under the name of an output, and a killed process leaves nothing that the next run into
+the same folder does not remove.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aprfmt.errors import AprError, ExistsError, RefusedError, StorageError, storage_errors
+from aprfmt.errors import AprError, RefusedError, StorageError, storage_errors
+from aprfmt.io.publish import appear, bring_over, copy_attributes, exists_error, files_below, remove, sync_folder
 from aprfmt.io.source import Buffer, exists, is_file, is_folder, is_same
-from aprfmt.io.system import start_writeback
+from aprfmt.io.switch import Switch
+from aprfmt.io.system import exchange, is_mounted, link_unnamed, open_unnamed, path_of_unnamed, start_writeback
+from aprfmt.io.temporary import sweep, temporary_beside
 from aprfmt.types import PathLike
 
 _WRITEBACK_BYTES = 16 << 20
 _STRIDE = 1 << 20
 """Writes end at multiples of this: the kernel then takes large pages; a write that straddles costs twice as much."""
 _MOST_PARTS = 512
+_MOST_LINKS = 40
+_SHARED_PLACE = stat.S_ISVTX | stat.S_IWOTH
 
 
 def check_target(target: PathLike, sources: list[str], force: bool, *, folder: bool = False) -> None:
@@ -37,7 +48,7 @@ def check_target(target: PathLike, sources: list[str], force: bool, *, folder: b
         if any(is_same(name, source) for source in sources):
             raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
-        raise _exists(name)
+        raise exists_error(name)
     parent = os.path.dirname(os.path.abspath(name))
     if not is_folder(parent):
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
@@ -55,14 +66,36 @@ def check_space(folder: PathLike, n_bytes: int) -> None:
         )
 
 
-def _exists(path: PathLike) -> ExistsError:
-    return ExistsError("the output exists", path=path, hint="add --force to replace it")
+def _behind_links(path: str) -> str:
+    """`path`, or what it links to, which need not exist. Raises OSError, RefusedError for links that are a trap.
+
+    As the kernel does where it protects links: in a folder that all may write to, such as /tmp, only one's own count.
+    """
+    for _ in range(_MOST_LINKS):
+        try:
+            info = os.lstat(path)
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISLNK(info.st_mode):
+            return path
+        folder = os.path.dirname(path)
+        place = os.stat(folder)
+        if place.st_mode & _SHARED_PLACE == _SHARED_PLACE and info.st_uid not in (os.geteuid(), place.st_uid):
+            raise RefusedError(
+                "the output is another user's link in a folder that all may write to",
+                path=path,
+                hint="choose another output with -o",
+            )
+        path = os.path.join(folder, os.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 class AtomicFile:
     """A file that appears under its name only when the `with` block ends without an exception.
 
-    Without `fsync` it may be empty after a power cut. Errors name the target, never the temporary file.
+    What is replaced with `force` gives the new file its permissions, owner and extended attributes; a link stays, and
+    the file behind it is replaced. Without `fsync` the file may be empty after a power cut. Errors name the target,
+    never the temporary file.
     """
 
     def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
@@ -71,7 +104,8 @@ class AtomicFile:
         self._n_bytes = n_bytes
         self._fsync = fsync
         self._fd = -1
-        self._temporary = ""
+        self._place = self.target  # behind links
+        self._name = ""  # the temporary one, none where a file can do without
         self._held: list[memoryview] = []
         self._held_bytes = 0
         self._written = 0
@@ -79,16 +113,32 @@ class AtomicFile:
 
     @property
     def temporary(self) -> str:
-        """Path of the unfinished file, for checks before it is published; `flush` first."""
-        return self._temporary
+        """Path by which the unfinished file can be opened, for checks before it is published; `flush` first."""
+        return self._name or path_of_unnamed(self._fd)
 
     def __enter__(self) -> Self:
-        folder = os.path.dirname(self.target)
+        with storage_errors(self.target):
+            if self._force:
+                self._place = _behind_links(self.target)
+        folder = os.path.dirname(self._place)
+        sweep(folder)
         check_space(folder, self._n_bytes)
-        self._temporary = _temporary_beside(self.target)
         with storage_errors(folder):
-            # The permissions that any new file gets, as the umask allows.
-            self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            is_replaced = self._force and is_file(self._place)
+            # The permissions that any new file gets, as the umask allows; none to others until those of the old one.
+            mode = 0o600 if is_replaced else 0o666
+            fd = open_unnamed(folder, mode)
+            if fd is None:
+                name = temporary_beside(self._place)
+                fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+                self._name = name
+            self._fd = fd
+            try:
+                if is_replaced:
+                    copy_attributes(self._place, fd)
+            except BaseException:
+                self._discard()
+                raise
         return self
 
     def write(self, data: Buffer) -> None:
@@ -126,15 +176,33 @@ class AtomicFile:
                 with storage_errors(self.target):
                     if self._fsync:
                         os.fsync(self._fd)
-                    self._close()  # network disks say only here that something could not be stored
-                    _appear(self._temporary, self.target, self._force)
-                    _sync_folder(os.path.dirname(self.target))
-            elif isinstance(error, AprError) and error.path == self._temporary:
+                    self._publish()
+                    sync_folder(os.path.dirname(self._place))
+            elif isinstance(error, AprError) and error.path == self.temporary:
                 error.path = self.target
         finally:
-            with suppress(OSError):
-                self._close()
-            _remove(self._temporary)
+            self._discard()
+
+    def _publish(self) -> None:
+        if self._name:
+            self._close()  # network disks say only here that something could not be stored
+        else:
+            try:
+                link_unnamed(self._fd, self._place)
+            except FileExistsError:
+                if not self._force:
+                    raise exists_error(self.target) from None
+            else:
+                return
+            self._name = temporary_beside(self._place)
+            link_unnamed(self._fd, self._name)
+        appear(self._name, self._place, self._force)
+
+    def _discard(self) -> None:
+        with suppress(OSError):
+            self._close()
+        if self._name:
+            remove(self._name)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -149,11 +217,15 @@ class AtomicFolder:
     cases:
 
         no such folder    the temporary folder takes its name
-        `force`           the folder is kept: new files replace those of the same name, and `stale` names (glob
-                          patterns) that the new ones do not replace are removed, so that no old shard stays
-        `shared`          the folder exists and is not ours: files are put into it, replacing others with `force` only
+        `force`           new files replace those of the same name, `stale` names (glob patterns) that the new ones do
+                          not replace go, so that no old shard stays, and all else is kept: the temporary folder gets
+                          it by hard links, and the two folders are exchanged
+        `shared`          the folder exists and is not ours: the files are put into it by a `Switch`, replacing others
+                          and stale ones with `force` only
 
-    When one file cannot appear, those that did are taken back, and what they replaced is put back.
+    A folder that cannot be exchanged (on this file system, as a place where a disk is mounted, as the one in which
+    this process works) is treated as a shared one. `last` is the file that goes first and comes last in a switch: one
+    without which the others cannot be loaded.
     """
 
     def __init__(
@@ -162,25 +234,60 @@ class AtomicFolder:
         *,
         force: bool = False,
         n_bytes: int = 0,
-        stale: tuple[str, ...] = (),
+        stale: Collection[str] = (),
+        last: str = "",
         shared: bool = False,
     ) -> None:
         self.target = os.path.abspath(target)
         self._force = force
         self._n_bytes = n_bytes
         self._stale = stale
+        self._last = last
         self._shared = shared
+        self._place = self.target  # behind links
         self._temporary = ""
+        self._is_needed = False  # by the next run, which completes what could be neither done nor undone
 
     def __enter__(self) -> Path:
-        # Into a shared folder nothing is written beside: its parent may belong to somebody else.
-        temporary = _temporary_beside(os.path.join(self.target, "parts") if self._shared else self.target)
-        folder = os.path.dirname(temporary)
-        check_space(folder, self._n_bytes)
-        with storage_errors(folder):
-            os.mkdir(temporary)
+        with storage_errors(self.target):
+            if self._force or self._shared:
+                self._place = os.path.realpath(_behind_links(self.target))
+            is_there = exists(self._place, follow=False)
+            parent = os.path.dirname(self._place)
+            # Into a shared folder nothing is written beside: its parent may belong to somebody else.
+            inside = self._shared or (is_there and self._force and not self._can_be_exchanged())
+        for folder in (self._place, *(() if inside else (parent,))):
+            sweep(folder)
+        check_space(self._place if inside else parent, self._n_bytes)
+        with storage_errors(self._place if inside else parent):
+            self._make(inside=inside)
+            if is_there and self._force and not inside:
+                try:
+                    # From now on, so that the files made in it inherit what they would inherit there.
+                    keeps_owner = copy_attributes(self._place, self._temporary)
+                except BaseException:
+                    remove(self._temporary)
+                    raise
+                if not keeps_owner:
+                    remove(self._temporary)
+                    self._make(inside=True)
+        return Path(self._temporary)
+
+    def _make(self, *, inside: bool) -> None:
+        temporary = temporary_beside(os.path.join(self._place, "parts") if inside else self._place)
+        os.mkdir(temporary)
         self._temporary = temporary
-        return Path(temporary)
+
+    def _can_be_exchanged(self) -> bool:
+        """Whether the folder that is there may be replaced by another. Raises OSError when it may not be written to."""
+        if not os.access(self._place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not os.access(os.path.dirname(self._place), os.W_OK | os.X_OK) or is_mounted(self._place):
+            return False
+        with suppress(OSError):
+            # Whoever stands in it, the shell for instance, would be left in the old one.
+            return os.path.commonpath([self._place, os.getcwd()]) != self._place
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -189,128 +296,83 @@ class AtomicFolder:
             if kind is None:
                 with storage_errors(self.target):
                     self._publish()
-            elif isinstance(error, AprError) and error.path and error.path.startswith(self._temporary):
-                error.path = self.target + error.path.removeprefix(self._temporary)
+            elif isinstance(error, AprError):
+                self._rename_in(error)
         finally:
-            if self._temporary:
-                _remove(self._temporary)
+            if not self._is_needed:
+                remove(self._temporary)
+
+    def _rename_in(self, error: AprError) -> None:
+        if error.path and error.path.startswith(self._temporary):
+            error.path = self.target + error.path.removeprefix(self._temporary)
 
     def _publish(self) -> None:
-        _sync_folder(self._temporary)
-        if not exists(self.target, follow=False):
-            os.rename(self._temporary, self.target)
-            _sync_folder(os.path.dirname(self.target))
+        new = sorted(files_below(self._temporary))
+        for folder in sorted({os.path.dirname(name) for name in new} | {""}, reverse=True):
+            sync_folder(os.path.join(self._temporary, folder))
+        if not exists(self._place, follow=False):
+            os.rename(self._temporary, self._place)
+            sync_folder(os.path.dirname(self._place))
             return
         if not (self._force or self._shared):
-            raise _exists(self.target)
-        new = sorted(_files_below(self._temporary))
-        aside = os.path.join(self._temporary, ".replaced")
-        done: list[tuple[str, str | None]] = []  # (what appeared or went, what was there)
-        try:
+            raise exists_error(self.target)
+        stale = set(self._stale_names()) - set(new)
+        if self._force:
             for name in new:
-                source, target = os.path.join(self._temporary, name), os.path.join(self.target, name)
-                if os.path.dirname(name):
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-                old = None
-                if self._force and exists(target, follow=False):
-                    old = os.path.join(aside, name)
-                    done.append((target, old))
-                    _keep(target, old)
-                _appear(source, target, self._force)
-                if old is None:
-                    done.append((target, None))
-            for name in set(self._stale_names()) - set(new):
-                target, old = os.path.join(self.target, name), os.path.join(aside, name)
-                done.append((target, old))
-                _keep(target, old)
-                with suppress(FileNotFoundError):
-                    os.unlink(target)
-            _sync_folder(self.target)
-        except BaseException:
-            for target, old in reversed(done):
-                try:
-                    os.unlink(target) if old is None else os.replace(old, target)
-                except FileNotFoundError:
-                    pass
-                except OSError:
-                    self._temporary = ""  # what could not be put back is kept there
+                self._take_over(name)
+        if os.path.dirname(self._temporary) != self._place:
+            if self._exchange({*new, *stale}):
+                return
+            inside = os.path.join(self._place, os.path.basename(self._temporary))
+            os.rename(self._temporary, inside)
+            self._temporary = inside
+        switch = Switch.plan(self._temporary, new, stale, self._last, force=self._force)
+        try:
+            switch.run()
+        except AprError as error:
+            self._rename_in(error)
             raise
+        finally:
+            self._is_needed = switch.is_begun
+
+    def _take_over(self, name: str) -> None:
+        """Gives a new file the attributes of the one that it replaces."""
+        old = os.path.join(self._place, name)
+        try:
+            mode = os.lstat(old).st_mode
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            mode = stat.S_IFDIR
+        if stat.S_ISDIR(mode):
+            raise StorageError(
+                f"{name} cannot be written: a file or folder is in its place",
+                path=self.target,
+                hint="choose another folder with -o, or move that away",
+            )
+        if stat.S_ISREG(mode):
+            copy_attributes(old, os.path.join(self._temporary, name))
+
+    def _exchange(self, gone: Collection[str]) -> bool:
+        """Exchanges the folders, the new one filled with what stays; returns whether that was possible."""
+        try:
+            bring_over(self._place, self._temporary, gone)
+            exchange(self._temporary, self._place)
+        except OSError:
+            return False
+        try:
+            sync_folder(os.path.dirname(self._place))
+        except BaseException:
+            exchange(self._temporary, self._place)
+            raise
+        with suppress(OSError):  # what somebody put there meanwhile
+            bring_over(self._temporary, self._place, {*gone, *files_below(self._place)})
+        return True
 
     def _stale_names(self) -> Iterator[str]:
         for pattern in self._stale:
             inner, pattern = os.path.split(pattern)
-            folder = os.path.join(self.target, inner)
+            folder = os.path.join(self._place, inner)
             for name in os.listdir(folder) if is_folder(folder) else ():
                 if fnmatchcase(name, pattern):
                     yield os.path.join(inner, name)
-
-
-def _files_below(folder: str) -> Iterator[str]:
-    """Every file below the folder, relative to it. Raises OSError, where a glob would pass over a folder."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for place, _, names in os.walk(folder, onerror=refuse):
-        yield from (os.path.relpath(os.path.join(place, name), folder) for name in names)
-
-
-def _temporary_beside(target: str) -> str:
-    folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name[:64]}.{os.urandom(4).hex()}.tmp")
-
-
-def _appear(temporary: str, target: str, force: bool) -> None:
-    """Gives a complete file its name; without `force` never in the place of another. Raises ExistsError, OSError."""
-    if force:
-        os.replace(temporary, target)
-        return
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise _exists(target) from None
-    except OSError:  # a file system without hard links
-        if exists(target, follow=False):
-            raise _exists(target) from None
-        os.rename(temporary, target)
-
-
-def _keep(path: str, aside: str) -> None:
-    """Keeps what is at `path` as `aside` too, or only there on a file system without hard links."""
-    os.makedirs(os.path.dirname(aside), exist_ok=True)
-    try:
-        os.link(path, aside)
-    except OSError:
-        os.rename(path, aside)
-
-
-def _remove(temporary: str) -> None:
-    """Removes a temporary file or folder that may be gone already.
-
-    Tried twice, since on network disks a removal can fail once. What cannot be removed stays: the outcome of the
-    write matters more than a stray file.
-    """
-    for _ in range(2):
-        try:
-            if is_folder(temporary):
-                shutil.rmtree(temporary)
-            else:
-                os.unlink(temporary)
-        except FileNotFoundError:
-            return
-        except OSError:
-            continue
-        return
-
-
-def _sync_folder(folder: str) -> None:
-    """Makes new names in the folder last through a power cut."""
-    try:
-        fd = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # a folder that may be written to but not read
-        return
-    try:
-        os.fsync(fd)
-    finally:
-        with suppress(OSError):
-            os.close(fd)

@@ -415,7 +415,7 @@ def _reuse(folder: Path, key: str, encoder: Encoder, log: Log) -> Corpus | None:
 def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> None:
     n_bytes, n_files = plan.n_bytes, sum(map(len, plan.files.values()))
     log(f"reading {n_files} files, {n_bytes / 1e6:,.1f} MB, as token ids")
-    with AtomicFolder(folder, force=True, n_bytes=n_bytes) as temporary:
+    with AtomicFolder(folder, force=True, n_bytes=n_bytes, last=HEADER) as temporary:
         found = _Reading(plan, plan.threshold, log)
         parts = found.write(temporary)
         if plan.threshold is not None and not parts["held_out"]["documents"] and found.smallest < _HASHES:

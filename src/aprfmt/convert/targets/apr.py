@@ -250,7 +250,7 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
     n_bytes = sum(layout.n_bytes for layout, _ in shards)
     advance = way.progress(n_bytes) if way.progress else None
     infos = []
-    with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE) as folder:
+    with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE, last=MANIFEST_NAME) as folder:
         for i, (layout, tensors) in enumerate(shards):
             with _HashedFile(folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
                 crc = write_layout(layout, sink, advance, way.flow)

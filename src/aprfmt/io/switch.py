@@ -1,0 +1,182 @@
+"""Replaces files of a folder by others, all or none, where the folder itself cannot be exchanged.
+
+The new files lie complete in a temporary folder inside it. First everything that goes is renamed aside, then all that
+comes is renamed in; the file without which nobody can load the others goes first and comes last. So the folder never
+holds old and new files together, and never a part of either that loads. A record in the temporary folder, synced before
+the first rename, says what is to be done: a process that is killed leaves enough for the next run to complete it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from aprfmt.io.publish import appear, remove, sync_folder
+from aprfmt.io.source import exists
+
+_RECORD = ".switch"
+_ASIDE = ".replaced"
+
+
+@dataclass(slots=True)
+class Switch:
+    """New files of the folder around `temporary`, in which they lie.
+
+    Attributes:
+        temporary: path of the temporary folder.
+        new: names of the new files, in the order in which they come.
+        old: names of the files that go, in the order in which they go, with size and time of the last write in ns.
+        force: whether new files may take the place of files that are not in `old`.
+        is_begun: whether something was done that is neither complete nor taken back.
+    """
+
+    temporary: str
+    new: list[str]
+    old: dict[str, list[int]]
+    force: bool
+    is_begun: bool = False
+
+    @classmethod
+    def plan(cls, temporary: str, new: Iterable[str], stale: Iterable[str], last: str, *, force: bool) -> Self:
+        """The switch to the files `new`, which replace those of their names with `force`; `stale` ones go, too.
+
+        `last`: name of the file without which the others cannot be loaded. Raises OSError.
+        """
+        names = sorted(new, key=lambda name: (name == last, name))
+        folder, old = os.path.dirname(temporary), {}
+        for name in (*reversed(names), *sorted(set(stale) - set(names))) if force else ():
+            with suppress(FileNotFoundError):
+                old[name] = _identity(os.lstat(os.path.join(folder, name)))
+        return cls(temporary, names, old, force)
+
+    def run(self) -> None:
+        """Does it, or nothing: what was done is taken back before an exception leaves. Raises ExistsError, OSError.
+
+        Where that fails, too, the record stays, and the next run completes the switch.
+        """
+        self._record()
+        self.is_begun = True
+        try:
+            self.forward()
+        except BaseException:
+            self._back()
+            self._forget()
+            raise
+        self._forget()
+
+    def forward(self) -> None:
+        """Does what is left to be done. Raises ExistsError, OSError."""
+        for name in self.old:
+            is_placed = name in self.new and not _exists(self._new(name))
+            if not is_placed and not _exists(self._aside(name)):
+                with suppress(FileNotFoundError):
+                    _move(self._place(name), self._aside(name))
+        self._sync(self.old)
+        for name in self.new:
+            if name == self.new[-1] != self.new[0]:
+                self._sync(self.new)
+            if _exists(self._new(name)):
+                os.makedirs(os.path.dirname(self._place(name)), exist_ok=True)
+                appear(self._new(name), self._place(name), self.force)
+        self._sync(self.new)
+
+    def is_superseded(self) -> bool:
+        """Whether somebody else has put something where new files are still to come."""
+        for name in self.new:
+            with suppress(FileNotFoundError):
+                new, there = os.lstat(self._new(name)), os.lstat(self._place(name))
+                if not os.path.samestat(new, there) and _identity(there) != self.old.get(name):
+                    return True
+        return False
+
+    def _record(self) -> None:
+        data = json.dumps({"new": self.new, "old": self.old, "force": self.force}).encode()
+        fd = os.open(os.path.join(self.temporary, _RECORD), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        sync_folder(self.temporary)
+        sync_folder(os.path.dirname(self.temporary))
+
+    def _back(self) -> None:
+        """Puts everything back, in reverse order. Raises OSError where that fails."""
+        for name in reversed(self.new):
+            if not _exists(self._new(name)):
+                _move(self._place(name), self._new(name))
+            elif _exists(self._place(name)) and os.path.samefile(self._place(name), self._new(name)):
+                os.unlink(self._place(name))
+        for name in reversed(self.old):
+            if _exists(self._aside(name)):
+                _move(self._aside(name), self._place(name))
+        with suppress(OSError):
+            self._sync((*self.new, *self.old))
+
+    def _forget(self) -> None:
+        remove(os.path.join(self.temporary, _RECORD))
+        self.is_begun = False
+
+    def _sync(self, names: Iterable[str]) -> None:
+        for folder in sorted({os.path.dirname(self._place(name)) for name in names}):
+            with suppress(FileNotFoundError):
+                sync_folder(folder)
+
+    def _place(self, name: str) -> str:
+        return os.path.join(os.path.dirname(self.temporary), name)
+
+    def _new(self, name: str) -> str:
+        return os.path.join(self.temporary, name)
+
+    def _aside(self, name: str) -> str:
+        return os.path.join(self.temporary, _ASIDE, name)
+
+
+def recover(temporary: str) -> bool:
+    """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
+
+    It may not where the record is another user's, or where somebody has put other files in the place of the new ones.
+    Raises OSError.
+    """
+    record = os.path.join(temporary, _RECORD)
+    try:
+        if os.lstat(record).st_uid != os.geteuid():
+            return False
+        with open(record, "rb") as file:
+            values = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # not begun, or the record not yet complete
+        return True
+    switch = Switch(temporary, values["new"], values["old"], values["force"])
+    if not all(map(_is_inside, (*switch.new, *switch.old))) or switch.is_superseded():
+        return False
+    switch.forward()
+    remove(record)
+    return True
+
+
+def _is_inside(name: str) -> bool:
+    return not os.path.isabs(name) and os.pardir not in name.split(os.sep)
+
+
+def _identity(info: os.stat_result) -> list[int]:
+    return [info.st_size, info.st_mtime_ns]  # some network disks give a file a new inode number
+
+
+def _exists(path: str) -> bool:
+    return exists(path, follow=False)
+
+
+def _move(path: str, to: str) -> None:
+    """Renames a file; tried twice, since on network disks it can fail once. Raises OSError."""
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    try:
+        os.rename(path, to)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        os.rename(path, to)
