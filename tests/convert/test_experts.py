@@ -130,7 +130,7 @@ def test_experts_in_one_tensor_make_the_same_gguf(tmp_path: Path, tokenizers: di
     assert _same(_hf(tmp_path / "back"), tensors)
 
 
-def test_a_draft_layer_is_left_out_and_said(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
+def test_a_draft_layer_stays_behind_and_is_said(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     arch_models.build(arch_models.find_case("deepseek_v3"), tmp_path / "hf", tokenizers)
     tensors = _hf(tmp_path / "hf")
     convert_model(tmp_path / "hf", tmp_path / "without.gguf")
@@ -141,7 +141,17 @@ def test_a_draft_layer_is_left_out_and_said(tmp_path: Path, tokenizers: dict[str
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     report = convert_model(tmp_path / "hf", tmp_path / "with.gguf")
     assert _gguf(tmp_path / "with.gguf") == _gguf(tmp_path / "without.gguf")
-    assert any("not carried" in warning for warning in report.warnings)
+    (loss,) = report.losses
+    assert loss.startswith(f"{len(draft)} tensors of the MTP layers (model.layers.3.*, ")
+    assert "stay behind" in loss
+    report = convert_model(tmp_path / "hf", tmp_path / "m.apr")
+    assert report.lossless
+    assert not report.losses
+    assert report.tensor_count == len(tensors | draft)
+    convert_model(tmp_path / "m.apr", tmp_path / "again.gguf")
+    assert _gguf(tmp_path / "again.gguf") == _gguf(tmp_path / "without.gguf")
+    convert_model(tmp_path / "m.apr", tmp_path / "back")
+    assert _same(_hf(tmp_path / "back"), tensors | draft)
 
 
 def test_a_deepseek_gguf_with_whole_keys_and_values_is_read(tmp_path: Path, tokenizers: dict[str, Path]) -> None:

@@ -83,20 +83,6 @@ def canonical_name(arch: Architecture, name: str) -> str | None:
     return None
 
 
-def is_left_out(arch: Architecture, h: Hyperparams, name: str) -> bool:
-    """Whether the Hugging Face tensor `name` is of a part that is not carried: a vision tower, a draft head.
-
-    Draft heads (multi-token prediction) may stand as further layers behind the network's own.
-    """
-    if arch.left_out and name.startswith(arch.left_out):
-        return True
-    drafts = h.extra.get("num_nextn_predict_layers")
-    if not isinstance(drafts, int) or not drafts or h.num_layers is None:
-        return False
-    layers = [int(number[1]) for number in _NUMBER.finditer(name)][:1]
-    return any(h.num_layers <= layer < h.num_layers + drafts for layer in layers)
-
-
 def ignorable(arch: Architecture, name: str) -> bool:
     """Whether the Hugging Face tensor `name` is a buffer that no converter carries."""
     return name.endswith(arch.ignored)

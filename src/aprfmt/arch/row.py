@@ -103,7 +103,6 @@ class Architecture:
         gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
         ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
         prefixes: beginnings of names in other checkpoints of the family, and what stands there in `tensors`.
-        left_out: beginnings of tensors that belong to no language model (vision towers); they are not carried.
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
@@ -127,7 +126,6 @@ class Architecture:
     gguf_only: tuple[str, ...] = ("rope_freqs.weight",)
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
-    left_out: tuple[str, ...] = ()
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)

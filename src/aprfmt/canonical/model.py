@@ -14,6 +14,7 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
+from aprfmt.arch.outside import Part, outside, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
 from aprfmt.canonical import envelope
@@ -47,7 +48,8 @@ class Canonical:
         hparams: a copy of the model's, completed by what its tensors tell.
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
-        tensors: by Hugging Face name, in the source's order, without a head that equals the embedding.
+        tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
+        outside: the source's tensors that are no part of the network (see arch.outside), under their own names.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know of the source; targets collect theirs in Losses.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
@@ -55,7 +57,6 @@ class Canonical:
         envelope: what a GGUF tells of the `.apr` that it was made from.
         left_out: files of a source folder that are not carried.
         packs: packed weights of the source.
-        parts_left_out: tensors of the source outside the language model, which are not carried.
     """
 
     model: Model
@@ -70,7 +71,7 @@ class Canonical:
     stated: dict[str, str] = field(default_factory=dict)
     envelope: Envelope | None = None
     left_out: Sequence[str] = ()
-    parts_left_out: Sequence[str] = ()
+    outside: dict[str, CanonicalTensor] = field(default_factory=dict)
     packs: Packing = field(default_factory=Packing)
 
     def __repr__(self) -> str:
@@ -88,9 +89,18 @@ class Canonical:
         return names.head(self.arch)
 
     @property
+    def all_tensors(self) -> dict[str, CanonicalTensor]:
+        """The tensors of the network, then those outside it."""
+        return {**self.tensors, **self.outside}
+
+    @property
     def n_params(self) -> int:
         """Elements of all tensors."""
-        return sum(n_elements(t.shape) for t in self.tensors.values())
+        return sum(n_elements(t.shape) for t in self.all_tensors.values())
+
+    def outside_parts(self) -> list[Part]:
+        """What the tensors outside the network are of."""
+        return parts(self.arch, {t.name: t.n_bytes for t in self.outside.values()})
 
 
 def canonical(
@@ -114,16 +124,11 @@ def canonical(
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
             complete_from_shapes(hparams, model.tensors)
     packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
-    tensors, parts_left_out = name_tensors(model, row, hparams, allow_unmapped, packs)
+    tensors, others = name_tensors(model, row, hparams, allow_unmapped, packs)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
-    if parts_left_out:
-        parts = sorted({name.partition(".layers.")[0].partition(".blocks.")[0] for name in parts_left_out})
-        warnings.append(
-            f"{len(parts_left_out)} tensors do not belong to the language model and are not carried: {first_few(parts)}"
-        )
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
     kept: Envelope | None = None
     left_out: list[str] = []
@@ -153,7 +158,7 @@ def canonical(
         known.general,
         envelope=kept,
         left_out=left_out,
-        parts_left_out=parts_left_out,
+        outside=others,
         packs=packs,
     )
 
@@ -321,7 +326,7 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
 
 def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
     """Warnings about the tokenizer. Raises RefusedError, UnmappedError for a model that could not be loaded again."""
-    if c.tensors and c.arch is not None:
+    if c.all_tensors and c.arch is not None:
         shapes = _shapes(c)
         if not allow_unmapped:
             names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
@@ -335,7 +340,8 @@ def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     if c.packs.decoded or c.arch is None:
         return shapes
     kept = {name: shape for name, shape in shapes.items() if name not in c.packs.parts}
-    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in c.packs.weights}
+    own = (p for p in c.packs.weights if p.parts[0] not in c.outside)
+    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in own}
 
 
 def check_vocabulary(c: Canonical) -> list[str]:
@@ -385,20 +391,22 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 def name_tensors(
     model: Model, row: Architecture | None, h: Hyperparams, allow_unmapped: bool, packs: Packing
-) -> tuple[dict[str, CanonicalTensor], list[str]]:
-    """The tensors of `model` in its order, by Hugging Face name (their own without a `row`); those not carried.
+) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor]]:
+    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    entries = model.tensors.entries
-    left_out = [t.name for t in entries if row is not None and names.is_left_out(row, h, t.name)]
+    elsewhere = outside(row, h, model.tensors) if row is not None else set()
+    elsewhere |= {weight.name for weight in packs.weights if weight.parts[0] in elsewhere}
     tensors: dict[str, CanonicalTensor] = {}
-    for tensor in _named(model, row, h, allow_unmapped, packs, set(left_out)):
-        if tensor.name in tensors:
+    others: dict[str, CanonicalTensor] = {}
+    for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):
+        found = others if tensor.name in elsewhere else tensors
+        if tensor.name in found:
             raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
-        tensors[tensor.name] = tensor
-    return tensors, left_out
+        found[tensor.name] = tensor
+    return tensors, others
 
 
 def _named(
@@ -407,16 +415,20 @@ def _named(
     h: Hyperparams,
     allow_unmapped: bool,
     packs: Packing,
-    left_out: Collection[str],
+    elsewhere: Collection[str],
 ) -> Iterator[CanonicalTensor]:
     def hf_name(name: str) -> str | None:
-        return names.canonical_name(row, name) if row is not None and model.convention != "gguf" else None
+        if row is None or model.convention == "gguf" or name in elsewhere:
+            return None
+        return names.canonical_name(row, name)
 
     # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
-    entries = [t for t in model.tensors.entries if t.name not in left_out]
+    entries = model.tensors.entries
     found = {t.name: hf_name(t.name) for t in entries}
     from_gguf = {
-        t.name: t for t in entries if row is not None and found[t.name] is None and names.matches(row, t.name, "gguf")
+        t.name: t
+        for t in entries
+        if row is not None and found[t.name] is None and t.name not in elsewhere and names.matches(row, t.name, "gguf")
     }
     shapes = {name: t.shape for name, t in from_gguf.items()}
     done: set[str] = set()
@@ -426,7 +438,7 @@ def _named(
             # The weight comes in the place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
                 yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))
-        elif row is None or tensor.name in packs.parts:
+        elif row is None or tensor.name in packs.parts or tensor.name in elsewhere:
             yield CanonicalTensor(tensor.name, (tensor,))
         elif name is not None:
             yield CanonicalTensor(name, (tensor,))

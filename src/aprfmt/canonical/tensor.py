@@ -10,6 +10,7 @@ from functools import cached_property
 from aprfmt.arch.links import Link, RowMap
 from aprfmt.canonical.rowmap import Produced, produce
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
+from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import UsageError
@@ -202,6 +203,12 @@ def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:
     if target in _FLOATS:
         return target
     return target if is_matrix(gguf_name, tensor.shape) else "F32"
+
+
+def outside_dtype(tensor: CanonicalTensor, dtype: str) -> str:
+    """The dtype of a `tensor` outside the network when `dtype`, no mix, is asked for: a float for floats."""
+    target = plain_dtype(dtype, EIGHT_BITS)
+    return target if target in _FLOATS and is_float(tensor.dtype) else tensor.dtype
 
 
 def is_float(dtype: str) -> bool:

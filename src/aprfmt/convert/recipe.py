@@ -4,7 +4,8 @@ The recipe stands in the metadata under `aprfmt.source`:
 
     {"format": "gguf" | "hf" | "safetensors",
      "files": [{"name": str, "size": int, "segments": [...]}, ...],
-     "literals": base64(zlib(bytes))}
+     "literals": base64(zlib(bytes)),
+     "names": {name: name in the source}}    where a checkpoint begins its names otherwise
 
 A file is its segments end to end:
 
@@ -64,8 +65,6 @@ _GGUF_LISTS = {
 MAX_MAPPED_BYTES = 64 << 20
 """Largest tensor of mapped values (norms, decays) that is made a second time to see whether it is exact."""
 
-CONFIG = "config.json"
-
 # Files that hold the tokenizer's lists.
 _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
@@ -107,10 +106,12 @@ class Recipe:
     Attributes:
         format: of the source: "gguf", "hf" or "safetensors".
         files: every source file, ready to be written.
+        names: what the source calls the tensors that have other names in the `.apr`.
     """
 
     format: str
     files: Mapping[str, Sequence[Segment]]
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def layouts(self) -> list[FileLayout]:
         """Every source file, ready to be written."""
@@ -157,7 +158,7 @@ def read_recipe(
         made = {name: [source.segment(s) for s in segments] for name, segments in files.items()}
         if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
             return None
-        return Recipe(str(body["format"]), made)
+        return Recipe(str(body["format"]), made, _names(body.get("names", {})))
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
@@ -237,6 +238,14 @@ def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise TypeError("a list was expected")
     return value
+
+
+def _names(value: object) -> dict[str, str]:
+    """What tensors are called in the source; two of one name could not stand in one file."""
+    found = {key: str(name) for key, name in _mapping(value).items()}
+    if len(set(found.values())) < len(found):
+        raise CorruptError("the record of the source files gives two tensors one name")
+    return found
 
 
 def _count(value: object) -> int:
@@ -327,9 +336,9 @@ class RecipeWriter:
         self._format, self._c, self._stored = format, c, stored or {}
         self._files: list[_File] = []
         self._literals = bytearray()
-        tensors = c.tensors.values()
-        self._own = {t.source.name: t.name for t in tensors if t.source is not None}
-        self._links = {name: t.link for t in tensors if t.link is not None for name in t.link.gguf}
+        self._tensors = c.all_tensors
+        self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
+        self._links = {name: t.link for t in c.tensors.values() if t.link is not None for name in t.link.gguf}
 
     def start(self, name: str) -> None:
         """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse."""
@@ -367,7 +376,7 @@ class RecipeWriter:
         if own is None and (link is None or link.row_map.is_plain):
             own = c.dropped[name]
         if own is not None:
-            dtype = c.tensors[own].dtype
+            dtype = self._tensors[own].dtype
             self._add(["t", own, self._stored.get(own, dtype), dtype], original.n_bytes)
         elif link is not None and (not link.row_map.value or self._is_exact(link, original)):
             kept = [self._stored.get(name, c.tensors[name].dtype) for name in link.hf]
@@ -419,7 +428,13 @@ class RecipeWriter:
         """The value of the metadata key."""
         files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self._files]
         literals = base64.b64encode(zlib.compress(bytes(self._literals), 9)).decode()
-        return {"format": self._format, "files": files, "literals": literals}
+        names = source_names(self._c) if self._c.model.convention == "hf" else {}
+        return {"format": self._format, "files": files, "literals": literals} | ({"names": names} if names else {})
+
+
+def source_names(c: Canonical) -> dict[str, str]:
+    """What a checkpoint calls the tensors that have other names in canonical form."""
+    return {t.name: t.pieces[0].name for t in c.tensors.values() if t.pieces[0].name != t.name}
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
@@ -456,7 +471,7 @@ def restorable(c: Canonical, format: str) -> Recipe | None:
         value = source_recipe(c) if c.model.format == format else None
     if value is None:
         return None
-    recipe = read_recipe(value, c.tensors, c.model.tokenizer, str(c.model.path))
+    recipe = read_recipe(value, c.all_tensors, c.model.tokenizer, str(c.model.path))
     return recipe if recipe is not None and recipe.format == format else None
 
 
@@ -467,13 +482,13 @@ def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> Mapp
     """
     if apr2.native_of(c.model) is not None:
         recipe: Mapping[str, object] | None = c.model.metadata.get(SOURCE_KEY)
-        fits = recipe is not None and read_recipe(recipe, c.tensors, c.tokenizer, str(c.model.path))
+        fits = recipe is not None and read_recipe(recipe, c.all_tensors, c.tokenizer, str(c.model.path))
         return recipe if fits else None
     if (gguf := c.model.native_as(GgufNative)) is not None:
         return _gguf_recipe(c, gguf.parts, stored or {})
     if (folder := c.model.native_as(HfNative)) is not None:
         return _hf_recipe(c, folder)
-    if c.model.native_as(SafetensorsNative) and not (c.parts_left_out or c.packs.decoded):
+    if c.model.native_as(SafetensorsNative) and not c.packs.decoded:
         writer, source = RecipeWriter("safetensors", c), c.model.sources[0]
         writer.start(source.path.rpartition("/")[2])
         writer.tensors(source)
@@ -498,15 +513,13 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
 def _hf_recipe(c: Canonical, folder: HfNative) -> dict[str, object]:
     writer = RecipeWriter("hf", c)
     for path in folder.other_files:
-        if c.parts_left_out and path.name == CONFIG:
-            continue  # it describes the whole, of which only the language model is carried
         data = read_text_file(folder.folder / path)
         writer.start(path.as_posix())
         if path.name in _LIST_FILES:
             writer.tokenizer_file(data)
         else:
             writer.literal(data)
-    if c.parts_left_out or c.packs.decoded:
+    if c.packs.decoded:
         return writer.value()
     if folder.index is not None and folder.index_name is not None:
         writer.start(folder.index_name)

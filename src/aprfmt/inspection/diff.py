@@ -260,7 +260,7 @@ def _tokenizer_differences(a: Model, b: Model) -> Iterator[Difference]:
 def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
     """Tensors under Hugging Face names; under their own where either model has no such form."""
     try:
-        left, right = canonical(a).tensors, canonical(b).tensors
+        left, right = canonical(a).all_tensors, canonical(b).all_tensors
     except (UnmappedError, RefusedError, UnsupportedError):
         left, right = ({t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b))
     for name in dict.fromkeys((*left, *right)):

@@ -14,7 +14,6 @@ from aprfmt.arch.rows.parts import (
     ROPE,
     ROPE_DIM,
     TEXT_PREFIXES,
-    TOWERS,
     More,
     block,
     convert,
@@ -145,7 +144,6 @@ _DEFAULTS = {
     "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
 }  # fmt: skip
-_MTP = ("mtp.", "model.mtp.")
 _SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
 
 
@@ -166,7 +164,6 @@ def _qwen3_5(
         tensors=_decoder(*_SEPARATE, *layer),
         keys=(*keys, _SECTIONS),
         prefixes=TEXT_PREFIXES,
-        left_out=(*TOWERS, *_MTP),
         defaults={"": _DEFAULTS | defaults},
     )
 
@@ -188,7 +185,6 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("qwen3_next",),
         tensors=_decoder(*_FUSED, *_EXPERTS),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
-        left_out=_MTP,
         defaults={"": _QWEN3_NEXT_DEFAULTS},
     ),
     _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4}),

@@ -11,10 +11,10 @@ from aprfmt.arch.rows.parts import (
     GROUPED,
     HEAD_DIM,
     LAYER_EPS,
-    MULTIMODAL,
     ROPE,
     ROPE_DIM,
     SILU,
+    TEXT_PREFIXES,
     VOCAB,
     attention,
     block,
@@ -123,7 +123,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_gemma(),
         keys=(*DECODER, _NO_BIAS, _CAUSAL),
         defaults={"": _GEMMA_DEFAULTS},
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma2",
@@ -152,7 +152,7 @@ ROWS: tuple[Architecture, ...] = (
                 "sliding_window_pattern": 2,
             }
         },
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma3_text",
@@ -166,7 +166,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),
         nested_rope=True,
         defaults={"": _GEMMA3_DEFAULTS},
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma_embedding",
@@ -222,6 +222,6 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
         keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
         defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
 )

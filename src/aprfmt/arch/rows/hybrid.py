@@ -9,12 +9,12 @@ from aprfmt.arch.rows.parts import (
     DIMS,
     EXPERTS,
     GROUPED,
-    MULTIMODAL,
     RMS_EPS,
     ROPE,
     ROPE_DIM,
     SCALES,
     SILU,
+    TEXT_PREFIXES,
     VOCAB,
     More,
     attention,
@@ -193,7 +193,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("block_ffn_dim_multiplier",), "f32"),
             Key("", ("block_multiple_of",)),
         ),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
         defaults={
             "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         },

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    MULTIMODAL,
     RMS_EPS,
     ROPE,
     SILU,
+    TEXT_PREFIXES,
     VOCAB,
     gated_mlp,
     hf_names,
@@ -126,7 +126,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
         **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
         rope_type=0,
         tensors=_decoder(selection_bias()),
         keys=_keys(

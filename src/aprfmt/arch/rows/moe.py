@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    MULTIMODAL,
     ROPE_DIM,
     SCALES,
+    TEXT_PREFIXES,
     VOCAB,
     WINDOW,
     attention,
@@ -100,7 +100,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="llama",
         when="expert_count",
         **hf_names("Mixtral", "mixtral"),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
@@ -133,7 +133,7 @@ ROWS: tuple[Architecture, ...] = (
         id="qwen3_moe",
         gguf="qwen3moe",
         **hf_names("Qwen3Moe", "qwen3_moe"),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *router_and_experts("moe"),
@@ -238,7 +238,6 @@ ROWS: tuple[Architecture, ...] = (
             count="moe_num_experts",
             used="moe_k",
         ),
-        left_out=("model.mtp_",),
         defaults={"": _ERNIE4_5_MOE_DEFAULTS},
     ),
 )

@@ -92,7 +92,6 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
         model_types=("nemotron_h",),
         gguf_only=(),
         prefixes=(("model.", "backbone."),),
-        left_out=("mtp.",),
         tensors=(
             embedding("backbone.embeddings"),
             *block(

@@ -40,13 +40,6 @@ class Classes(TypedDict):
     model_types: tuple[str, ...]
 
 
-class Parts(TypedDict):
-    """Fields of an Architecture whose network is part of larger ones."""
-
-    prefixes: tuple[tuple[str, str], ...]
-    left_out: tuple[str, ...]
-
-
 def tensor(
     hf: str, gguf: str, dims: str, need: str = REQUIRED, gguf_dims: tuple[str, ...] = (), **more: Unpack[More]
 ) -> TensorRow:
@@ -296,12 +289,3 @@ TEXT_PREFIXES: tuple[tuple[str, str], ...] = (
     ("model.text_model.", "model."),
 )
 """How multimodal checkpoints begin the names of their language model."""
-TOWERS: tuple[str, ...] = (
-    "vision_tower.", "model.vision_tower.", "vision_model.", "model.vision_model.", "visual.", "model.visual.",
-    "audio_tower.", "model.audio_tower.", "multi_modal_projector.", "model.multi_modal_projector.",
-    "mm_projector.", "model.mm_projector.", "connector.", "model.connector.", "image_newline",
-    "model.image_newline", "embed_vision.", "model.embed_vision.", "embed_audio.", "model.embed_audio.",
-)  # fmt: skip
-"""How the names of their other parts begin."""
-MULTIMODAL: Parts = {"prefixes": TEXT_PREFIXES, "left_out": TOWERS}
-"""Of a network that is also the language model of multimodal ones."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
-    MULTIMODAL,
     PAD,
     SILU,
     SLIDING_LAYERS,
+    TEXT_PREFIXES,
     VOCAB,
     WINDOW,
     attention,
@@ -93,7 +93,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, _WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         defaults={"": _QWEN2_DEFAULTS},
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="qwen3",
@@ -103,7 +103,7 @@ ROWS: tuple[Architecture, ...] = (
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, flag("attention_bias")),
         defaults={"": _QWEN3_DEFAULTS},
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="seed_oss",

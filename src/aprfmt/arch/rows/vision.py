@@ -7,7 +7,7 @@ Hugging Face folder of the language model alone is one of these.
 from __future__ import annotations
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key
-from aprfmt.arch.rows.parts import DECODER, MULTIMODAL, SILU, attention, decoder, flag, must_be
+from aprfmt.arch.rows.parts import DECODER, SILU, TEXT_PREFIXES, attention, decoder, flag, must_be
 
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key("n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), via="number_of")
@@ -38,7 +38,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
         defaults={"": _QWEN2_VL_DEFAULTS},
         config=_language("Qwen2"),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="qwen3_vl",
@@ -52,6 +52,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, _DEEPSTACK, SILU, must_be("use_sliding_window", False), flag("attention_bias")),
         defaults={"": _DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5}},
         config=_language("Qwen3"),
-        **MULTIMODAL,
+        prefixes=TEXT_PREFIXES,
     ),
 )

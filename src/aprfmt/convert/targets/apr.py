@@ -16,7 +16,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.canonical.envelope import LEFT_ASIDE
 from aprfmt.canonical.model import Canonical, apr_metadata_of, gguf_side
-from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.quantization import Recoding, with_apr_names
@@ -53,17 +53,20 @@ def layouts(c: Canonical, work: Work) -> Output:
         side = gguf_side(c.arch, c.hparams, c.tensors) if c.arch is not None else list(c.tensors.values())
         c, targets = with_apr_names(c, side, work.quantization.targets(c, side, work.losses))
         dtype = "keep"
+        stay = (f"{part.stay} as stored: a mix is for the language model" for part in c.outside_parts())
+        work.losses.warnings += stay
     metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=work.options.tokenizer is None)
     if SOURCE_KEY not in metadata:
+        own = c.all_tensors
         for tensor in tensors:
-            work.losses.note(c.tensors[tensor.name].dtype, tensor.dtype)
+            work.losses.note(own[tensor.name].dtype, tensor.dtype)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
     return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_lossless(c, metadata))
 
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
-    return SOURCE_KEY in metadata and c.model.convention != "apr" and not (c.left_out or c.parts_left_out)
+    return SOURCE_KEY in metadata and c.model.convention != "apr" and not c.left_out
 
 
 def copy(model: Model, name: str) -> Output | None:
@@ -96,9 +99,9 @@ def apr_contents(
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
         target = (targets or {}).get(t.name, Recoding(name))
         tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
-    kept = not c.packs.decoded and all(
-        out.dtype in (c.tensors[out.name].dtype, narrow.get(out.name)) for out in tensors
-    )
+    tensors += [t.out(t.name, outside_dtype(t, dtype), losses.overflow, padded=True) for t in c.outside.values()]
+    own = c.all_tensors
+    kept = not c.packs.decoded and all(out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors)
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)

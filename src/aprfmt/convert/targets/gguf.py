@@ -51,7 +51,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         and _keys(c, work, base, []) == list(_unsplit_entries(base).values())
         and _envelope_holds(c, base)
     ):
-        kept = [tensor.out(tensor.name) for tensor in c.tensors.values()]
+        kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
         return Output(rename_parts(recipe.layouts(), work.name), kept, lossless=True)
     if c.tokenizer is None and _is_model(c, base):
         raise RefusedError(
@@ -157,6 +157,8 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
     if placeless:
         losses.add(f"a GGUF has no place for {first_few(placeless)}")
+    for part in c.outside_parts():
+        losses.add(f"{part.stay} behind: a GGUF of the language model has no place for it")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
     for tensor in side:

@@ -10,10 +10,10 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
 from aprfmt.canonical.model import Canonical, hf_side
 from aprfmt.canonical.packed import HF_QUANT, without_packing
-from aprfmt.canonical.tensor import CanonicalTensor, Losses, plain_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
-from aprfmt.convert.recipe import CONFIG, Recipe, overlay, restorable
+from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError
 from aprfmt.formats import apr_metadata, hf_files, safetensors
@@ -29,6 +29,7 @@ from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file
 from aprfmt.tokenizer.model import NO_VOCABULARY
 
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -50,13 +51,15 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
 def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     losses, shard_bytes = work.losses, work.options.shard_size
-    tensors = _hf_tensors(c, work.options.dtype, losses)
     source = _source_texts(c, recipe)
+    # A config.json of the source names its classes, which expect the names of its weights.
+    own_names = _source_names(c, recipe) if CONFIG in source else {}
+    tensors = _hf_tensors(c, work.options.dtype, losses, own_names)
     texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
-    kept = _keeps_all(c, tensors)
+    kept = _keeps_all(c, tensors, own_names)
     config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
     if (
         recipe is not None
@@ -125,10 +128,24 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
     config = overlay(base, then, now)
     if not kept:
-        config.pop("torch_dtype", None)
-        config = without_packing(config)
-        config["dtype"] = _torch_dtype(tensors)
+        config = _with_dtype(without_packing(config), _torch_dtype(tensors))
     return (source, True) if config == base else (_json(config), False)
+
+
+def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
+    """`config` for weights of another dtype, also where it says so of the parts of the model."""
+    out = {key: value for key, value in config.items() if key != "torch_dtype"} | {"dtype": word}
+    for key, value in config.items():
+        if isinstance(value, dict) and key.endswith("_config") and value.keys() & {"dtype", "torch_dtype"}:
+            out[key] = _with_dtype(value, word)
+    return out
+
+
+def _source_names(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
+    """What the source calls the tensors that have other names here."""
+    if c.model.convention == "hf":
+        return source_names(c)
+    return recipe.names if recipe is not None else {}
 
 
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
@@ -210,17 +227,19 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
 
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
     """One safetensors file for `c`: the imported one itself where nothing changed."""
-    tensors = _hf_tensors(c, work.options.dtype, work.losses)
     recipe = restorable(c, "safetensors")
-    if recipe is not None and _keeps_all(c, tensors) and len(recipe.files) == 1:
+    own_names = _source_names(c, recipe)
+    tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
+    if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
         return Output([FileLayout(work.name, recipe.layouts()[0].segments)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)
     metadata = own.metadata if own is not None else {"format": "pt"}
     return Output([FileLayout(work.name, safetensors.layout(tensors, metadata))], tensors)
 
 
-def _hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
-    """The tensors of a safetensors export: Hugging Face names, floats as `dtype`; quantized blocks become F16.
+def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str, str]) -> list[OutTensor]:
+    """The tensors of a safetensors export: Hugging Face names (where a source had others, `own_names`), floats as
+    `dtype`; quantized blocks become F16.
 
     8-bit floats are for what has two dims and more; biases and norms keep their dtype. Raises RefusedError for
     dtypes that safetensors does not have.
@@ -233,10 +252,10 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses) -> list[OutTensor]:
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
     out = []
-    for tensor in hf_side(c.arch, c.tensors):
-        target = _dtype(tensor, wanted)
+    for tensor in (*hf_side(c.arch, c.tensors), *c.outside.values()):
+        target = outside_dtype(tensor, dtype) if tensor.name in c.outside else _dtype(tensor, wanted)
         losses.note(tensor.original_dtype, target)
-        out.append(tensor.out(tensor.name, target, overflow=losses.overflow))
+        out.append(tensor.out(own_names.get(tensor.name, tensor.name), target, overflow=losses.overflow))
     return out
 
 
@@ -248,7 +267,7 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
     return tensor.dtype if row.safetensors is not None and not tensor.is_decoded else "F16"
 
 
-def _keeps_all(c: Canonical, tensors: list[OutTensor]) -> bool:
+def _keeps_all(c: Canonical, tensors: list[OutTensor], own_names: Mapping[str, str]) -> bool:
     """Whether every tensor is there under its name and in its dtype."""
-    same = all(t.name in c.tensors and t.dtype == c.tensors[t.name].dtype for t in tensors)
-    return same and not c.packs.decoded
+    own = {own_names.get(name, name): tensor.dtype for name, tensor in c.all_tensors.items()}
+    return all(own.get(t.name) == t.dtype for t in tensors) and not c.packs.decoded

@@ -1,0 +1,175 @@
+"""Tensors outside the network: which names of a checkpoint are no part of its language model, and of what they are.
+
+A checkpoint may hold more than the network of its row: towers that see or hear, projectors, draft layers, poolers,
+heads for training. What is outside follows from the names that the row has, not from a list of other parts: a module
+that none of the row's names lies in is another one. What the network itself may have is stricter: an unknown tensor
+in one of its modules or layers, or beside them, is no other part but a sign of the wrong row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from aprfmt.arch import names
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture
+from aprfmt.text import first_few, format_bytes, plural
+
+DRAFT_LAYERS = "MTP layers"
+
+# What a part is called, by a component of its tensors' names; for messages alone, but for single tensors (see
+# _is_own). The names of a GGUF's towers are too short to be looked for anywhere but at the beginning.
+_KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("vision tower", r"v|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)"),
+        ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
+        (
+            "projector",
+            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_newline|embed_(vision|audio)"
+            r"|\w*(vision|image|audio|modality)_proj\w*",
+        ),
+        (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
+        ("adapter", r"base_model|lora_\w+|prompt_embeddings|adapters?"),
+        ("pooler", r"pooler"),
+        ("head of another task", r"score|cls|classifier|classification_head|qa_outputs|v_head|value_head"),
+        ("module of sentence-transformers", r"\d+_\w+"),
+    )
+)
+_SHORT = ("v", "a", "mm")
+
+# A layer behind the last is a draft where the config counts it, or where it holds one of these.
+_DRAFT_MARK = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
+
+
+def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> set[str]:
+    """Those of a checkpoint's or a GGUF's tensor names that are no part of the network."""
+    layers = {name: layer for name in all_names if (layer := _layer(arch, name)) is not None}
+    drafts = _draft_layers(h, layers)
+    in_drafts = {name for name, layer in layers.items() if layer in drafts}
+    return in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""
+
+    kind: str
+    prefixes: tuple[str, ...]
+    n_tensors: int
+    n_bytes: int
+
+    @property
+    def stay(self) -> str:
+        """The same with a verb: `27 tensors of the vision tower (vision_tower.*, 12.3 MiB) stay`."""
+        return f"{self} {'stays' if self.n_tensors == 1 else 'stay'}"
+
+    def __str__(self) -> str:
+        """`27 tensors of the vision tower (vision_tower.*, 12.3 MiB)`."""
+        beginnings = first_few(self.prefixes)
+        return f"{plural(self.n_tensors, 'tensor')} of the {self.kind} ({beginnings}, {format_bytes(self.n_bytes)})"
+
+
+def parts(arch: Architecture | None, sizes: Mapping[str, int]) -> list[Part]:
+    """What the tensors outside the network are, from their names and bytes, the largest part first."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for name, n_bytes in sorted(sizes.items()):
+        kind, prefix = _part_of(arch, name)
+        found.setdefault(kind, {}).setdefault(prefix, []).append(n_bytes)
+    made = [
+        Part(kind, tuple(by_prefix), sum(map(len, by_prefix.values())), sum(map(sum, by_prefix.values())))
+        for kind, by_prefix in found.items()
+    ]
+    return sorted(made, key=lambda part: (-part.n_bytes, part.kind))
+
+
+# --- names ---
+
+
+def _is_elsewhere(arch: Architecture, name: str) -> bool:
+    """Whether a name that lies in no layer is none of the network's, and none that it might have."""
+    if name in arch.gguf_only or names.ignorable(arch, name):
+        return False
+    if names.canonical_name(arch, name) is not None or names.matches(arch, name, "gguf"):
+        return False
+    return not any(_is_own(arch, spelled) for spelled in _spellings(arch, name))
+
+
+def _is_own(arch: Architecture, name: str) -> bool:
+    """Whether an unknown name lies in a module of the network, or is a single tensor beside them."""
+    modules = _modules(arch)
+    container = max((c for c in modules if name.startswith(c)), key=len)
+    first, *rest = name[len(container) :].split(".")
+    return first in modules[container] or (len(rest) <= 1 and _kind_of(first, not container) is None)
+
+
+@cache
+def _modules(arch: Architecture) -> dict[str, set[str]]:
+    """Where the network's modules lie ("model.", "") -> their names there ("layers", "norm"; "lm_head")."""
+    found: dict[str, set[str]] = {"": set()}
+    for row in arch.tensors:
+        for template in (*row.hf, *row.gguf):
+            path = template.partition(".{")[0].removesuffix(".weight").removesuffix(".bias")
+            container, dot, module = path.rpartition(".")
+            found.setdefault(container + dot, set()).add(module)
+    return found
+
+
+def _spellings(arch: Architecture, name: str) -> Iterator[str]:
+    """`name` as it is and as the family's other checkpoints begin it."""
+    yield name
+    for beginning, instead in (*arch.prefixes, ("", "model.")):
+        if name.startswith(beginning) and not (beginning == "" and name.startswith(instead)):
+            yield instead + name[len(beginning) :]
+
+
+# --- layers ---
+
+
+@cache
+def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
+    heads = {name.partition("{n}")[0] for row in arch.tensors for name in (*row.hf, *row.gguf) if "{n}" in name}
+    return re.compile(f"({'|'.join(map(re.escape, sorted(heads)))})(0|[1-9][0-9]{{0,5}})\\.")
+
+
+def _layer(arch: Architecture, name: str) -> int | None:
+    """The layer of the network that `name` lies in, whether the row knows it or not; None for what is in none."""
+    found = next(filter(None, map(_layer_pattern(arch).match, _spellings(arch, name))), None)
+    return int(found[2]) if found is not None else None
+
+
+def _draft_layers(h: Hyperparams, layers: Mapping[str, int]) -> set[int]:
+    """Layers that predict further tokens: they stand behind the network's own; the config or marks tell them."""
+    marked = {layer for name, layer in layers.items() if _DRAFT_MARK.search(name)}
+    if h.num_layers is None:
+        return marked
+    counted = h.extra.get("num_nextn_predict_layers")
+    end = h.num_layers + (counted if type(counted) is int else 0)
+    return {n for n in layers.values() if n >= h.num_layers and (n < end or n in marked)}
+
+
+# --- kinds ---
+
+
+def _kind_of(component: str, is_first: bool) -> str | None:
+    if component in _SHORT and not is_first:
+        return None
+    return next((kind for kind, pattern in _KINDS if pattern.fullmatch(component)), None)
+
+
+def _part_of(arch: Architecture | None, name: str) -> tuple[str, str]:
+    """What `name` is a tensor of, and how the names of that part begin."""
+    if arch is not None and _layer(arch, name) is not None:
+        head = re.match(r"(.*?\.\d+)\.", name)
+        return DRAFT_LAYERS, f"{head[1]}.*" if head else name
+    components = name.split(".")
+    for i, component in enumerate(components):
+        kind = _kind_of(component, i == 0)
+        if kind is not None:
+            whole = i == len(components) - 1 or (i == len(components) - 2 and components[-1] in ("weight", "bias"))
+            return kind, name if whole else ".".join((*components[: i + 1], "*"))
+    n = 2 if components[0] in ("model", "transformer", "language_model") and len(components) > 2 else 1
+    return "other parts", ".".join((*components[:n], "*"))
