@@ -406,7 +406,7 @@ def _write(
     target: Target,
     options: Options,
     report: Report,
-    confirm: Callable[[], None],
+    confirm: Callable[[str], None],
 ) -> None:
     flow = flow_for(options.threads, options.max_memory, output.tensors)
     how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)

@@ -6,25 +6,49 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aprfmt import formats
+from aprfmt.errors import AprError, RefusedError, StorageError
 from aprfmt.io.source import watch_opened
 from aprfmt.model import Model
 from aprfmt.types import PathLike
 
 
 @contextmanager
-def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[], None]]]:
-    """Opens the model at `path`; gives it, and the check to make of the source when all of the output is written.
+def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[str], None]]]:
+    """Opens the model at `path`; gives it, and the check to make when all of the output is written, at a path.
 
     The check raises ChecksumError where a checksum of the container does not fit, CorruptError where one of the files
-    that the block opened has changed since. What was streamed meanwhile is not read again for it.
+    that the block opened has changed since, RefusedError where the output cannot be read again. What was streamed
+    meanwhile is not read again for it.
     """
     with watch_opened() as opened, formats.open(path) as model:
         if model.convention == "apr":
             model.record_reads()
 
-        def confirm() -> None:
+        def confirm(output: str) -> None:
             for source in opened:
                 source.check_unchanged()
             model.check_intact()
+            read_back(output)
 
         yield model, confirm
+
+
+def read_back(output: str) -> None:
+    """Opens what was written as any command would: header, index, dimensions.
+
+    The vocabulary and the record of the source files were read, or made, when the output was planned. Raises
+    RefusedError.
+    """
+    try:
+        with formats.open(output) as model:
+            if model.convention != "apr":  # whose dimensions stand beside the vocabulary, see targets.apr
+                _ = model.hparams
+    except StorageError:
+        raise
+    except AprError as error:
+        raise RefusedError(
+            f"the output could not be read again, so it is not written: {error.message}",
+            path=output,
+            tensor=error.tensor,
+            hint="the source is damaged in a way that was not noticed: apr validate SOURCE may show it",
+        ) from error

@@ -171,7 +171,7 @@ def rewrite(
     check_target(path, [source.path for source in model.sources], force)
     model.record_reads()
 
-    def confirm() -> None:
+    def confirm(output: str) -> None:
         model.check_unchanged()
         if not accept_damage:
             model.check_intact()

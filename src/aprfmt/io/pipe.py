@@ -349,14 +349,15 @@ class WriteOptions:
         progress: called with the total bytes; gives the function to call with each piece.
         flow: how much of the machine it may take.
         fsync: wait until the disk has them; without it a power cut may lose them.
-        confirm: called when all bytes are written and nothing has its name yet; when it raises, nothing appears.
+        confirm: called with the path of the complete output, which has not got its name yet: a file, the first of
+            several, or a folder; when it raises, nothing appears.
     """
 
     force: bool = False
     progress: StartProgress | None = None
     flow: Flow = DEFAULT_FLOW
     fsync: bool = True
-    confirm: Callable[[], None] = lambda: None
+    confirm: Callable[[str], None] = lambda path: None
 
 
 # Weight files of an older export that must not stay beside new ones.
@@ -387,9 +388,9 @@ def write_file(
     advance = options.progress(layout.n_bytes) if options.progress else None
     with AtomicFile(target, force=options.force, n_bytes=layout.n_bytes, fsync=options.fsync) as sink:
         write_layout(layout, sink, advance, options.flow)
-        options.confirm()
+        sink.flush()
+        options.confirm(sink.temporary)
         if check is not None:
-            sink.flush()
             check(sink.temporary)
 
 
@@ -411,7 +412,7 @@ def write_parts(
     first = layouts[0].name
     with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True, stale=stale, last=first) as temporary:
         _write_all(temporary, layouts, options, advance)
-        options.confirm()
+        options.confirm(str(temporary / layouts[0].name))
         if check is not None:
             check(str(temporary / first))
 
@@ -435,7 +436,7 @@ def write_folder(target: str, layouts: Sequence[FileLayout], options: WriteOptio
     stale = _STALE + (_STALE_TOKENIZER if brings_tokenizer else ())
     with AtomicFolder(target, force=options.force, n_bytes=n_bytes, stale=stale, last="config.json") as folder:
         _write_all(folder, layouts, options, advance)
-        options.confirm()
+        options.confirm(str(folder))
 
 
 def _write_all(folder: Path, layouts: Sequence[FileLayout], options: WriteOptions, advance: Progress | None) -> None:

@@ -262,7 +262,7 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
         text = manifest_text(infos, sum(tensor.n_bytes for _, group in shards for tensor in group))
         with AtomicFile(folder / MANIFEST_NAME, force=True, n_bytes=len(text)) as manifest:
             manifest.write(text)
-        way.confirm()
+        way.confirm(str(folder))
 
 
 # --- cutting ---
