@@ -15,7 +15,7 @@ from functools import partial
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.canonical.envelope import LEFT_ASIDE
-from aprfmt.canonical.model import Canonical, apr_metadata_of, gguf_side
+from aprfmt.canonical.model import Canonical, apr_metadata_of, canonical, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
@@ -60,8 +60,25 @@ def layouts(c: Canonical, work: Work) -> Output:
         own = c.all_tensors
         for tensor in tensors:
             work.losses.note(own[tensor.name].dtype, tensor.dtype)
+    check_metadata(metadata)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
     return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_lossless(c, metadata))
+
+
+def check_metadata(metadata: Mapping[str, object]) -> None:
+    """Raises AprError for metadata that could not be read again.
+
+    The vocabulary and the record of the source are left out: both are large, and were read or made a moment ago.
+    """
+    rest = {k: v for k, v in metadata.items() if k != SOURCE_KEY and not k.startswith(("tokenizer.", "aprfmt.tok"))}
+    hp.from_apr(apr_metadata.parse(apr_metadata.dump(rest)))
+
+
+def check_readable(model: Model) -> None:
+    """Raises AprError for an `.apr` that opens and still could not be used: a copy of it would be no better."""
+    _ = model.hparams, model.tokenizer
+    if apr2.native_of(model) is not None and model.metadata.get(SOURCE_KEY) is not None:
+        source_recipe(canonical(model, allow_unmapped=True))
 
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
@@ -76,6 +93,7 @@ def copy(model: Model, name: str) -> Output | None:
     """
     if model.convention != "apr":
         return None
+    check_readable(model)
     tensors = [OutTensor(t.name, t.dtype, t.shape, t.n_bytes, lambda: ()) for t in model.tensors.entries]
     joined = model.native_as(JoinedNative)
     if joined is not None:
@@ -182,6 +200,7 @@ _STALE = ("model-*-of-*.apr", MANIFEST_NAME)
 def shard_layouts(c: Canonical, work: Work) -> Output:
     """The shards of the `.apr` that `c` becomes."""
     metadata, tensors, flags = apr_contents(c, "keep", work.losses)
+    check_metadata(metadata)
     in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
     shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)
     return _shard_output(shards, tensors, is_lossless(c, metadata))
@@ -199,6 +218,7 @@ def copy_shards(model: Model, options: Options) -> Output | None:
         raise RefusedError(
             "the file is one shard of a larger model", path=model.path, hint="put its manifest beside it"
         )
+    check_readable(model)
     metadata = native.metadata
     tensors = [_stored(model.tensors.entries[i]) for i in native.index.blob_order()]
     shards = cut_shards(
