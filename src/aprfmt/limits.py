@@ -32,6 +32,9 @@ MAX_SPLITS = 65_535
 MAX_UNCOMPRESSED_BYTES = 1 << 30
 """What an APR v1 payload or a compressed legacy image may unpack to."""
 
+MAX_COMPRESSED_BYTES = MAX_UNCOMPRESSED_BYTES + (16 << 20)
+"""What such a payload or image takes in the file; what cannot be compressed grows by less than a 64th."""
+
 MAX_TEXT_FILE_BYTES = 256 << 20
 """A JSON or text file of a Hugging Face folder."""
 

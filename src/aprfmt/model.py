@@ -68,7 +68,11 @@ class Tensor:
         return self.n_bytes
 
     def raw(self) -> memoryview:
-        """The stored bytes, read-only and without a copy. Valid after the model is closed."""
+        """The stored bytes, read-only and without a copy. Valid after the model is closed.
+
+        They are the file's own, mapped into memory: who cuts the file short while they are in use ends the process by
+        SIGBUS, as with any mapped file. `numpy` and `torch` read instead: then it is a CorruptError.
+        """
         return self.source.view(self.offset, self.n_bytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -76,29 +80,34 @@ class Tensor:
         self.source.read_into(self.offset + offset, buffer)
 
     def numpy(self) -> Array:
-        """The values, decoded: BF16 and quantized dtypes as float32, the others as they are stored."""
+        """The values in memory of their own: BF16 and quantized dtypes as float32, the others as they are stored."""
         from aprfmt.codecs.recode import decode
+        from aprfmt.codecs.stream import read_whole
 
-        return decode(self.dtype, self.raw(), self.shape, tensor=self.name)
+        return decode(self.dtype, read_whole(self), self.shape, tensor=self.name)
 
     def torch(self) -> torch.Tensor:
         """The values as a torch tensor of its own memory. Raises MissingDependencyError without torch."""
         from aprfmt.codecs.recode import decode_torch
+        from aprfmt.codecs.stream import read_whole
 
-        return decode_torch(self.dtype, self.raw(), self.shape, tensor=self.name)
+        return decode_torch(self.dtype, read_whole(self), self.shape, tensor=self.name)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         """`numpy()` for numpy itself.
 
-        With `copy` False only values that are stored as numpy keeps them, read-only; else UsageError.
+        With `copy` False only values that are stored as numpy keeps them, as a view of `raw()`; else UsageError.
         """
         import numpy as np
 
-        values = self.numpy()
-        if copy:
-            return np.array(values, dtype=dtype)
+        from aprfmt.codecs.recode import decode
+
+        if copy is not False:
+            return np.asarray(self.numpy(), dtype=dtype)
+        stored = self.raw()
+        values = decode(self.dtype, stored, self.shape, tensor=self.name)
         out = np.asarray(values, dtype=dtype)
-        if copy is False and out.size and not np.may_share_memory(out, np.frombuffer(self.raw(), np.uint8)):
+        if out.size and not np.may_share_memory(out, np.frombuffer(stored, np.uint8)):
             wanted = values.dtype if dtype is None else dtype
             raise UsageError(f"{self.dtype} cannot be seen as {wanted} without a copy", tensor=self.name)
         return out

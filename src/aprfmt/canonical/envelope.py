@@ -28,7 +28,7 @@ from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import encode
-from aprfmt.codecs.stream import Piece
+from aprfmt.codecs.stream import Piece, read_whole
 from aprfmt.formats import apr2, apr_metadata, gguf_write
 from aprfmt.formats.gguf import GgufType, KvMapping
 from aprfmt.formats.hf_files import read_text_file
@@ -166,7 +166,7 @@ def restore(link: Link, pieces: Sequence[Piece], correction: Sequence[str]) -> P
         return None
     original = bits.tobytes()
     piece = BufferedPiece(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
-    return piece if produce([piece], link.row_map, 0).data() == pieces[0].raw() else None
+    return piece if produce([piece], link.row_map, 0).data() == read_whole(pieces[0]) else None
 
 
 def _inverse(piece: Piece, link: Link, dtype: str) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
+from threading import Lock
 
 from aprfmt.arch.links import VALUES, RowMap, indices
 from aprfmt.codecs import mxfp4
@@ -210,19 +211,19 @@ class _Run:
         before = list(zip(row_map.before, (row_map.transposed,) * len(row_map.before), strict=True))
         after = list(zip(row_map.after, after_flags, strict=True))
         sources, (shape, transposed) = (after, before[self.position]) if inverse else (before, after[self.position])
-        arrays = [_array(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
+        lines = [_Lines(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
         change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
 
         def make(part: Array) -> Buffer:
-            block = _take(arrays, part, row_elements)
+            block = _take(lines, part, row_elements)
             block = block if columns is None else block[:, columns]
             block = block.T if transposed else block
             return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
-        row_bytes = row_elements * arrays[0].itemsize
+        row_bytes = row_elements * lines[0].element.itemsize
         step = shape[-1] if transposed else max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, len(index), step):
             part = index[start : start + step]
@@ -256,30 +257,68 @@ def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> 
     return out
 
 
-def _array(piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> Array:
-    """The elements as [..., row_elements] without a copy, transposed where asked."""
+_HELD_MATRICES = 2
+
+
+class _Lines:
+    """A piece as rows of `row_elements` elements, which are read when they are wanted.
+
+    A `transposed` piece is read matrix by matrix, and the last ones are held: each has a part of all its rows.
+    """
+
+    def __init__(self, piece: Piece, shape: Shape, transposed: bool, row_elements: int) -> None:
+        import numpy as np
+
+        self.element = np.dtype("<f4" if piece.dtype == "F32" else f"<u{DTYPES[piece.dtype].block_bytes}")
+        self.count = prod(shape) // row_elements
+        self._piece = piece
+        self._row_bytes = row_elements * self.element.itemsize
+        self._matrix = shape[-2:] if transposed and len(shape) >= 2 else None
+        if self._matrix is not None and self._matrix[0] != row_elements:
+            raise RefusedError(f"the columns of {list(shape)} are no rows of {row_elements} values", tensor=piece.name)
+        self._held: dict[int, Array] = {}
+        self._lock = Lock()
+
+    def take(self, part: Array) -> Array:
+        """The rows `part`, as [rows, row_elements]."""
+        import numpy as np
+
+        if self._matrix is None:
+            ends = np.array([self.count])
+            return np.frombuffer(_rows([self._piece], ends, part, self._row_bytes), self.element).reshape(len(part), -1)
+        out = np.empty((len(part), self._matrix[0]), self.element)
+        number, row = np.divmod(part, self._matrix[1])
+        for which in np.unique(number):
+            mask = number == which
+            out[mask] = self._read(int(which))[row[mask]]
+        return out
+
+    def _read(self, number: int) -> Array:
+        """Matrix `number`, transposed."""
+        import numpy as np
+
+        assert self._matrix is not None
+        with self._lock:
+            if number not in self._held:
+                if len(self._held) >= _HELD_MATRICES:
+                    del self._held[next(iter(self._held))]
+                stored = np.empty(self._matrix, self.element)
+                self._piece.read_into(number * stored.nbytes, stored.reshape(-1).view("u1").data)
+                self._held[number] = stored.T
+            return self._held[number]
+
+
+def _take(lines: Sequence[_Lines], part: Array, row_elements: int) -> Array:
+    """The rows `part` of all pieces laid end to end, as [rows, row_elements]."""
     import numpy as np
 
-    row = DTYPES[piece.dtype]
-    elements = np.frombuffer(piece.raw(), dtype="<f4" if piece.dtype == "F32" else f"<u{row.block_bytes}")
-    if transposed and len(shape) >= 2:
-        return elements.reshape(shape).swapaxes(-1, -2)
-    return elements.reshape(-1, row_elements)
-
-
-def _take(arrays: Sequence[Array], part: Array, row_elements: int) -> Array:
-    """The rows `part` of all arrays laid end to end, as [rows, row_elements]."""
-    import numpy as np
-
-    counts = [array.size // row_elements for array in arrays]
+    counts = [each.count for each in lines]
     ends = np.cumsum(counts)
     owner = np.searchsorted(ends, part, side="right")
-    out = np.empty((len(part), row_elements), arrays[0].dtype)
+    out = np.empty((len(part), row_elements), lines[0].element)
     for which in np.unique(owner):
         mask = owner == which
-        local = part[mask] - (ends[which] - counts[which])
-        array = arrays[which]
-        out[mask] = array[np.unravel_index(local, array.shape[:-1])]
+        out[mask] = lines[which].take(part[mask] - (ends[which] - counts[which]))
     return out
 
 

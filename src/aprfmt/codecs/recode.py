@@ -102,9 +102,10 @@ def _is_flat(row: Dtype, data: Buffer, shape: tuple[int, ...]) -> bool:
 
 
 def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: str | None = None) -> torch.Tensor:
-    """The values as a torch tensor of its own memory: plain dtypes as they are, quantized ones as float32.
+    """The values as a torch tensor: plain dtypes as they are, quantized ones as float32.
 
-    Raises MissingDependencyError without torch, otherwise as `decode`.
+    Plain values stay where they are when `data` is writable, else they are copied. Raises MissingDependencyError
+    without torch, otherwise as `decode`.
     """
     try:
         import torch
@@ -119,9 +120,10 @@ def decode_torch(dtype: str, data: Buffer, shape: tuple[int, ...], *, tensor: st
         raise UnsupportedError(f"this torch has no dtype for {dtype}", tensor=tensor, hint="use a newer torch")
     if not memoryview(data).nbytes:
         return torch.empty(shape, dtype=kind)
+    own = bytearray(data) if memoryview(data).readonly else data
     if dtype == "BOOL":
-        return (torch.frombuffer(bytearray(data), dtype=torch.uint8) != 0).reshape(shape)
-    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
+        return (torch.frombuffer(own, dtype=torch.uint8) != 0).reshape(shape)
+    return torch.frombuffer(own, dtype=kind).reshape(shape)
 
 
 # --- another dtype ---

@@ -28,7 +28,16 @@ class Piece(Measured, Protocol):
         """Fills `buffer` from byte `offset` of the tensor."""
 
     def raw(self) -> memoryview:
-        """All bytes."""
+        """All bytes, where they are: those of a file are mapped."""
+
+
+def read_whole(piece: Piece) -> memoryview:
+    """All bytes, read into writable memory of their own, which nothing that happens to the file can reach."""
+    import numpy as np
+
+    data = np.empty(piece.n_bytes, np.uint8).data
+    piece.read_into(0, data)
+    return data
 
 
 def regroup(chunks: Iterable[Buffer], unit: int, piece: int) -> Iterator[Buffer]:

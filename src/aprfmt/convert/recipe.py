@@ -35,6 +35,7 @@ from aprfmt.arch.links import MAX_TENSORS, Link, RowMap
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
+from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import AprError, CorruptError, LimitError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
@@ -44,7 +45,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, run_jobs
+from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.model import Tensor
@@ -350,7 +351,7 @@ class RecipeWriter:
         file.size += n_bytes
         file.n_literal = n_literal
 
-    def literal(self, data: bytes | memoryview) -> None:
+    def literal(self, data: bytes) -> None:
         """Adds bytes as they are; runs of zeros cost nothing."""
         file = self._files[-1]
         if not len(data):
@@ -358,16 +359,30 @@ class RecipeWriter:
         if _is_zero(data):
             self._add(["z", len(data)], len(data))
             return
-        if len(self._literals) + len(data) > MAX_LITERAL_BYTES:
-            raise LimitError(
-                f"{file.name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor vocabulary",
-                hint="remove the files that do not belong to the model first",
-            )
+        self._check_room(len(data))
         self._literals += data
         n_literal = file.n_literal + len(data)
         if file.n_literal:
             file.segments.pop()
         self._add(["b", n_literal], len(data), n_literal)
+
+    def literal_of(self, source: Source, start: int, end: int) -> None:
+        """Adds the bytes [start, end) of a file as they are; more than fit are only looked at for zeros."""
+        n_bytes = end - start
+        if n_bytes > MAX_LITERAL_BYTES:
+            if not all(map(_is_zero, source_chunks(source, start, n_bytes))):
+                self._check_room(n_bytes)
+            self._add(["z", n_bytes], n_bytes)
+        else:
+            self.literal(source.read(start, n_bytes))
+
+    def _check_room(self, n_bytes: int) -> None:
+        if len(self._literals) + n_bytes > MAX_LITERAL_BYTES:
+            raise LimitError(
+                f"{self._files[-1].name} holds more than {MAX_LITERAL_BYTES} bytes that are neither tensors nor "
+                "vocabulary",
+                hint="remove the files that do not belong to the model first",
+            )
 
     def tensor(self, name: str) -> None:
         """Adds the source tensor `name`: the `.apr`'s own, one of a link, or its bytes where a link is not exact."""
@@ -384,7 +399,7 @@ class RecipeWriter:
             body, position = link.row_map.to_json(), link.gguf.index(name)
             self._add(["l", _fold_experts(link), dtypes, original.dtype, body, position], original.n_bytes)
         else:
-            self.literal(original.raw())
+            self.literal_of(original.source, original.offset, original.offset + original.n_bytes)
 
     def _is_exact(self, link: Link, original: Tensor) -> bool:
         """Whether the mapped values of the `.apr` give the source's again, bit by bit."""
@@ -393,18 +408,18 @@ class RecipeWriter:
         outs = [self._c.tensors[name].out(name, self._stored.get(name)) for name in link.hf]
         pieces = [BufferedPiece(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
         made = produce(pieces, link.row_map, link.gguf.index(original.name))
-        return made.dtype == original.dtype and made.data() == original.raw()
+        return made.dtype == original.dtype and made.data() == read_whole(original)
 
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""
         inside = (t for t in self._c.model.tensors.entries if t.source is source and t.n_bytes)
         for tensor in sorted(inside, key=lambda t: (t.offset, t.n_bytes)):
-            self.literal(source.view(position, tensor.offset - position))
+            self.literal_of(source, position, tensor.offset)
             self.tensor(tensor.name)
             position = tensor.offset + tensor.n_bytes
-        self.literal(source.view(position))
+        self.literal_of(source, position, source.size)
 
-    def gguf_list(self, which: str, source: memoryview) -> None:
+    def gguf_list(self, which: str, source: bytes) -> None:
         """Adds a GGUF array value; by reference when the tokenizer's list gives exactly these bytes."""
         tokenizer = self._c.tokenizer
         if tokenizer is not None and gguf_list(tokenizer, which) == source:
@@ -455,7 +470,7 @@ def _fold_experts(link: Link) -> list[object]:
     return out
 
 
-def _is_zero(data: bytes | memoryview) -> bool:
+def _is_zero(data: Buffer) -> bool:
     steps = range(0, len(data), len(_ZEROS))
     return all(data[i : i + len(_ZEROS)] == _ZEROS[: len(data) - i] for i in steps)
 
@@ -503,8 +518,8 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
         writer.start(source.path.rpartition("/")[2])
         found = [(entry, which) for which, (key, _) in _GGUF_LISTS.items() if (entry := part.kv.entries.get(key))]
         for entry, which in sorted(found, key=lambda pair: pair[0].start):
-            writer.literal(source.view(position, entry.value_start - position))
-            writer.gguf_list(which, source.view(entry.value_start, entry.end - entry.value_start))
+            writer.literal_of(source, position, entry.value_start)
+            writer.gguf_list(which, source.read(entry.value_start, entry.end - entry.value_start))
             position = entry.end
         writer.tensors(source, position)
     return writer.value()

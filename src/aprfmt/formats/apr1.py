@@ -38,10 +38,10 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.io.compress import lz4, unlz4, unzstd, zstd
-from aprfmt.io.crc import crc32, crc32_of
+from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.sink import AtomicFile
 from aprfmt.io.source import Buffer, Source
-from aprfmt.limits import MAX_JSON_DEPTH, MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
+from aprfmt.limits import MAX_COMPRESSED_BYTES, MAX_JSON_DEPTH, MAX_METADATA_BYTES, MAX_UNCOMPRESSED_BYTES
 from aprfmt.model import Model, Tensor
 from aprfmt.types import Json, JsonObject
 
@@ -171,7 +171,7 @@ _MAPS = ("training", "hyperparameters", "metrics", "custom", "distillation_info"
 
 
 class V1File:
-    """A v1 file in memory. Its CRC, header, metadata and signature were checked when it was read.
+    """A v1 file. Its CRC, header, metadata and signature were checked when it was opened.
 
     Attributes:
         path: where it came from.
@@ -185,28 +185,27 @@ class V1File:
 
     def __init__(
         self,
-        data: memoryview,
-        path: str,
+        source: Source,
         *,
         password: str | bytes | None = None,
         private_key: bytes | None = None,
         public_key: bytes | None = None,
     ) -> None:
-        self.path = path
+        self.path = path = source.path
         self.warnings: list[str] = []
-        self._data = data
+        self._source = source
         self._password = password
         self._private_key = private_key
-        self.header = _parse_header(data, path)
+        self.header = _parse_header(source)
         self.payload_offset = _HEADER.size + self.header["metadata_size"]
         self._payload_end = self.payload_offset + self.header["payload_size"]
-        _check_layout(data, self._payload_end, self.header, path, self.warnings)
-        self.metadata_bytes = bytes(data[_HEADER.size : self.payload_offset])
+        _check_layout(source, self._payload_end, self.header, self.warnings)
+        self.metadata_bytes = source.read(_HEADER.size, self.header["metadata_size"])
         self.metadata = parse_metadata(self.metadata_bytes, path, _HEADER.size)
         self.signature_ok: bool | None = None
         if self.header["flags"] & SIGNED:
-            block = bytes(data[self._payload_end : self._payload_end + _SIGNATURE_BLOCK])
-            verify(data[: self._payload_end], block, path, public_key)
+            block = source.read(self._payload_end, _SIGNATURE_BLOCK)
+            verify(self._read(0), block, path, public_key)
             self.signature_ok = True
         elif public_key is not None:
             raise ChecksumError("a signed file was expected, but this one is not signed", path=path)
@@ -216,10 +215,20 @@ class V1File:
         """Whether the payload needs a password or a private key."""
         return bool(self.header["flags"] & ENCRYPTED)
 
-    @property
+    @cached_property
     def stored_payload(self) -> bytes:
-        """The payload as the file has it: compressed, encrypted."""
-        return bytes(self._data[self.payload_offset : self._payload_end])
+        """The payload as the file has it: compressed, encrypted; read on first use. Raises LimitError."""
+        return self._read(self.payload_offset)
+
+    def _read(self, start: int) -> bytes:
+        """From `start` to the end of the payload."""
+        if self.header["payload_size"] > MAX_COMPRESSED_BYTES:
+            raise LimitError(
+                f"the payload has {self.header['payload_size']} bytes; the limit is {MAX_COMPRESSED_BYTES}",
+                path=self.path,
+                offset=12,
+            )
+        return self._source.read(start, self._payload_end - start)
 
     @cached_property
     def payload(self) -> bytes:
@@ -252,10 +261,11 @@ class V1File:
         return [Tensor("payload", "U8", (n_bytes,), offset, n_bytes, source)]
 
 
-def _parse_header(data: memoryview, path: str) -> dict[str, Any]:
-    if len(data) < _HEADER.size + _FOOTER:
-        raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one {len(data)}", path=path)
-    header = dict(zip(_HEADER_FIELDS, _HEADER.unpack_from(data), strict=True))
+def _parse_header(source: Source) -> dict[str, Any]:
+    path = source.path
+    if source.size < _HEADER.size + _FOOTER:
+        raise TruncatedError(f"an APR v1 file has at least 36 bytes, this one {source.size}", path=path)
+    header = dict(zip(_HEADER_FIELDS, _HEADER.unpack(source.read(0, _HEADER.size)), strict=True))
     if header["magic"] != MAGIC:
         raise CorruptError("not an APR v1 file: it does not begin with APRN", path=path, offset=0)
     header["flags"] &= 0x7F
@@ -265,17 +275,18 @@ def _parse_header(data: memoryview, path: str) -> dict[str, Any]:
     return header
 
 
-def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str, warnings: list[str]) -> None:
+def _check_layout(source: Source, end: int, header: dict[str, Any], warnings: list[str]) -> None:
     """Bounds before the checksum, so that a file cut short is called that; the meaning of fields after it."""
     end += _SIGNATURE_BLOCK if header["flags"] & SIGNED else 0
-    if end > len(data) - _FOOTER:
+    path, last = source.path, source.size - _FOOTER
+    if end > last:
         raise TruncatedError(
-            f"the header declares {end + _FOOTER} bytes, the file has {len(data)}", path=path, offset=8
+            f"the header declares {end + _FOOTER} bytes, the file has {source.size}", path=path, offset=8
         )
-    stored, computed = int.from_bytes(data[-_FOOTER:], "little"), crc32(data[:-_FOOTER])
+    stored, computed = int.from_bytes(source.read(last, _FOOTER), "little"), crc32_of_range(source, 0, last)
     if stored != computed:
         raise ChecksumError(
-            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}", path=path, offset=len(data) - _FOOTER
+            f"the footer says CRC-32 {stored:08x}, the bytes give {computed:08x}", path=path, offset=last
         )
     if header["model_type"] not in MODEL_TYPES:
         raise UnsupportedError(f"unknown model type {header['model_type']:#06x}", path=path, offset=6)
@@ -287,8 +298,8 @@ def _check_layout(data: memoryview, end: int, header: dict[str, Any], path: str,
     ):
         if header[name] > limit:
             raise LimitError(f"{name} is {header[name]}; the limit is {limit}", path=path, offset=offset)
-    if end < len(data) - _FOOTER:
-        warnings.append(f"{len(data) - _FOOTER - end} bytes between the payload and the checksum are ignored")
+    if end < last:
+        warnings.append(f"{last - end} bytes between the payload and the checksum are ignored")
 
 
 def read_v1(
@@ -313,7 +324,9 @@ def read_v1(
         they do not fit.
     """
     with Source.open(path) as source:
-        return V1File(source.view(), source.path, password=password, private_key=private_key, public_key=public_key)
+        file = V1File(source, password=password, private_key=private_key, public_key=public_key)
+        _ = file.stored_payload  # while the file is open
+    return file
 
 
 def write_v1(
@@ -399,7 +412,7 @@ def open_model(path: Path) -> Model:
     """
     source = Source.open(path)
     try:
-        file = V1File(source.view(), source.path)
+        file = V1File(source)
         tensors = file.payload_tensor(source)
     except BaseException:
         source.close()

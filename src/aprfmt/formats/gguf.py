@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from aprfmt.errors import (
     UnsupportedError,
     UsageError,
 )
-from aprfmt.io.source import Source, exists, padding
+from aprfmt.io.source import Buffer, Source, exists, padding
 from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES
 from aprfmt.model import Model, Tensor
 
@@ -52,6 +52,8 @@ MAX_DIMS = 4
 LOADER_NAME_BYTES = 63
 """Longest tensor name that llama.cpp loads (GGML_MAX_NAME less the terminator)."""
 
+# What is read of a header at first, and at a time where it is long.
+_FIRST_STEP, _MOST_STEP = 64 << 10, 1 << 20
 _LEAST_ENTRY_BYTES = 14
 _LEAST_INFO_BYTES = 24
 _INFOS = tuple(struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1))
@@ -100,6 +102,7 @@ _LEAST_BYTES = {kind: struct.calcsize("<" + code) for kind, code in FORMATS.item
 _LEAST_BYTES |= {GgufType.STRING: 8, GgufType.ARRAY: 12}
 
 _TYPES = {int(kind): kind for kind in GgufType}
+_MAGIC = struct.Struct("<4s")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -130,21 +133,32 @@ class KvEntry:
 class Cursor:
     """Walks the header of a GGUF file; every step is checked against the bytes that are left.
 
-    `data` begins at the start of the file and holds at most MAX_HEADER_BYTES of it; `more` says that the file
-    goes on behind it.
+    `data` begins at the start of the file. Of a `source` it grows with the walk, a step ahead of it and to at most
+    MAX_HEADER_BYTES; `more` says that the file goes on behind what may be walked.
     """
 
-    __slots__ = ("data", "more", "path", "pos")
+    __slots__ = ("_size", "_source", "data", "more", "path", "pos")
 
-    def __init__(self, data: memoryview, path: str, *, more: bool = False) -> None:
+    def __init__(self, data: Buffer, path: str, *, more: bool = False, source: Source | None = None) -> None:
+        self._size = len(data) if source is None else min(source.size, MAX_HEADER_BYTES)
+        self._source = source
         self.data = data
         self.path = path
         self.pos = 0
-        self.more = more
+        self.more = more if source is None else source.size > self._size
+
+    def read_to(self, end: int) -> None:
+        """Reads the file as far as byte `end`, for which `need` was asked. Raises CorruptError where it shrank."""
+        while len(self.data) < end:
+            assert self._source is not None
+            assert isinstance(self.data, bytearray)
+            start = len(self.data)
+            step = min(max(start, _FIRST_STEP), _MOST_STEP, self._size - start)
+            self.data += self._source.read(start, step)
 
     def need(self, n_bytes: int, what: str) -> None:
         """Raises TruncatedError (LimitError at the header cap) unless `n_bytes` bytes are left."""
-        left = len(self.data) - self.pos
+        left = self._size - self.pos
         if n_bytes <= left:
             return
         if self.more:
@@ -158,6 +172,7 @@ class Cursor:
     def unpack(self, form: struct.Struct, what: str) -> tuple[Any, ...]:
         """The fields of `form` at the cursor, which moves behind them."""
         self.need(form.size, what)
+        self.read_to(self.pos + form.size)
         fields = form.unpack_from(self.data, self.pos)
         self.pos += form.size
         return fields
@@ -177,6 +192,7 @@ class Cursor:
             raise LimitError(f"{what} has {length} bytes; the limit is {cap}", path=self.path, offset=self.pos - 8)
         self.need(length, what)
         self.pos += length
+        self.read_to(self.pos)
         return str(self.data[self.pos - length : self.pos], "utf-8", "surrogateescape")
 
     def entry(self) -> KvEntry:
@@ -196,6 +212,7 @@ class Cursor:
             self._skip(length, key)
         else:
             self._skip(_LEAST_BYTES[kind], key)
+        self.read_to(self.pos)
         return KvEntry(key, kind, elem_type, count, start, value_start, self.pos)
 
     def _kind(self, key: str) -> GgufType:
@@ -227,18 +244,25 @@ class Cursor:
         return elem_type, count
 
     def _skip_strings(self, key: str, count: int) -> None:
-        # The hot loop of opening a file: vocabularies have 150,000 strings. Reading past the end raises.
-        data, pos, unpack = self.data, self.pos, _U64.unpack_from
-        try:
-            for _ in range(count):
-                pos += unpack(data, pos)[0] + 8
-        except (struct.error, OverflowError):
-            pos = len(data) + 1
-        self.need(pos - self.pos, f"the strings of {key!r}")
+        # The hot loop of opening a file: vocabularies have 150,000 strings. A length behind what was read raises: then
+        # more is read, and the loop goes on where it stopped.
+        what, pos, unpack, left = f"the strings of {key!r}", self.pos, _U64.unpack_from, repeat(None, count)
+        is_done = False
+        while not is_done:
+            data = self.data
+            try:
+                for _ in left:
+                    pos += unpack(data, pos)[0] + 8
+                is_done = True
+            except (struct.error, OverflowError):
+                self.need(pos + 8 - self.pos, what)
+                self.read_to(pos + 8)
+                pos += unpack(self.data, pos)[0] + 8
+        self.need(pos - self.pos, what)
         self.pos = pos
 
 
-def decode(data: memoryview, entry: KvEntry) -> Any:
+def decode(data: Buffer, entry: KvEntry) -> Any:
     """The value of `entry`, located by a Cursor in `data`: int, float, bool, str or a list of values."""
     if entry.type is GgufType.ARRAY:
         # A copy, because slices of bytes are several times cheaper than slices of a memoryview.
@@ -449,12 +473,12 @@ def _split_number(part: GgufPart, key: str, default: int) -> int:
 
 def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     source = stack.enter_context(Source.open(path))
-    data = source.view(0, min(source.size, MAX_HEADER_BYTES))
-    cursor = Cursor(data, source.path, more=source.size > len(data))
+    cursor = Cursor(bytearray(), source.path, source=source)
     version, n_tensors, n_kv = _read_header(cursor)
-    kv = KvMapping(data, _read_entries(cursor, n_kv))
-    alignment = _alignment(kv, source.path)
+    entries = _read_entries(cursor, n_kv)
     infos = _read_infos(cursor, n_tensors)
+    kv = KvMapping(memoryview(cursor.data).toreadonly(), entries)
+    alignment = _alignment(kv, source.path)
     data_start = cursor.pos + padding(cursor.pos, alignment)
     tensors = [_tensor(info, data_start, alignment, source) for info in infos]
     spans = sorted((t.offset, t.offset + t.n_bytes, t.name) for t in tensors if t.n_bytes)
@@ -465,9 +489,7 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
-    cursor.need(4, "the magic")
-    magic = bytes(cursor.data[:4])
-    cursor.pos = 4
+    (magic,) = cursor.unpack(_MAGIC, "the magic")
     if magic == b"FUGG":
         raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=0, hint=_BIG_ENDIAN_HINT)
     if magic != b"GGUF":
@@ -564,6 +586,6 @@ def _stored_as(info: _Info, path: str) -> tuple[str, int]:
 
 def read_pairs(data: bytes, path: str) -> KvMapping:
     """The key-value pairs of a GGUF of which `data` holds at least the header; tensors are not looked at."""
-    cursor = Cursor(memoryview(data), path, more=True)
+    cursor = Cursor(data, path, more=True)
     _, _, n_kv = _read_header(cursor)
-    return KvMapping(cursor.data, _read_entries(cursor, n_kv))
+    return KvMapping(memoryview(data), _read_entries(cursor, n_kv))

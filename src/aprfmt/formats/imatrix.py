@@ -58,7 +58,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     """
     name = os.fspath(path)
     with Source.open(name) as source:
-        is_gguf = source.size >= 4 and bytes(source.view(0, 4)) == b"GGUF"
+        is_gguf = source.size >= 4 and source.read(0, 4) == b"GGUF"
         found = None if is_gguf else _read_old(source)
     if found is None:
         with gguf.open_model(Path(name)) as model:
@@ -81,13 +81,13 @@ class _Reader:
     """Numbers, text and values one behind the other."""
 
     def __init__(self, source: Source) -> None:
-        self.path, self.data, self.pos = source.path, source.view(), 0
+        self.path, self.source, self.pos = source.path, source, 0
 
     @property
     def left(self) -> int:
-        return len(self.data) - self.pos
+        return self.source.size - self.pos
 
-    def take(self, n_bytes: int, what: str) -> memoryview:
+    def take(self, n_bytes: int, what: str) -> bytes:
         if n_bytes > self.left:
             raise TruncatedError(
                 f"{what} needs {n_bytes} bytes, {self.left} are left",
@@ -96,7 +96,7 @@ class _Reader:
                 hint="the file is cut short, damaged or no importance matrix",
             )
         self.pos += n_bytes
-        return self.data[self.pos - n_bytes : self.pos]
+        return self.source.read(self.pos - n_bytes, n_bytes)
 
     def number(self, what: str, least: int) -> int:
         value: int = _INT.unpack(self.take(4, what))[0]
@@ -115,7 +115,7 @@ class _Reader:
             raise LimitError(
                 f"{what} has {length} bytes; the limit is {MAX_NAME_BYTES}", path=self.path, offset=self.pos - 4
             )
-        raw = bytes(self.take(length, what)).partition(b"\0")[0]
+        raw = self.take(length, what).partition(b"\0")[0]
         return raw.decode("utf-8", "surrogateescape")
 
 

@@ -41,11 +41,11 @@ class Identity(NamedTuple):
 
 
 class Source:
-    """Bytes of one file: `view` maps them without a copy, `read_into` copies them without mapping.
+    """Bytes of one file: `read` and `read_into` copy them, `view` maps them without a copy.
 
-    `view` is for small or random reads and for handing tensors to the user: the memoryview stays valid as
-    long as somebody holds it, also after `close`. `read_into` is for streaming: it keeps the resident set
-    small, because pages that were only read do not count as mapped.
+    `view` is for handing tensors to the user, and for nothing else: the memoryview stays valid as long as somebody
+    holds it, also after `close`, but the process dies of SIGBUS where the file is cut short meanwhile. Everything else
+    reads, so that this is an error like any other; it also keeps the resident set small.
 
     Attributes:
         path: as it was given, for messages.
@@ -122,10 +122,23 @@ class Source:
     def _changed(self, how: str) -> CorruptError:
         return CorruptError(f"the file changed while it was read: it {how}", path=self.path, hint=CHANGED_HINT)
 
+    def _shrank(self, offset: int) -> TruncatedError:
+        return TruncatedError(
+            "the file changed while it was read: it shrank", path=self.path, offset=offset, hint=CHANGED_HINT
+        )
+
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
-        """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default)."""
+        """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default).
+
+        Raises TruncatedError beyond the end, also of a file that was cut short since it was opened.
+        """
         n_bytes = self.size - offset if n_bytes is None else n_bytes
         self.check(offset, n_bytes)
+        if self._fd is not None:
+            with storage_errors(self.path):
+                now = os.fstat(self._fd).st_size
+            if now < self.size:
+                raise self._shrank(now)
         if self._view is None:
             with self._map_lock:
                 if self._view is None:
@@ -137,8 +150,11 @@ class Source:
             raise UsageError("the file is closed", path=self.path, hint="use its tensors inside the with block")
         if self.size == 0:
             return memoryview(b"")
-        with storage_errors(self.path):
-            return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
+        try:
+            with storage_errors(self.path):
+                return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
+        except ValueError:  # longer than the file is now
+            raise self._shrank(self.size) from None
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """A copy of `n_bytes` bytes at `offset`; safe to call from several threads."""
@@ -172,12 +188,7 @@ class Source:
             with storage_errors(self.path):
                 n = os.preadv(self._fd, [buffer[done:]], offset + done)
             if n == 0:
-                raise TruncatedError(
-                    "the file changed while it was read: it shrank",
-                    path=self.path,
-                    offset=offset + done,
-                    hint=CHANGED_HINT,
-                )
+                raise self._shrank(offset + done)
             done += n
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 A folder of shards holds, for the training and the held-out part, `PART.bin` (token ids, little-endian uint32,
 documents one behind the other, each ending with the separator), `PART.docs` (16 bytes a document: where it ends, and
 the hash of its content) and, for both, `tokens.json`: counts, the tokenizer's hash, SHA-256 of every file, the key of
-what they were made from, and a checksum of its own. It is checked when opened, and mapped into memory.
+what they were made from, and a checksum of its own. It is checked when opened; token ids are read when a window is
+made.
 
 Which part a document belongs to is decided by the hash of its content alone, so no document can be in both, and the
 split stays the same when other documents come or go. Memory is one batch of text, and about 100 bytes a document for
@@ -37,11 +38,12 @@ from aprfmt.errors import (
     storage_errors,
 )
 from aprfmt.io.crc import crc32_of
+from aprfmt.io.pipe import sha256_of_range
 from aprfmt.io.sink import AtomicFolder
+from aprfmt.io.source import Source
 from aprfmt.text import format_clock
 from aprfmt.tokenizer.hf_write import to_hf_files
 from aprfmt.tokenizer.model import Tokenizer
-from aprfmt.types import Array
 from aprtrain.data.sources import HEADER, Document, SourceFile, list_files, read_documents
 
 FORMAT = "aprtrain-tokens/1"
@@ -62,17 +64,38 @@ Ids = npt.NDArray[np.uint32]
 Log = Callable[[str], None]
 
 
+class StoredIds:
+    """Token ids of a file, little-endian uint32, read slice by slice.
+
+    They are not mapped: a file that somebody cuts short is then an error, and no signal.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """`source` is closed with this."""
+        self._source = source
+
+    def __len__(self) -> int:
+        return self._source.size // 4
+
+    def __getitem__(self, part: slice) -> npt.NDArray[np.uint32]:
+        start, stop, _ = part.indices(len(self))
+        return np.frombuffer(self._source.read(4 * start, 4 * max(0, stop - start)), "<u4")
+
+    def __del__(self) -> None:
+        self._source.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The documents of one part.
 
     Attributes:
-        tokens: ids [n_tokens], uint32.
+        tokens: ids [n_tokens], uint32, to be sliced.
         ends: position behind each document's last token [n_documents], int64, ascending; the last is n_tokens.
         hashes: of the documents' contents [n_documents], uint64.
     """
 
-    tokens: npt.NDArray[np.uint32]
+    tokens: npt.NDArray[np.uint32] | StoredIds
     ends: npt.NDArray[np.int64]
     hashes: npt.NDArray[np.uint64]
 
@@ -228,23 +251,19 @@ def open_corpus(folder: Path, tokenizer_digest: str) -> Corpus:
 def _open_part(folder: Path, part: str, summary: PartHeader) -> Part:
     if set(summary["sha256"]) != {f"{part}{suffix}" for suffix in _SUFFIXES}:
         raise CorruptError(f"the header of token shards has no hashes of {part}", path=folder / HEADER)
-    for name, wanted in summary["sha256"].items():
-        with open(folder / name, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != wanted:
-                raise ChecksumError("the file is not the one that tokens.json describes", path=folder / name)
-    tokens = _map(folder / f"{part}.bin", np.dtype("<u4"))
-    documents = _map(folder / f"{part}.docs", _DOCUMENT)
-    ends = documents["end"].astype(np.int64)
+    with ExitStack() as stack:
+        ids, table = (stack.enter_context(Source.open(folder / f"{part}{suffix}")) for suffix in _SUFFIXES)
+        for source in (ids, table):
+            if sha256_of_range(source, 0, source.size) != summary["sha256"][Path(source.path).name]:
+                raise ChecksumError("the file is not the one that tokens.json describes", path=source.path)
+        documents = np.frombuffer(table.read(0, table.size), _DOCUMENT)
+        table.close()
+        stack.pop_all()
+    tokens, ends = StoredIds(ids), documents["end"].astype(np.int64)
     steps = np.diff(ends, prepend=0)
     if len(tokens) != summary["tokens"] or (len(ends) and (steps.min() < 1 or ends[-1] != len(tokens))):
         raise CorruptError("the table of documents does not fit the tokens", path=folder / f"{part}.docs")
     return Part(tokens, ends, documents["hash"])
-
-
-def _map(path: Path, dtype: npt.DTypeLike) -> Array:
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype, "r")
 
 
 # --- making them ---

@@ -24,7 +24,7 @@ from aprfmt.canonical.packed import AS_VALUES
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import recode_jobs
 from aprfmt.errors import CorruptError, RefusedError, UnsupportedError
-from aprfmt.io.pipe import run_jobs
+from aprfmt.io.pipe import run_jobs, sha256_of_range, source_chunks
 from aprfmt.model import Model
 from aprfmt.model import Tensor as StoredTensor
 from aprfmt.tokenizer.model import Tokenizer
@@ -198,8 +198,9 @@ def refuse_zeros(network: Network) -> None:
     Of others only the beginning is read.
     """
     for tensor in network.model.tensors.values() if network.model is not None else ():
-        data = memoryview(tensor.raw())
-        seen = any(data[:_BEGINNING]) or bool(np.frombuffer(data, np.uint8).any())
+        seen = any(tensor.source.read(tensor.offset, min(_BEGINNING, tensor.n_bytes)))
+        chunks = () if seen else source_chunks(tensor.source, tensor.offset, tensor.n_bytes)
+        seen = seen or any(np.frombuffer(chunk, np.uint8).any() for chunk in chunks)
         check_not_zero(network, tensor.name, len(tensor.shape), seen)
 
 
@@ -246,9 +247,9 @@ def edge_fingerprint(network: Network) -> str:
     digest = hashlib.sha256()
     for tensor in _stored(network):
         digest.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        data = tensor.raw()
-        digest.update(data[:_EDGE_BYTES])
-        digest.update(data[-_EDGE_BYTES:])
+        n_bytes = min(_EDGE_BYTES, tensor.n_bytes)
+        for start in (tensor.offset, tensor.offset + tensor.n_bytes - n_bytes):
+            digest.update(tensor.source.read(start, n_bytes))
     return digest.hexdigest()
 
 
@@ -260,7 +261,8 @@ def byte_fingerprint(network: Network) -> str:
 
     def one(tensor: StoredTensor) -> bytes:
         words = f"{tensor.name} {tensor.dtype} {list(tensor.shape)}\n".encode()
-        return hashlib.sha256(words + hashlib.sha256(tensor.raw()).digest()).digest()
+        stored = sha256_of_range(tensor.source, tensor.offset, tensor.n_bytes)
+        return hashlib.sha256(words + bytes.fromhex(stored)).digest()
 
     with ThreadPoolExecutor(_READERS) as pool:
         return hashlib.sha256(b"".join(pool.map(one, _stored(network)))).hexdigest()
