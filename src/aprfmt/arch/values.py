@@ -5,6 +5,7 @@ A row's Key names one by `via`. A converter is a pair of small functions and a l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -660,6 +661,28 @@ def _count_layers(scope: Scope) -> int | None:
     return len(kinds) if isinstance(kinds, list | str) else None
 
 
+def _depth_scale_to(value: object, scope: Scope) -> float | None:
+    """MiniCPM's residual scale: scale_depth over the square root of the number of layers."""
+    depth = as_float(value, scope.name)
+    return None if depth is None or not scope.h.num_layers else depth / math.sqrt(scope.h.num_layers)
+
+
+def _depth_scale_from(value: object, scope: Scope) -> object:
+    scale = as_float(value, scope.key.gguf)
+    return DEFAULT if scale is None or not scope.h.num_layers else round(scale * math.sqrt(scope.h.num_layers), 6)
+
+
+def _base_width_to(value: object, scope: Scope) -> float | None:
+    """MiniCPM's logits are divided by how many times wider than `dim_model_base` the network is."""
+    base = as_int(value, scope.name)
+    return scope.h.hidden_size / base if base and scope.h.hidden_size else None
+
+
+def _base_width_from(value: object, scope: Scope) -> object:
+    times = as_float(value, scope.key.gguf)
+    return round(scope.h.hidden_size / times) if times and scope.h.hidden_size else DEFAULT
+
+
 CONVERTERS: dict[str, Converter] = {
     "": Converter(),
     "rope": Converter(lambda value, scope: GgufKeys(rope.to_gguf(scope.h, scope.row)), _rope_from),
@@ -759,6 +782,8 @@ CONVERTERS: dict[str, Converter] = {
     # The runtime refuses more used experts than there are.
     "used_experts": Converter(lambda value, scope: value if scope.h.num_experts else None),
     "rope_switch": Converter(_rope_switch_to, lambda value, scope: "rope" if value else None),
+    "depth_scale": Converter(_depth_scale_to, _depth_scale_from),
+    "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
 }
 """What a Key's `via` names."""
