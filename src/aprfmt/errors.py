@@ -26,6 +26,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+_LONGEST_TEXT = 800
+"""A message quotes what a file says, and a name or key in a file may be as long as it likes."""
+
+
+def _shortened(text: str) -> str:
+    """`text` without its middle where it is too long to read."""
+    half = _LONGEST_TEXT // 2
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:half]} ... {text[-half:]}"
+
 
 class AprError(Exception):
     """What went wrong, where (path, tensor, byte offset) and what to type next.
@@ -53,6 +62,7 @@ class AprError(Exception):
         hint: str | None = None,
         code: str | None = None,
     ) -> None:
+        message = _shortened(message)
         super().__init__(message)
         self.message = message
         self.path = os.fspath(path) if path is not None else None
@@ -63,7 +73,7 @@ class AprError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        where = [f"tensor {self.tensor!r}"] if self.tensor is not None else []
+        where = [f"tensor {_shortened(repr(self.tensor))}"] if self.tensor is not None else []
         if self.offset is not None:
             where.append(f"byte {self.offset}")
         text = self.message + (f" ({', '.join(where)})" if where else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
@@ -55,8 +56,9 @@ class Histogram:
         if not values.size:
             return
         if self.counts is None:
-            rms = math.sqrt(float(np.mean(np.square(values, dtype=np.float64))))
-            self.reach = 1.25 * min(float(np.abs(values).max()), 8 * rms) or 1.0
+            largest = float(np.abs(values).max()) or 1.0
+            rms = math.sqrt(float(np.mean(np.square(values.astype(np.float64) / largest))))  # of the largest
+            self.reach = min(1.25 * min(1.0, 8 * rms) * largest, sys.float_info.max) or 1.0
             self.counts = np.zeros(_BINS, np.int64)
         scaled = (values.astype(np.float64) / self.reach + 1) * (_BINS / 2)
         self.counts += np.bincount(np.clip(scaled, 0, _BINS - 1).astype(np.int16), minlength=_BINS)
