@@ -2,6 +2,7 @@
 # make test   the whole suite
 # make check  format, lint, types
 # make mutations  proof that the trainer's tests bite: faults put in one by one; ONLY="'lr dropped'" only that one
+# make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" only those
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
@@ -10,7 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check mutations conformance bench clean
+.PHONY: demo test check mutations fuzz conformance bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -28,6 +29,9 @@ check: $(VENV)/.check
 
 mutations: $(VENV)/.test
 	$(BIN)/python tools/mutate.py $(ONLY)
+
+fuzz: $(VENV)/.test
+	$(BIN)/python tools/fuzz.py --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) --seed $(or $(SEED),$$$$) --out fuzz-output
 
 conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py
@@ -58,4 +62,4 @@ $(VENV)/.check: $(BIN)/python pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo-output fuzz-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
