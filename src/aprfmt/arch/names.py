@@ -240,6 +240,8 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         found = matches(arch, name)
         if not found:
             continue
+        if 0 in shape:
+            raise RefusedError(f"its shape is {list(shape)}: it holds no values", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]
         known = [shape_of(one, sizes) for one in dims]
         if not any(_fits(shape, one) for one in known):
@@ -248,10 +250,11 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
                 for dim, size in zip(dims[0].split(","), known[0], strict=True)
             )
             raise RefusedError(
-                f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]",
-                tensor=name,
-                hint="the config or metadata belongs to another model, or the tensor is damaged",
+                f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]", tensor=name, hint=_DAMAGED
             )
+
+
+_DAMAGED = "the config or metadata belongs to another model, or the tensor is damaged"
 
 
 def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:
