@@ -1,7 +1,8 @@
 # make demo   the main job on a real model, in a fresh environment
 # make test   the whole suite
 # make check  format, lint, types
-# make mutations  proof that the trainer's tests bite: faults put in one by one; ONLY="'lr dropped'" only that one
+# make mutations  proof that the tests bite: faults put in one by one; ONLY="'lr dropped'" only that one,
+#                 ONLY="--package aprfmt" those of one package
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" only those

@@ -1,7 +1,8 @@
-"""Proof that the trainer's tests bite: each fault of mutations.py must turn its tests red.
+"""Proof that the tests bite: each fault of mutations.py must turn its tests red.
 
-    python tools/mutate.py                  all of them
-    python tools/mutate.py "lr dropped"     only those
+    python tools/mutate.py                      all of them
+    python tools/mutate.py --package aprfmt     those of one package
+    python tools/mutate.py "lr dropped"         only those
 
 The tests first run on a copy without faults and must be green there; then each fault is put into a copy of its own.
 A test that fails for a reason that any slip of the pen would cause is not proof, nor is one whose setup fails. Exit 1
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from mutations import MUTATIONS, Mutation
+from mutation import Mutation
+from mutations import MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 180
@@ -50,9 +52,9 @@ class Outcome:
 
 
 class Copy:
-    """The sources and tests in a temporary folder, and a teacher that sound code has trained there."""
+    """The sources and tests in a temporary folder, and a teacher that sound code has trained there, if asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, teacher: bool) -> None:
         """Makes it. Raises CalledProcessError where no teacher can be trained."""
         self.folder = folder / "sound"
         self._mutants = folder / "mutants"
@@ -62,13 +64,19 @@ class Copy:
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
             else:
                 shutil.copy2(source, target)
-        (folder / "teacher").mkdir()
-        arguments = ["-c", _MAKE_TEACHER, str(folder / "teacher")]
+        for path in ROOT.iterdir():  # fixtures, pages that tests read
+            if not path.name.startswith(".") and path.name not in _COPIED:
+                (self.folder / path.name).symlink_to(path)
+        self._teacher = self._made_teacher(folder / "teacher") if teacher else ""
+
+    def _made_teacher(self, folder: Path) -> str:
+        folder.mkdir()
+        arguments = ["-c", _MAKE_TEACHER, str(folder)]
         environment = self._environment("tests/support")
         made = subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=True
         )  # fmt: skip
-        self._teacher = made.stdout.split()[-1]
+        return made.stdout.split()[-1]
 
     def _environment(self, *paths: str | Path) -> dict[str, str]:
         # Compiled files are told apart by their size and second: two mutants could share one.
@@ -80,7 +88,7 @@ class Copy:
         }
 
     def test(self, tests: Iterable[str], mutant: Path | None = None) -> tuple[int, str]:
-        """Runs tests of tests/train, with a mutant's packages before the sound ones: exit code, output."""
+        """Runs tests with a mutant's package before the sound ones: exit code, output."""
         where = self._mutants / "temporary" / (mutant.name if mutant else "sound")
         where.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
@@ -95,22 +103,22 @@ class Copy:
         return found.returncode, found.stdout + found.stderr
 
     def _path(self, test: str) -> str:
-        """`test_x.py::y` with the folder of the file, whose name is unique below tests/train."""
+        """`test_x.py::y` with the folder of the file, whose name is unique below tests."""
         name, _, rest = test.partition("::")
-        (path,) = (self.folder / "tests/train").rglob(name)
+        (path,) = (self.folder / "tests").rglob(name)
         return f"{path.relative_to(self.folder)}::{rest}"
 
     def mutated(self, number: int, mutation: Mutation) -> Path:
         """A folder with the package of a mutant."""
         folder = self._mutants / str(number)
-        shutil.copytree(self.folder / "src/aprtrain", folder / "aprtrain")
-        (folder / "aprtrain" / mutation.file).write_text(faulty(mutation, self.folder / "src/aprtrain"))
+        shutil.copytree(self.folder / "src" / mutation.package, folder / mutation.package)
+        (folder / mutation.file).write_text(faulty(mutation, self.folder / "src"))
         return folder
 
 
-def faulty(mutation: Mutation, package: Path) -> str:
+def faulty(mutation: Mutation, sources: Path) -> str:
     """The text of the file with the fault in it. Raises ValueError where its place is gone or nothing compiles."""
-    text = (package / mutation.file).read_text()
+    text = (sources / mutation.file).read_text()
     if (count := text.count(mutation.old)) != 1:
         raise ValueError(f"{mutation.file} holds {count} times {mutation.old!r}")
     mutant = text.replace(mutation.old, mutation.new)
@@ -125,7 +133,7 @@ def judged(code: int, output: str) -> tuple[str, str]:
     """(the test that noticed the fault, its words), or ("", why that is not proof)."""
     if code == 0:
         return "", "all tests pass"
-    failed = re.search(r"^FAILED tests/train/(.+?)(?: - (.*))?$", output, re.MULTILINE)
+    failed = re.search(r"^FAILED tests/(?:[^:\s]*/)?(.+?)(?: - (.*))?$", output, re.MULTILINE)
     if failed is None:
         error = re.search(r"^ERROR .*$", output, re.MULTILINE)
         return "", error[0] if error else f"pytest ended with {code}: {output.strip()[-200:]}"
@@ -148,12 +156,16 @@ def tried(copy: Copy, number: int, mutation: Mutation) -> Outcome:
     return Outcome(mutation.name, test, reason, time.monotonic() - begin)
 
 
-def chosen(names: list[str]) -> list[Mutation]:
-    """The mutations of these names, for none all that can be tried here. Raises SystemExit for an unknown one."""
+def chosen(names: list[str], package: str | None) -> list[Mutation]:
+    """The mutations of these names, for none all of a package that can be tried here.
+
+    Raises SystemExit for an unknown one.
+    """
     known = {mutation.name: mutation for mutation in MUTATIONS}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"no such mutation: {', '.join(unknown)}")
-    return [known[name] for name in names] or [m for m in MUTATIONS if not m.cuda or _has_cuda()]
+    some = [m for m in MUTATIONS if package in (None, m.package)]
+    return [known[name] for name in names] or [m for m in some if not m.cuda or _has_cuda()]
 
 
 @cache
@@ -166,7 +178,8 @@ def _has_cuda() -> bool:
 def outcomes(mutations: list[Mutation], jobs: int) -> Iterator[Outcome]:
     """The sound copy's outcome, then those of the mutants as they end, in the order of the table."""
     with tempfile.TemporaryDirectory(prefix="apr-mutants-") as name:
-        copy, begin = Copy(Path(name)), time.monotonic()
+        copy = Copy(Path(name), teacher=any(m.package == "aprtrain" for m in mutations))
+        begin = time.monotonic()
         tests = dict.fromkeys(test for mutation in mutations for test in mutation.tests.split())
         code, output = copy.test(tests)
         if code:
@@ -180,9 +193,10 @@ def main(arguments: list[str] | None = None) -> int:
     """The table; 1 where something survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="mutations to try (default: all)")
+    parser.add_argument("--package", choices=sorted({m.package for m in MUTATIONS}), help="only faults of this one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     given = parser.parse_args(arguments)
-    mutations = chosen(given.names)
+    mutations = chosen(given.names, given.package)
     width = max(len(mutation.name) for mutation in mutations)
     survivors = 0
     for outcome in outcomes(mutations, given.jobs):

@@ -167,7 +167,7 @@ def _path_of(fd: int) -> str:
 def _lines() -> Iterator[tuple[str, int]]:
     frame, found = sys._getframe(3), 0
     while frame is not None and found < _FRAMES:
-        if f"{os.sep}src{os.sep}aprfmt{os.sep}" in frame.f_code.co_filename:
+        if f"{os.sep}src{os.sep}apr" in frame.f_code.co_filename:
             found += 1
             yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]

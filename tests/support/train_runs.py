@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 import aprfmt
-from aprtrain.checkpoints.checkpoint import Weights
+from aprfmt.provenance import provenance
+from aprtrain.checkpoints.checkpoint import Identity, Weights
 from aprtrain.checkpoints.state import open_state
 from aprtrain.config import Config, build
 from aprtrain.loss.head import HeadOut, distill_head
+from aprtrain.network.weights import Network
 from aprtrain.report import metrics
 from aprtrain.run import run
 
@@ -90,6 +92,12 @@ def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """All that a state file holds. Raises as open_state."""
     with open_state(path) as state:
         return dict(state), state.facts
+
+
+def identity_of(network: Network) -> Identity:
+    """What a model is beside its weights."""
+    assert network.model is not None
+    return Identity(network.hparams, network.tokenizer, provenance.read(network.model))
 
 
 def snapshot(tensors: Mapping[str, Tensor], dtype: str) -> Weights:

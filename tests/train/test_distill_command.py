@@ -22,12 +22,13 @@ from train_runs import lines, weights
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError, RefusedError
 from aprtrain.checkpoints import checkpoint
 from aprtrain.checkpoints.checkpoint import LATEST
 from aprtrain.loop import Trainer
 from aprtrain.network.weights import load_decoder, open_network
 from aprtrain.report import metrics
+from aprtrain.world import ToldByFirst
 
 SIZES = (
     *("--device", "cpu", "--seq-len", "32", "--tokens-per-step", "128", "--micro-tokens", "64"),
@@ -278,6 +279,25 @@ def test_of_several_processes_the_first_answers_and_none_waits_at_its_end(
     else:
         assert said.out == ""
         assert said.err.startswith("error: the folder holds a run already")
+
+
+def test_an_error_of_all_processes_is_told_once(
+    teacher_file: Path,
+    corpus_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise CorruptError("the checkpoint is damaged") from ToldByFirst()
+
+    monkeypatch.setattr("aprtrain.run.run", refused)
+    monkeypatch.setattr("aprfmt.cli.training._PAUSE_S", 0.0)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with forked(lambda: apr(words(teacher_file, corpus_file, tmp_path / "o", "--steps", "2"))) as child:
+        assert child.wait() == 4
+    assert capfd.readouterr() == ("", "")
 
 
 def free_port() -> str:

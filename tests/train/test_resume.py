@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,20 @@ import torch
 import train_runs
 from flips import draw, flip, flipped
 from train_runs import lines, weights
+from train_worlds import Threads, together
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, UsageError
+from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError, UsageError
+from aprtrain import resume
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, read_pointer
-from aprtrain.checkpoints.state import open_state, save_state
+from aprtrain.checkpoints.state import State, open_state, save_state
 from aprtrain.config import build
 from aprtrain.data.corpus import open_corpus, read_header
 from aprtrain.report.page import summarise
 from aprtrain.resume import find_saved, model_file, state_file
 from aprtrain.run import run
-from aprtrain.world import World
+from aprtrain.world import ToldByFirst, World
 
 Distil = Callable[..., dict[str, Any]]
 
@@ -411,3 +414,86 @@ def test_a_flipped_bit_of_an_exponent_is_noticed_where_it_is_loaded_too(run_fold
         flip(path, 8 * path.stat().st_size - 8 * 3)
         with pytest.raises(AprError, match="checksum"):
             dict(state)
+
+
+# --- several processes ---
+
+
+def both(work: Callable[[World], Any]) -> list[Any]:
+    return Threads(2).run(work)
+
+
+def test_all_processes_choose_the_checkpoint_that_is_whole_for_each(run_folder: Path) -> None:
+    """The damaged tensors are such that each of the processes finds one of them alone."""
+    path = state_file(run_folder, 6)
+    with open_state(path) as state:
+        spans = {name: (t.offset, t.n_bytes) for name, t in state._tensors.items()}
+    names = [name for name, (_, n_bytes) in spans.items() if n_bytes]
+    for name in names[:4]:
+        with flipped(path, 8 * spans[name][0] + 5):
+            found = both(lambda world: find_saved(run_folder, True, world))
+        assert [saved.step for saved in found] == [4, 4]
+        assert found[0].damaged == found[1].damaged
+        assert name in found[0].damaged[0].reason
+    assert [saved.step for saved in both(lambda world: find_saved(run_folder, True, world))] == [6, 6]
+
+
+@pytest.mark.parametrize("fault", ["damage", "not finite", "no facts"])
+def test_all_processes_end_with_the_same_error_and_one_tells_it(run_folder: Path, fault: str) -> None:
+    path = state_file(run_folder, 6)
+    if fault == "damage":
+        flip(path, in_the_middle(path))
+    elif fault == "not finite":
+        edit(path, lambda facts, tensors: tensors[list(tensors)[1]].view(-1)[:1].fill_(float("nan")))
+    else:
+        edit(path, lambda facts, tensors: facts.pop("cursor"))
+
+    def failing(world: World) -> AprError:
+        with pytest.raises(AprError) as caught:
+            find_saved(run_folder, 6, world)
+        return caught.value
+
+    first, second = both(failing)
+    assert (type(first), str(first), first.exit_code) == (type(second), str(second), second.exit_code)
+    assert first.exit_code == (8 if fault == "not finite" else 4)
+    assert not isinstance(first.__cause__, ToldByFirst)
+    assert isinstance(second.__cause__, ToldByFirst)
+
+
+def test_what_one_process_alone_cannot_read_ends_all(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = resume._check
+    rank = threading.local()
+
+    def unreadable(state: State, name: str) -> None:
+        if rank.number == 1 and name.startswith("mean."):
+            raise StorageError("Input/output error", path=state.path)
+        honest(state, name)
+
+    monkeypatch.setattr(resume, "_check", unreadable)
+
+    def failing(world: World) -> AprError:
+        rank.number = world.rank
+        with pytest.raises(AprError) as caught:
+            find_saved(run_folder, True, world)
+        return caught.value
+
+    first, second = both(failing)
+    assert isinstance(second, StorageError)
+    assert "another process" in str(first)
+
+
+def test_two_processes_go_on_from_the_older_checkpoint(
+    run_folder: Path, corpus_file: Path, teacher_file: Path, tmp_path: Path
+) -> None:
+    how = {"teacher": str(teacher_file), "student_init": "layers:0,", "lr": 3e-3, "repeat": True, "resume": True}
+    config = train_runs.options("distill", corpus_file, run_folder, **{**how, **MORE})
+    flip(state_file(run_folder, 6), in_the_middle(state_file(run_folder, 6)))
+
+    def work(rank: int) -> None:
+        summary = run("distill", config, stream=None)
+        assert summary["steps"] == 8
+        assert [row["step"] for row in summary["damaged"]] == [6]
+
+    together(work)
+    assert read_pointer(run_folder, LATEST) == 8
+    assert [row["checkpoint"] for row in summarise(run_folder)["damaged"]] == [6]

@@ -35,6 +35,7 @@ from aprfmt.formats import apr2_write, apr_metadata
 from aprfmt.formats import open as open_model
 from aprfmt.io.crc import crc32_of, crc32_of_range
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
+from aprfmt.io.temporary import sweep
 from aprfmt.provenance import provenance
 from aprfmt.provenance.provenance import Provenance
 from aprfmt.tokenizer import apr as tokenizer_apr
@@ -43,7 +44,7 @@ from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
-from aprtrain.report.metrics import FILE, METADATA
+from aprtrain.report.metrics import FILE, METADATA, UNFINISHED
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
@@ -54,9 +55,8 @@ SIZES = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads
 LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
-_UNFINISHED = re.compile(
-    r"\.(ckpt-step-|model\.apr|trial\.apr|tokens|latest|best|distillation_meta|metrics|report).*\.tmp"
-)
+_OURS = re.compile(r"(ckpt-step-|model\.apr|trial\.apr|tokens|latest|best|distillation_meta|report).*", re.DOTALL)
+"""What nobody but a run writes into its folder."""
 _HAS_VOCAB = 0x0200
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
 _NAME = re.compile(r"ckpt-step-(\d{6,})\.(apr|state)", re.ASCII)
@@ -438,7 +438,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         _lock(lock, folder)
         yield
     finally:
-        os.close(lock)
+        with suppress(OSError):  # nothing was written by it
+            os.close(lock)
 
 
 def _lock(descriptor: int, folder: Path) -> None:
@@ -450,12 +451,10 @@ def _lock(descriptor: int, folder: Path) -> None:
         ) from None
     except OSError:  # a network's disk may have no locks
         return
-    for path in folder.iterdir():
-        if path.is_dir() and _UNFINISHED.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name == _TRIAL or _UNFINISHED.fullmatch(path.name):
-            with suppress(OSError):
-                path.unlink()
+    sweep(folder, _OURS)
+    for name in (_TRIAL, UNFINISHED):
+        with suppress(OSError):
+            (folder / name).unlink()
 
 
 def clear(folder: Path, *, is_new: bool) -> None:

@@ -23,6 +23,7 @@ from aprfmt.text import format_clock, format_number
 
 FILE = "metrics.jsonl"
 METADATA = "distillation_metadata.json"
+UNFINISHED = f".{FILE}.tmp"
 
 # Variables that may decide what a run does or how fast; none of them holds a secret.
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
@@ -77,7 +78,7 @@ class Recorder:
             return
         with storage_errors(self._path):
             kept = "" if resumed_step is None else _until(self._path, resumed_step)
-            temporary = self._path.with_name(f".{FILE}.tmp")
+            temporary = self._path.with_name(UNFINISHED)
             temporary.write_text(kept)
             os.replace(temporary, self._path)
         here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)}

@@ -15,13 +15,13 @@ import train_runs
 from llama_peer import LlamaPeer
 from safetensors.torch import save_file as save_safetensors
 from train_children import forked
+from train_runs import identity_of
 
 import aprfmt
 from aprfmt.errors import AprError, CorruptError, RunError, StorageError
 from aprfmt.llama.client import Llama
-from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint
-from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, Host, Identity, copy_state, save_model
+from aprtrain.checkpoints.checkpoint import BEST, LATEST, LINEAGE, Host, copy_state, save_model
 from aprtrain.checkpoints.state import out_tensor, save_state
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network
@@ -38,11 +38,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Network:
 @pytest.fixture
 def decoder(network: Network) -> Decoder:
     return load_decoder(network)
-
-
-def identity_of(network: Network) -> Identity:
-    assert network.model is not None
-    return Identity(network.hparams, network.tokenizer, provenance.read(network.model))
 
 
 def train(decoder: Decoder, optimizer: FlatAdamW, steps: int, seed: int = 0) -> list[float]:

@@ -24,6 +24,7 @@ import aprfmt
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.errors import ExistsError, RefusedError, RunError, StorageError, UsageError
 from aprfmt.io.pipe import write_file
+from aprfmt.io.temporary import temporary_beside
 from aprfmt.provenance import provenance
 from aprtrain.checkpoints import checkpoint, state
 from aprtrain.checkpoints.checkpoint import LATEST, LINEAGE, Identity, Saver, Snapshot, lock_folder
@@ -62,15 +63,18 @@ def test_two_runs_do_not_share_a_folder(distil: Distil, tmp_path: Path) -> None:
 
 def test_what_a_killed_run_was_writing_is_removed(distil: Distil, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    (folder / ".tokens.abc.tmp").mkdir(parents=True)
-    (folder / ".tokens.abc.tmp/train.bin").touch()
-    left = (".ckpt-step-000007.state.x_1.tmp", ".model.apr.abc.tmp", "trial.apr", "notes.tmp", ".mine.tmp")
-    for name in left:
-        (folder / name).touch()
+    folder.mkdir()
+    names = ("tokens", "ckpt-step-000007.state", "model.apr", "mine")
+    tokens, state, model, mine = (Path(temporary_beside(str(folder / name))) for name in names)
+    tokens.mkdir()
+    (tokens / "train.bin").touch()
+    left = (state, model, folder / "trial.apr", folder / ".metrics.jsonl.tmp", folder / "notes.tmp", mine)
+    for path in left:
+        path.touch()
     distil()
     found = {path.name for path in folder.iterdir()}
-    assert {"notes.tmp", ".mine.tmp"} <= found
-    assert not {*left[:3], ".tokens.abc.tmp"} & found
+    assert {"notes.tmp", mine.name} <= found
+    assert not {tokens.name, *(path.name for path in left[:4])} & found
 
 
 def test_a_failed_save_leaves_no_half_of_a_checkpoint(

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from mutate import ROOT, faulty, judged
-from mutations import MUTATIONS, Mutation
+from mutation import Mutation
+from mutations import MUTATIONS
 
-TESTS = ROOT / "tests/train"
+TESTS = ROOT / "tests"
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_fault_has_its_place_and_its_tests(mutation: Mutation) -> None:
-    assert faulty(mutation, ROOT / "src/aprtrain") != (ROOT / "src/aprtrain" / mutation.file).read_text()
+    assert faulty(mutation, ROOT / "src") != (ROOT / "src" / mutation.file).read_text()
     assert mutation.tests
     for test in mutation.tests.split():
         file, _, name = test.partition("::")
