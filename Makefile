@@ -4,6 +4,7 @@
 # make mutations  proof that the tests bite: faults put in one by one; ONLY="'lr dropped'" only that one,
 #                 ONLY="--package aprfmt" those of one package
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
+# make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
 #                   ROWS="arcee qwen2" only those
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check mutations fuzz conformance bench clean
+.PHONY: demo test check mutations fuzz kills conformance bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/python tools/fetch_material.py smollm2 || echo "no network: the demo takes its small bundled model" >&2
@@ -33,6 +34,9 @@ mutations: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	$(BIN)/python tools/fuzz.py --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),2) --seed $(or $(SEED),$$$$) --out fuzz-output
+
+kills: $(VENV)/.test
+	$(BIN)/python tools/kill_writers.py $(if $(KILLS),--kills $(KILLS))
 
 conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import time
@@ -28,6 +29,7 @@ from aprfmt.convert.mixes import find_mix, require_quantized
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import Options, Output, Target, Work, check_options, find_target, parse_options
+from aprfmt.convert.targets.gguf import older_outputs
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
@@ -46,10 +48,11 @@ from aprfmt.io.pipe import (
     write_parts,
 )
 from aprfmt.io.sink import check_target
+from aprfmt.io.source import is_folder, is_same
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
-from aprfmt.text import format_bytes, html_table
+from aprfmt.text import first_few, format_bytes, html_table, plural
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
 from aprfmt.types import PathLike
 
@@ -304,13 +307,33 @@ def _convert(given: dict[str, object]) -> Report:
         else:
             for path in report.files:
                 check_target(path, _paths(model), options.force or options.plan)
+        older = _older_outputs(report, model) if options.force else []
         if not options.plan:
             if output.ready is not None:
                 output.ready()
-            _write(dst, c, output, target, options, report, confirm)
+            _write(dst, c, output, target, options, report, confirm, older)
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start
     return report
+
+
+def _older_outputs(report: Report, model: Model) -> list[str]:
+    """Outputs of the same name, whole or in another number of parts, that new parts replace; told as a warning.
+
+    Whoever gave the name of one would go on to load the old model. Raises RefusedError where one is an input.
+    """
+    files = [Path(path) for path in report.files]
+    if not files or not is_folder(files[0].parent):
+        return []
+    older = older_outputs(files[0], [file.name for file in files])
+    for path in (files[0].with_name(name) for name in older):
+        if any(is_same(path, source) for source in _paths(model)):
+            raise RefusedError(
+                "a part of the input is called as an older output", path=path, hint="choose another output with -o"
+            )
+    if older:
+        report.warnings.append(f"the new parts replace {plural(len(older), 'older file')}: {first_few(older)}")
+    return older
 
 
 def _paths(model: Model) -> list[str]:
@@ -407,6 +430,7 @@ def _write(
     options: Options,
     report: Report,
     confirm: Callable[[str], None],
+    older: Sequence[str],
 ) -> None:
     flow = flow_for(options.threads, options.max_memory, output.tensors)
     how = WriteOptions(options.force, options.progress, flow, options.fsync, confirm)
@@ -423,7 +447,7 @@ def _write(
     checked = check if options.verify else None
     if len(output.layouts) > 1:
         folder = os.path.dirname(os.path.abspath(dst))
-        write_parts(folder, output.layouts, how, checked)
+        write_parts(folder, output.layouts, how, checked, [glob.escape(name) for name in older])
         return
     write_file(dst, output.layouts[0], how, checked)
 

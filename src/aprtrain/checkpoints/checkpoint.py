@@ -44,7 +44,7 @@ from aprtrain.checkpoints.state import out_tensor, save_state, tensor_bytes
 from aprtrain.network.decoder import hf_names, hf_parts
 from aprtrain.network.shape import Shape
 from aprtrain.optim.adamw import Optimizer, states
-from aprtrain.report.metrics import FILE, METADATA, UNFINISHED
+from aprtrain.report.metrics import FILE, METADATA
 
 LINEAGE = "aprfmt.lineage"
 """Metadata key of how a checkpoint came to be: teacher, student, data, configuration, step, tokens, evaluations."""
@@ -55,7 +55,7 @@ SIZES = ("architecture", "hidden_size", "num_layers", "num_heads", "num_kv_heads
 LATEST, BEST = "latest", "best"
 MODEL = "model.apr"
 _TRIAL = "trial.apr"
-_OURS = re.compile(r"(ckpt-step-|model\.apr|trial\.apr|tokens|latest|best|distillation_meta|report).*", re.DOTALL)
+_OURS = re.compile(r"(ckpt-step-|(model|trial)\.apr|tokens|latest|best|distillation_meta|metrics|report).*", re.DOTALL)
 """What nobody but a run writes into its folder."""
 _HAS_VOCAB = 0x0200
 _TORCH = {"bf16": ("BF16", torch.bfloat16), "f16": ("F16", torch.float16), "f32": ("F32", torch.float32)}
@@ -452,9 +452,8 @@ def _lock(descriptor: int, folder: Path) -> None:
     except OSError:  # a network's disk may have no locks
         return
     sweep(folder, _OURS)
-    for name in (_TRIAL, UNFINISHED):
-        with suppress(OSError):
-            (folder / name).unlink()
+    with suppress(OSError):
+        (folder / _TRIAL).unlink(missing_ok=True)
 
 
 def clear(folder: Path, *, is_new: bool) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ from aprfmt.errors import (
     storage_errors,
 )
 from aprfmt.io.crc import crc32_of
-from aprfmt.io.pipe import sha256_of_range
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, sha256_of_range, write_file
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
 from aprfmt.text import format_clock
@@ -183,9 +184,13 @@ class PartWriter:
             "sha256": {path.name: total.hexdigest() for path, total in zip(self._paths, self._sums, strict=True)},
         }
 
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            file.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with ExitStack() as stack:
+            for file in self._files:
+                stack.callback(file.close)
+            for file in self._files if kind is None else ():
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def read_header(folder: Path) -> Header | None:
@@ -461,7 +466,8 @@ def _write(plan: _Plan, folder: Path, key: str, held_out: float, log: Log) -> No
             "files": {"read": n_files, "bytes": n_bytes, "skipped": dict(+found.skipped)},
         }
         header["crc32"] = _sum_of(header)
-        (temporary / HEADER).write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(header, indent=2) + "\n"
+        write_file(str(temporary / HEADER), FileLayout(HEADER, [Literal(text.encode())]), WriteOptions())
     log(_counts(header))
 
 

@@ -19,11 +19,11 @@ from statistics import fmean
 from typing import NotRequired, TextIO, TypedDict
 
 from aprfmt.errors import storage_errors
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
 from aprfmt.text import format_clock, format_number
 
 FILE = "metrics.jsonl"
 METADATA = "distillation_metadata.json"
-UNFINISHED = f".{FILE}.tmp"
 
 # Variables that may decide what a run does or how fast; none of them holds a secret.
 _TELLING = ("APR_", "CUDA_", "CUBLAS_", "NCCL_", "PYTORCH_", "TORCH", "TRITON_", "OMP_", "MKL_", "WORLD_SIZE")
@@ -78,9 +78,7 @@ class Recorder:
             return
         with storage_errors(self._path):
             kept = "" if resumed_step is None else _until(self._path, resumed_step)
-            temporary = self._path.with_name(UNFINISHED)
-            temporary.write_text(kept)
-            os.replace(temporary, self._path)
+        write_file(str(self._path), FileLayout(FILE, [Literal(kept.encode())]), WriteOptions(force=True))
         here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_TELLING)}
         resumed = resumed_step is not None
         facts = {"step": resumed_step or 0, "resumed": resumed, "damaged": list(damaged), "environment": here}

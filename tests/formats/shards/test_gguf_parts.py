@@ -200,3 +200,29 @@ def test_a_plan_writes_nothing(tiny_gguf: Path, tmp_path: Path) -> None:
     report = split(tiny_gguf, tmp_path / "out.gguf", plan=True)
     assert len(report["files"]) == 4
     assert list(tmp_path.iterdir()) == []
+
+
+# --- older outputs ---
+
+
+def test_older_outputs_of_the_name_make_way(tiny_gguf: Path, tmp_path: Path) -> None:
+    old = ["out[1]-00001-of-00002.gguf", "out[1]-00002-of-00002.gguf"]
+    others = ["out[2]-00001-of-00002.gguf", "out1-00001-of-00002.gguf", "out[1].apr", "notes"]
+    for name in (*old, *others):
+        (tmp_path / name).write_bytes(b"older")
+    report = split(tiny_gguf, tmp_path / "out[1].gguf")  # without --force nothing goes
+    assert not [text for text in report["warnings"] if "older" in text]
+    assert {*old, *others} < {path.name for path in tmp_path.iterdir()}
+    (tmp_path / "out[1].gguf").write_bytes(b"older")
+    report = split(tiny_gguf, tmp_path / "out[1].gguf", force=True)
+    assert f"the new parts replace 3 older files: {', '.join([*old, 'out[1].gguf'])}" in report["warnings"]
+    assert {path.name for path in tmp_path.iterdir()} == {*others, *(Path(path).name for path in report["files"])}
+    assert len(report["files"]) > 2
+
+
+def test_a_part_of_the_input_never_makes_way(tiny_gguf: Path, tmp_path: Path) -> None:
+    split(tiny_gguf, tmp_path / "out.gguf")
+    before = {path: path.read_bytes() for path in parts(tmp_path)}
+    with pytest.raises(RefusedError, match="a part of the input"):
+        split(parts(tmp_path)[0], tmp_path / "out.gguf", 20_000, force=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

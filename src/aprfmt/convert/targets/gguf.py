@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
@@ -19,7 +20,7 @@ from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe, overlay, restorable
 from aprfmt.convert.targets.base import Options, Output, Work
-from aprfmt.errors import CorruptError, RefusedError, UnmappedError
+from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
 from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
@@ -352,6 +353,14 @@ def part_names(name: str, count: int) -> list[str]:
     stem = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
     stem = _PART.sub("", stem)
     return [f"{stem}-{no:05d}-of-{count:05d}.gguf" for no in range(1, count + 1)]
+
+
+def older_outputs(first: Path, new: Collection[str]) -> list[str]:
+    """Names of GGUFs beside the part `first` that are called as it is but for the numbers, and not among the `new`."""
+    stem = _PART.sub("", first.stem)
+    with storage_errors(first.parent):
+        found = [path for path in first.parent.iterdir() if path.suffix == ".gguf"]
+    return sorted(path.name for path in found if _PART.sub("", path.stem) == stem and path.name not in new)
 
 
 def split_gguf(
