@@ -136,7 +136,7 @@ def report(
 
     if target is not None and target.suffix.lower() not in (".html", ".htm"):
         raise UsageError("the report on a model is an HTML page: -o page.html", path=target)
-    with formats.open(path) as model:
+    with formats.open_unchanged(path) as model:
         n_bytes = sum(t.n_bytes for t in model.tensors.entries)
         found = survey(model, progress(n_bytes) if progress is not None else None)
     if target is not None:

@@ -15,6 +15,7 @@ AprError                         code              exit
 │   └── UnmappedError            unmapped          5
 ├── MissingDependencyError       missing-dependency 6
 ├── StorageError(OSError)        storage           7
+│   └── ChangedError(Corrupt)    changed           4
 └── RunError(RuntimeError)       run               8
 """
 
@@ -174,6 +175,14 @@ class StorageError(AprError, OSError):
 
     code = "storage"
     exit_code = 7
+
+
+class ChangedError(CorruptError, StorageError):
+    """A file changed while it was read; as of a StorageError, nothing is known of what it holds."""
+
+    code = "changed"
+    exit_code = 4
+    usual_hint = "run it again when nothing writes to the file"
 
 
 class RunError(AprError, RuntimeError):

@@ -71,7 +71,7 @@ class Tensor:
         """The stored bytes, read-only and without a copy. Valid after the model is closed.
 
         They are the file's own, mapped into memory: who cuts the file short while they are in use ends the process by
-        SIGBUS, as with any mapped file. `numpy` and `torch` read instead: then it is a CorruptError.
+        SIGBUS, as with any mapped file. `numpy` and `torch` read instead: then it is a ChangedError.
         """
         return self.source.view(self.offset, self.n_bytes)
 
@@ -266,7 +266,7 @@ class Model:
         return sum(source.size for source in self.sources)
 
     def check_unchanged(self) -> None:
-        """Raises CorruptError when one of its files changed since it was opened (io.source.Source.check_unchanged)."""
+        """Raises ChangedError when one of its files changed since it was opened (io.source.Source.check_unchanged)."""
         for source in self.sources:
             source.check_unchanged()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.errors import TruncatedError
+from aprfmt.errors import ChangedError
 from aprfmt.io import crc
 from aprfmt.io.crc import crc32_of_range
 from aprfmt.io.source import Source
@@ -42,7 +42,7 @@ def test_bytes_in_memory() -> None:
 def test_a_file_that_shrinks(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     os.truncate(source.path, 30_000)
-    with pytest.raises(TruncatedError, match="shrank"):
+    with pytest.raises(ChangedError, match="shrank"):
         crc32_of_range(source, 0, len(DATA))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("apr-crc")]
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.errors import CorruptError, RefusedError, StorageError, TruncatedError
+from aprfmt.errors import ChangedError, CorruptError, RefusedError, StorageError
 from aprfmt.io.crc import combine, crc32
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
@@ -177,7 +177,7 @@ def test_a_source_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         jobs = list(source_jobs(source, 0, source.size))
         os.truncate(path, 5 << 20)
         layout = FileLayout("f", [Stream(source.size, lambda: jobs, "t")])
-        with pytest.raises(TruncatedError, match="shrank") as caught:
+        with pytest.raises(ChangedError, match="shrank") as caught:
             write(layout, tmp_path / "f", Flow(2))
     assert caught.value.offset == 5 << 20
     assert caught.value.tensor == "t"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.errors import AprError, CorruptError
+from aprfmt.errors import ChangedError, CorruptError, StorageError
 from aprfmt.io.source import Source
 
 
@@ -50,10 +50,12 @@ def test_a_changed_file_is_noticed(file: Path, change: Callable[[Path], object],
         if closed:
             source.close()
         change(file)
-        with pytest.raises(CorruptError, match="changed while it was read") as caught:
+        with pytest.raises(ChangedError, match="changed while it was read") as caught:
             source.check_unchanged()
     error = caught.value
-    assert (error.exit_code, error.path) == (4, str(file))
+    assert (error.code, error.exit_code, error.path) == ("changed", 4, str(file))
+    assert isinstance(error, CorruptError)
+    assert isinstance(error, StorageError)  # what is caught to judge a file lets it pass
     assert how in error.message
     assert error.hint == "run it again when nothing writes to the file"
 
@@ -83,7 +85,7 @@ def test_a_link_to_another_file_is_a_change(file: Path) -> None:
         source.check_unchanged()
         link.unlink()
         link.symlink_to(other)
-        with pytest.raises(CorruptError, match="another one"):
+        with pytest.raises(ChangedError, match="another one"):
             source.check_unchanged()
 
 
@@ -95,6 +97,6 @@ def test_a_file_that_shrinks_is_an_error_where_it_is_read(file: Path) -> None:
     with Source.open(file) as source:
         os.truncate(file, 4)
         assert source.read(0, 4) == b"0123"
-        with pytest.raises(AprError, match="it shrank") as caught:
+        with pytest.raises(ChangedError, match="it shrank") as caught:
             source.read(2, 8)
     assert (caught.value.exit_code, caught.value.offset) == (4, 4)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import aprfmt
+from aprfmt import formats
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, table, width
-from aprfmt.errors import CorruptError, UnsupportedError, UsageError
+from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def tensors(
     apr tensors model.gguf --filter '*attn_q*' --stats
     apr tensors model.apr --hash --json
     """
-    with aprfmt.open(file) as model:
+    with formats.open_unchanged(file) as model:
         entries = model.tensors.entries
         pattern = filter if filter is None or any(c in filter for c in "*?[") else f"*{filter}*"
         chosen = [t for t in entries if pattern is None or fnmatchcase(t.name, pattern)]
@@ -193,11 +194,11 @@ def tensors(
             "matched": len(chosen),
             "tensors": [row.to_json() for row in rows],
         }
-        out.result(body, _tensor_table(rows))
-        if len(shown) < len(chosen):
-            out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
-        elif not shown and entries:
-            out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
+    out.result(body, _tensor_table(rows))
+    if len(shown) < len(chosen):
+        out.hint(f"{len(shown)} of {len(chosen)} tensors shown; --limit 0 shows all")
+    elif not shown and entries:
+        out.hint(f"no tensor matches {filter!r}; without --filter all {len(entries)} are shown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,8 @@ def _tensor_row(tensor: Tensor, *, stats: bool, hash: bool, sharded: bool) -> _T
 
         try:
             figures = tensor_stats(tensor).to_json()
+        except ChangedError:
+            raise
         except (CorruptError, UnsupportedError) as caught:  # one odd tensor does not hide the others
             figures, error = dict.fromkeys(Stats().to_json()), caught.message
     if hash:

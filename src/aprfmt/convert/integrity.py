@@ -16,7 +16,7 @@ from aprfmt.types import PathLike
 def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[str], None]]]:
     """Opens the model at `path`; gives it, and the check to make when all of the output is written, at a path.
 
-    The check raises ChecksumError where a checksum of the container does not fit, CorruptError where one of the files
+    The check raises ChecksumError where a checksum of the container does not fit, ChangedError where one of the files
     that the block opened has changed since, RefusedError where the output cannot be read again. What was streamed
     meanwhile is not read again for it.
     """

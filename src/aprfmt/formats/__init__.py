@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from aprfmt.errors import AprError, CorruptError, MissingDependencyError, UnknownFormatError, UsageError
-from aprfmt.io.source import Source, is_folder
+from aprfmt.io.source import Source, is_folder, watch_opened
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -159,6 +160,15 @@ def open(path: PathLike) -> Model:
     """Opens a model of any readable format. Raises AprError: not found, unknown, corrupt, unsupported."""
     name = resolve(path)
     return _reader_of(name).open(name)
+
+
+@contextmanager
+def open_unchanged(path: PathLike) -> Iterator[Model]:
+    """The same for a block that judges the model. Raises ChangedError where a file that it opened changed meanwhile."""
+    with watch_opened() as opened, open(path) as model:
+        yield model
+        for source in opened:
+            source.check_unchanged()
 
 
 def detect(path: PathLike) -> str:

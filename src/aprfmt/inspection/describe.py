@@ -173,7 +173,7 @@ def inspect(path: PathLike, *, vocab: bool = False, weights: bool = False, quali
     `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself.
     Raises AprError for a file that cannot be opened.
     """
-    with formats.open(path) as model:
+    with formats.open_unchanged(path) as model:
         found = replace(describe(model, quality=quality), file=os.fspath(path))
         if vocab:
             tokens = list(model.tokenizer.tokens) if model.tokenizer is not None else None

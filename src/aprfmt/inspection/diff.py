@@ -129,7 +129,7 @@ def diff(
     if values and metadata_only:
         raise UsageError("--values and --metadata-only exclude each other")
     names = os.fspath(a), os.fspath(b)
-    with formats.open(a) as left, formats.open(b) as right:
+    with formats.open_unchanged(a) as left, formats.open_unchanged(b) as right:
         if same_files(left, right):
             return Comparison(*names, notes=["the files are byte for byte the same"])
         differences: list[Difference] = []

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TypedDict
 
-from aprfmt.errors import CorruptError, UnsupportedError
+from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
 from aprfmt.html.page import Cell, facts, fold, grid, heading, heat_map, histograms, page, table, text, tiles
 from aprfmt.inspection.describe import DIMS, Inspection, describe
 from aprfmt.inspection.stats import Stats, blocks
@@ -147,6 +147,8 @@ def _read(tensor: Tensor) -> TensorValues:
         for block in blocks(tensor):
             stats.add(block)
             histogram.add(block)
+    except ChangedError:
+        raise
     except (CorruptError, UnsupportedError) as error:  # one odd tensor does not hide the others
         return TensorValues(tensor, dict.fromkeys(Stats().to_json()), Histogram(), error.message)
     return TensorValues(tensor, stats.to_json(), histogram)

@@ -318,7 +318,7 @@ def validate(
     `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight, too.
     `progress` is called with the bytes to decode, its result with (bytes, tensor) as they are.
     """
-    with formats.open(path) as model:
+    with formats.open_unchanged(path) as model:
         n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
         subject = Subject(model, progress(n_bytes) if progress is not None else None)
         outcomes = []

@@ -14,16 +14,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from aprfmt.errors import CorruptError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
+from aprfmt.errors import ChangedError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.io.crc import Record
 
 Buffer = bytes | bytearray | memoryview
-
-
-CHANGED_HINT = "run it again when nothing writes to the file"
 
 
 class Identity(NamedTuple):
@@ -102,7 +99,7 @@ class Source:
             )
 
     def check_unchanged(self) -> None:
-        """Raises CorruptError when the file is not the one that was opened, or was written to since.
+        """Raises ChangedError when the file is not the one that was opened, or was written to since.
 
         The size, the time of the last write and the inode decide, of the open file and of what is at its path now. A
         write in the same tick of the file system's clock as the open goes unseen. Works on a closed source, too.
@@ -119,18 +116,13 @@ class Source:
             if Identity.of(info) != self.identity:
                 raise self._changed(_difference(self.identity, Identity.of(info)))
 
-    def _changed(self, how: str) -> CorruptError:
-        return CorruptError(f"the file changed while it was read: it {how}", path=self.path, hint=CHANGED_HINT)
-
-    def _shrank(self, offset: int) -> TruncatedError:
-        return TruncatedError(
-            "the file changed while it was read: it shrank", path=self.path, offset=offset, hint=CHANGED_HINT
-        )
+    def _changed(self, how: str, offset: int | None = None) -> ChangedError:
+        return ChangedError(f"the file changed while it was read: it {how}", path=self.path, offset=offset)
 
     def view(self, offset: int = 0, n_bytes: int | None = None) -> memoryview:
         """A read-only, zero-copy view of `n_bytes` bytes at `offset` (to the end by default).
 
-        Raises TruncatedError beyond the end, also of a file that was cut short since it was opened.
+        Raises TruncatedError beyond the end, ChangedError where the file was cut short since it was opened.
         """
         n_bytes = self.size - offset if n_bytes is None else n_bytes
         self.check(offset, n_bytes)
@@ -138,7 +130,7 @@ class Source:
             with storage_errors(self.path):
                 now = os.fstat(self._fd).st_size
             if now < self.size:
-                raise self._shrank(now)
+                raise self._changed("shrank", now)
         if self._view is None:
             with self._map_lock:
                 if self._view is None:
@@ -154,7 +146,7 @@ class Source:
             with storage_errors(self.path):
                 return memoryview(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ))
         except ValueError:  # longer than the file is now
-            raise self._shrank(self.size) from None
+            raise self._changed("shrank", self.size) from None
 
     def read(self, offset: int, n_bytes: int) -> bytes:
         """A copy of `n_bytes` bytes at `offset`; safe to call from several threads."""
@@ -188,7 +180,7 @@ class Source:
             with storage_errors(self.path):
                 n = os.preadv(self._fd, [buffer[done:]], offset + done)
             if n == 0:
-                raise self._shrank(offset + done)
+                raise self._changed("shrank", offset + done)
             done += n
 
     def close(self) -> None:
