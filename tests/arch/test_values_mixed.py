@@ -111,7 +111,9 @@ def test_mamba_derives_what_its_config_leaves_out() -> None:
     keys = gguf_keys(h)
     assert (keys["ssm.inner_size"], keys["ssm.time_step_rank"]) == (80, 3)
     assert (keys["feed_forward_length"], keys["attention.head_count"]) == (0, 0)
-    assert gguf_keys(read("MambaForCausalLM", {"time_step_rank": 7}))["ssm.time_step_rank"] == 7
+    assert (
+        gguf_keys(read("MambaForCausalLM", {"time_step_rank": 7, "intermediate_size": None}))["ssm.time_step_rank"] == 7
+    )
 
 
 def test_mamba2_of_a_gguf() -> None:
@@ -138,7 +140,7 @@ def test_granite_without_experts() -> None:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("MambaForCausalLM", {"use_bias": True}),
+        ("MambaForCausalLM", {"use_bias": True, "intermediate_size": None}),
         ("Mamba2ForCausalLM", {"use_conv_bias": False}),
         ("Lfm2ForCausalLM", {"conv_bias": True}),
         ("Qwen3NextForCausalLM", {"attention_bias": True}),

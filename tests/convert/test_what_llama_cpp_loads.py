@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,13 @@ def without_tokenizer(folder: Path) -> Path:
     return path
 
 
-def rewritten(source: Path, target: Path, keep: Callable[[str], bool] = lambda key: True, **put: Any) -> Path:
-    """A copy of a GGUF with those of its keys that are wanted; `put` gives string keys other values."""
+def rewritten(
+    source: Path,
+    target: Path,
+    keep: Callable[[str], bool] = lambda key: True,
+    put: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """A copy of a GGUF with those of its keys that are wanted; `put` gives keys a string."""
     from aprfmt.formats import gguf_write
     from aprfmt.formats.gguf import GgufNative, GgufType
     from aprfmt.formats.out import OutTensor
@@ -99,7 +106,7 @@ def test_a_gguf_that_never_had_a_tokenizer_comes_back_the_same(kind: str, tmp_pa
     """Also from GGUF to GGUF."""
     aprfmt.export_model(plain_models.write_folder(tmp_path / "model"), tmp_path / "m.gguf")
     source = rewritten(
-        tmp_path / "m.gguf", tmp_path / "s.gguf", lambda key: not key.startswith("tokenizer."), **{"general.type": kind}
+        tmp_path / "m.gguf", tmp_path / "s.gguf", lambda key: not key.startswith("tokenizer."), {"general.type": kind}
     )
     aprfmt.import_model(source, tmp_path / "s.apr")
     for origin in (source, tmp_path / "s.apr"):
@@ -124,3 +131,37 @@ def test_a_gguf_without_a_vocabulary_goes_through_an_apr_and_a_folder(tmp_path: 
     aprfmt.export_model(tmp_path / "none.gguf", tmp_path / "q.gguf", dtype="q8_0")
     with pytest.raises(RefusedError, match="no tokenizer"):
         aprfmt.export_model(tmp_path / "hf", tmp_path / "again2.gguf")
+
+
+# --- a name that llama.cpp takes for a kind of tokenizer ---
+
+
+@pytest.mark.llama
+def test_a_model_called_phi3_without_its_tokens(
+    tmp_path: Path, llama_cpp: LlamaPeer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = plain_models.write_folder(tmp_path / "My-Phi3-model")
+    with pytest.raises(RefusedError, match="'phi3' in its name") as caught:
+        aprfmt.export_model(folder, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+    # The hint, typed.
+    hint = str(caught.value.hint).partition(": ")[2]
+    commands = hint.replace("SRC", str(folder)).replace("X.apr", str(tmp_path / "m.apr"))
+    for command in commands.split(";"):
+        with pytest.raises(SystemExit, match="0"):
+            main(shlex.split(command)[1:])
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    assert llama_cpp.logits(tmp_path / "m.gguf", IDS).shape == (len(IDS), 320)
+    # What was refused does not load.
+    for name, loads in (("phi3", False), ("Phi-3 mini", False), ("phi-2", True), ("phi 3", True)):
+        renamed = rewritten(tmp_path / "m.gguf", tmp_path / f"{name}.gguf", put={"general.name": name})
+        if loads:
+            llama_cpp.logits(renamed, IDS)
+        else:
+            with pytest.raises(LlamaError, match=r"unordered_map::at|_Map_base::at"):
+                llama_cpp.logits(renamed, IDS)
+
+
+def test_the_name_does_not_matter_without_a_vocabulary(tmp_path: Path) -> None:
+    folder = plain_models.write_folder(tmp_path / "phi-3")
+    aprfmt.export_model(folder, tmp_path / "m.gguf", no_tokenizer=True)

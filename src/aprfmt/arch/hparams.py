@@ -420,7 +420,8 @@ def _gguf_side(scope: Scope) -> object:
     if allowed and value is not None and ("silu" if value == "swish" else value) not in allowed:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
-            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}"
+            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
         )
     return CONVERTERS[key.via].to_gguf(value, scope) if key.constant is None else key.constant
 

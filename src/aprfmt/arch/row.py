@@ -82,6 +82,20 @@ class Key:
     allowed: tuple[object, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What llama.cpp computes otherwise than transformers, in a network that it loads.
+
+    Attributes:
+        what: one sentence for the user; `{window}` stands for the sliding window.
+        when: condition for a network to be concerned, over config.json keys and the words of arch.differences; "" for
+            all of the family.
+    """
+
+    what: str
+    when: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Architecture:
     """A family of networks that share tensor names and hyper-parameter keys.
@@ -108,6 +122,9 @@ class Architecture:
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
         head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
+        differs: what llama.cpp computes otherwise; an export to GGUF says so.
+        required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
+            of arch.gguf_keys.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
     """
 
@@ -129,6 +146,8 @@ class Architecture:
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)
+    differs: tuple[Difference, ...] = ()
+    required: tuple[str, ...] = ()
     nested_rope: bool = False
     head_always: bool = False
     head_never: bool = False

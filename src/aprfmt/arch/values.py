@@ -219,6 +219,55 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
         )
 
 
+def _some_conv_to(value: object, scope: Scope) -> None:
+    """The runtime's memory of a hybrid asserts that both kinds of layers are there."""
+    kinds = layer_kinds(scope.h.extra)
+    if kinds and len({kind == FULL for kind in kinds}) == 1:
+        raise RefusedError(
+            f"all layers are of one kind, {kinds[0]}: llama.cpp's {scope.row.gguf} loads networks that mix attention "
+            "and convolutions only"
+        )
+
+
+def _every_layer_to(value: object, scope: Scope) -> object:
+    """The step between layers with experts, which the runtime takes for 1."""
+    if value not in (None, 1):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} looks for experts in every layer")
+    return value
+
+
+def _equal_heads_to(value: object, scope: Scope) -> None:
+    h = scope.h
+    if h.num_kv_heads != h.num_heads:
+        raise RefusedError(
+            f"{h.num_kv_heads} key-value heads for {h.num_heads} heads: llama.cpp's {scope.row.gguf} has equally many"
+        )
+
+
+_NORMED_LAYERS = 64
+"""From so many layers on llama.cpp's command-r wants norms of Q and K, and knows none before."""
+
+
+def _large_qk_norm_to(value: object, scope: Scope) -> None:
+    normed, n_layers = bool(value), scope.h.num_layers or 0
+    if normed != (n_layers >= _NORMED_LAYERS):
+        raise RefusedError(
+            f"use_qk_norm is {normed} in a network of {n_layers} layers: llama.cpp's {scope.row.gguf} norms Q and K "
+            f"from {_NORMED_LAYERS} layers on, and only then"
+        )
+
+
+def _twice_to(value: object, scope: Scope) -> object:
+    """The width of a Mamba layer, of which the runtime knows one."""
+    width, hidden = as_int(value, scope.name), scope.h.hidden_size
+    if width is not None and hidden is not None and width != 2 * hidden:
+        raise RefusedError(
+            f"{scope.name} is {width}, {width / hidden:g} times the hidden size: llama.cpp's {scope.row.gguf} "
+            "loads an expansion by 2 only"
+        )
+    return value
+
+
 def _sliding_to(value: object, scope: Scope) -> object:
     """A network without a window has no pattern of windows."""
     return layer_types_to(value, scope) if window_to(scope.h.extra.get("sliding_window"), scope) else None
@@ -760,9 +809,13 @@ CONVERTERS: dict[str, Converter] = {
     "group_choice": Converter(nothing, _group_choice_from),
     "expand": Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope)),
     "if_given": Converter(),
-    "expanded": Converter(
-        fill=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
+    "expanded_twice": Converter(
+        _twice_to, fill=lambda scope: times_hidden(scope.h.extra.get("expand", scope.defaults.get("expand")), scope)
     ),
+    "some_conv": Converter(_some_conv_to, default),
+    "every_layer": Converter(_every_layer_to),
+    "equal_heads": Converter(_equal_heads_to, default),
+    "large_qk_norm": Converter(_large_qk_norm_to),
     "lfm2_width": Converter(settle=_lfm2_width),
     "never_adjusted": Converter(nothing, lambda value, scope: False),
     "number_of": Converter(settle=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT),

@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
-from aprfmt.tokenizer.model import KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
+from aprfmt.tokenizer.model import NO_VOCABULARY, KvType, Tokenizer, TokenType, is_unicode, read_list, read_value
 
-__all__ = ["CHARSMAP", "KV", "SPECIAL_KEYS", "TOKEN_TYPE_COUNT", "from_gguf", "template_key", "to_gguf"]
+__all__ = [
+    "CHARSMAP",
+    "KV",
+    "SPECIAL_KEYS",
+    "TOKEN_TYPE_COUNT",
+    "from_gguf",
+    "missing_by_name",
+    "template_key",
+    "to_gguf",
+]
 
 KV: TypeAlias = tuple[str, KvType, object]
 """(key, type name or ("ARRAY", element type name), value): what formats.gguf_write takes, types by name."""
@@ -49,6 +58,23 @@ CHARSMAP = _PREFIX + "precompiled_charsmap"
 """SentencePiece's compiled normalisation, in `Tokenizer.extra`."""
 TOKEN_TYPE_COUNT = _PREFIX + "token_type_count"
 """Rows of BERT's segment embedding, in `Tokenizer.extra`."""
+
+_WANTED_BY_NAME = {
+    "phi-3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),
+    "phi3": ("</s>", "<unk>", "<s>", "<|endoftext|>"),
+}
+"""Part of a model's name, in lower case -> tokens that llama.cpp then looks for; without one it loads no such file."""
+_NAME_IS_NOT_READ = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+"""Pre-tokenizers with which it does not look at the name."""
+
+
+def missing_by_name(tok: Tokenizer, name: str) -> tuple[str, list[str]]:
+    """(part of the model's `name`, tokens that llama.cpp looks for because of it and that are not there)."""
+    part = next((part for part in _WANTED_BY_NAME if part in name.lower()), "")
+    if not part or tok.model == NO_VOCABULARY or tok.pre in _NAME_IS_NOT_READ:
+        return "", []
+    known = set(tok.tokens)
+    return part, [token for token in _WANTED_BY_NAME[part] if token not in known]
 
 
 def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:

@@ -21,7 +21,6 @@ from aprfmt.arch.rows.parts import (
     convert,
     embedding,
     final_norm,
-    flag,
     gated_mlp,
     head,
     hf_names,
@@ -208,7 +207,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *convert(_COHERE, max_position_embeddings="trained_length"),
             Key("", ("model_max_length",)),
-            flag("use_qk_norm"),
+            Key("", ("use_qk_norm",), "bool", via="large_qk_norm"),
         ),
         defaults={"": {**_COHERE_DEFAULTS, "rope_theta": 500000.0}},
     ),

@@ -71,7 +71,7 @@ _SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
 """KV heads by layer, 0 where a layer has no attention: that is how a GGUF tells the kinds of layers."""
 _KINDS = Key("", ("layer_types",), via="mixed_layers")
 _LFM2_EPS = replace(RMS_EPS, hf=("norm_eps",))
-_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False))
+_LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", False), Key("", via="some_conv"))
 _LFM2 = {
     "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3,
     "conv_bias": False, "rope_theta": 1e6, "tie_word_embeddings": True,
@@ -150,7 +150,7 @@ _GRANITE = Architecture(
         Key("ssm.conv_kernel", ("mamba_d_conv",)),
         Key("ssm.state_size", ("mamba_d_state",)),
         Key("ssm.group_count", ("mamba_n_groups",)),
-        Key("ssm.inner_size", ("mamba_expand",), via="expand"),
+        Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,)),
         Key("ssm.time_step_rank", ("mamba_n_heads",)),
         Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"),
         _KINDS,

@@ -8,6 +8,7 @@ from aprfmt.arch.rows.parts import (
     DIMS,
     GROUPED,
     HEAD_DIM,
+    NO_WINDOW,
     PAD,
     ROPE,
     ROPE_DIM,
@@ -31,6 +32,7 @@ from aprfmt.arch.rows.parts import (
 
 _LLAMA = (*DECODER, VOCAB, ROPE_DIM)
 _BIASES = (flag("attention_bias"), flag("mlp_bias"))
+_NO_BIASES = (must_be("attention_bias", False), must_be("mlp_bias", False))
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -97,6 +99,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=_PLAIN,
         keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
+        differs=(NO_WINDOW,),
         defaults={"": _MINISTRAL_DEFAULTS},
     ),
     Architecture(
@@ -108,6 +111,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=_FACTORS,
         tensors=_PLAIN,
         keys=(*_LLAMA, SILU, WINDOW),
+        differs=(NO_WINDOW,),
         defaults={"": _MISTRAL_DEFAULTS},
         prefixes=TEXT_PREFIXES,
     ),
@@ -125,6 +129,7 @@ ROWS: tuple[Architecture, ...] = (
             PAD,
             WINDOW,
         ),
+        differs=(NO_WINDOW,),
         defaults={"": _MINISTRAL3_DEFAULTS},
         prefixes=TEXT_PREFIXES,
     ),
@@ -137,7 +142,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("attention_bias", "attention_bias", permuted=True),
             mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
         ),
-        keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_BIASES),
+        keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_NO_BIASES),
         defaults={"": _ARCEE_DEFAULTS},
     ),
     Architecture(
@@ -151,7 +156,7 @@ ROWS: tuple[Architecture, ...] = (
             *_LLAMA,
             SILU,
             PAD,
-            *_BIASES,
+            *_NO_BIASES,
             Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
             Key("", ("no_rope_layer_interval",)),
             must_be("use_sliding_window", False),
@@ -190,7 +195,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.clamp_kqv", ("clip_qkv",), "f32"),
             SILU,
             PAD,
-            flag("attention_bias"),
+            must_be("attention_bias", False),
         ),
         defaults={"": _OLMO_DEFAULTS},
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     RMS_EPS,
     ROPE,
@@ -118,6 +118,12 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=_decoder(),
         keys=_keys(Key("", ("topk_method",), "str", via="group_choice"), Key("", ("moe_layer_freq",))),
+        differs=(
+            Difference(
+                "llama.cpp chooses groups of experts by the sum of their two best scores, DeepSeek V2 by the best",
+                "topk_method=group_limited_greedy",
+            ),
+        ),
         gguf_only=(),
         defaults={"": _DEEPSEEK_V2_DEFAULTS},
     ),

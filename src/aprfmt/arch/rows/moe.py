@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    NO_WINDOW,
     ROPE_DIM,
     SCALES,
     TEXT_PREFIXES,
     VOCAB,
+    WHOLE_HEADS,
     WINDOW,
     attention,
     experts,
@@ -20,7 +22,16 @@ from aprfmt.arch.rows.parts import (
     split,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import BIAS_FLAG, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert
+from aprfmt.arch.rows.parts_moe import (
+    BIAS_FLAG,
+    EQUAL_HEADS,
+    NO_BIAS,
+    WIDTH,
+    moe_decoder,
+    moe_keys,
+    router_and_experts,
+    shared_expert,
+)
 
 _WINDOWED = (flag("use_sliding_window"), Key("", ("max_window_layers",)))
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
@@ -93,6 +104,10 @@ _ERNIE4_5_MOE_DEFAULTS = {
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
+_SPARSEMIXER = Difference(
+    "llama.cpp's phimoe norms without subtracting the mean and weighs both experts by one softmax (no sparsemixer)"
+)
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -104,6 +119,7 @@ ROWS: tuple[Architecture, ...] = (
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
+        differs=(NO_WINDOW,),
         defaults={"": _MIXTRAL_DEFAULTS},
     ),
     Architecture(
@@ -127,6 +143,7 @@ ROWS: tuple[Architecture, ...] = (
             WINDOW,
             *_WINDOWED,
         ),
+        differs=(NO_WINDOW,),
         defaults={"": _QWEN2_MOE_DEFAULTS},
     ),
     Architecture(
@@ -139,7 +156,8 @@ ROWS: tuple[Architecture, ...] = (
             *router_and_experts("moe"),
             *gated_mlp(layers="dense"),
         ),
-        keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), BIAS_FLAG, *_SPARSE, WINDOW, *_WINDOWED),
+        keys=moe_keys(WIDTH, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE, WINDOW, *_WINDOWED),
+        differs=(NO_WINDOW,),
         defaults={"": _QWEN3_MOE_DEFAULTS},
     ),
     Architecture(
@@ -156,13 +174,14 @@ ROWS: tuple[Architecture, ...] = (
         keys=moe_keys(
             ROPE_DIM,
             WINDOW,
-            BIAS_FLAG,
-            flag("lm_head_bias"),
+            must_be("attention_bias", True),
+            must_be("lm_head_bias", True),
             Key("", via="mscales"),
             Key("", ("router_jitter_noise",), "f32"),
             count="num_local_experts",
         ),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        differs=(_SPARSEMIXER, NO_WINDOW),
         defaults={"": _PHIMOE_DEFAULTS},
     ),
     Architecture(
@@ -171,7 +190,10 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Olmoe", "olmoe"),
         head_always=True,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias", qk_norm="q"), *router_and_experts()),
-        keys=moe_keys(BIAS_FLAG, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)),
+        keys=moe_keys(
+            NO_BIAS, EQUAL_HEADS, WHOLE_HEADS, Key("", ("clip_qkv",), "f32"), must_be("norm_topk_prob", False)
+        ),
+        differs=(Difference("llama.cpp's olmoe does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
         defaults={"": _OLMOE_DEFAULTS},
     ),
     Architecture(
@@ -228,13 +250,13 @@ ROWS: tuple[Architecture, ...] = (
             head_bias="use_bias",
         ),
         keys=moe_keys(
-            Key("interleave_moe_layer_step", ("moe_layer_interval",)),
+            Key("interleave_moe_layer_step", ("moe_layer_interval",), via="every_layer"),
             Key("leading_dense_block_count", ("moe_layer_start_index",)),
             WIDTH,
             Key("expert_shared_count", ("moe_num_shared_experts",)),
             Key("expert_shared_feed_forward_length", via="shared_width"),
             Key("", ("moe_layer_end_index",), "i32", via="last_layer"),
-            flag("use_bias"),
+            must_be("use_bias", False),
             count="moe_num_experts",
             used="moe_k",
         ),

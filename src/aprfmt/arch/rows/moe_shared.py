@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    NO_WINDOW,
     ROPE_DIM,
     attention,
     block,
@@ -26,7 +27,9 @@ from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG,
     DENSE_LAYERS,
     DRAFTED_DIMS,
+    EQUAL_HEADS,
     GROUPS,
+    NO_BIAS,
     SHARED_COUNT,
     SIGMOID,
     WEIGHTS_NORM,
@@ -141,7 +144,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             must_be("swiglu_alpha", 1.702),
             must_be("swiglu_limit", 7.0),
-            BIAS_FLAG,
+            must_be("attention_bias", True),
             count="num_local_experts",
         ),
         defaults={"": _GPT_OSS_DEFAULTS},
@@ -203,13 +206,15 @@ ROWS: tuple[Architecture, ...] = (
             WEIGHTS_NORM,
             # llama.cpp aborts without it.
             SIGMOID,
-            BIAS_FLAG,
+            NO_BIAS,
+            EQUAL_HEADS,
             Key("", ("sliding_window",)),
             Key("", ("max_window_layers",)),
             Key("", ("layer_types",), "str[]"),
             count="n_routed_experts",
         ),
         gguf_only=(),
+        differs=(NO_WINDOW,),
         defaults={"": _DOTS1_DEFAULTS},
     ),
     Architecture(
@@ -228,7 +233,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_shared_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
             Key("expert_shared_count", ("num_shared_expert",)),
-            BIAS_FLAG,
+            NO_BIAS,
             used="moe_topk",
         ),
         gguf_only=(),

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TypedDict, Unpack
 
 from aprfmt.arch.hyperparams import FIELD
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Key, TensorRow
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Difference, Key, TensorRow
 
 # What follows `hf` and `gguf`. A thousand rows are made whenever a model is looked at: `replace` is too slow.
 _rest = attrgetter(*(field.name for field in fields(TensorRow)[2:]))
@@ -195,6 +195,12 @@ ROPE_DIM = Key("rope.dimension_count", via="rotary_dim")
 HEAD_DIM = replace(number("head_dim"), via="head_dim")
 """Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
 VOCAB = number("vocab_size")
+NO_WINDOW = Difference(
+    "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens compute otherwise",
+    "window",
+)
+WHOLE_HEADS = Key("", via="whole_heads")
+"""llama.cpp takes projections of hidden_size values only."""
 WINDOW = Key("attention.sliding_window", ("sliding_window",), via="window")
 PAD = Key("", ("pad_token_id",), via="pad_token")
 """For families whose configs name a padding token where they are silent; a GGUF keeps it with the tokenizer."""

@@ -21,6 +21,7 @@ from aprfmt.arch.rows.parts import (
     fused_experts,
     head,
     linear,
+    must_be,
     norm,
     rename,
     tensor,
@@ -39,6 +40,9 @@ WEIGHTS_SCALE = Key("expert_weights_scale", ("routed_scaling_factor",), "f32", v
 WEIGHTS_NORM = Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="absent_false")
 SIGMOID = Key("expert_gating_func", constant=2)
 BIAS_FLAG = flag("attention_bias")
+NO_BIAS = must_be("attention_bias", False)
+EQUAL_HEADS = Key("", via="equal_heads")
+"""llama.cpp takes as many key-value heads as heads only."""
 
 
 def moe_keys(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import REQUIRED, Architecture, Difference, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
+    NO_WINDOW,
     PAD,
     SILU,
     SLIDING_LAYERS,
     TEXT_PREFIXES,
     VOCAB,
+    WHOLE_HEADS,
     WINDOW,
     attention,
     block,
@@ -20,10 +22,10 @@ from aprfmt.arch.rows.parts import (
     gated_mlp,
     head,
     hf_names,
+    must_be,
     norm,
 )
 
-_WHOLE_HEADS = Key("", via="whole_heads")
 """Stands for no key: the runtime loads heads of no other size than hidden / heads."""
 
 _BIASED = attention("attention_bias", "attention_bias")
@@ -83,6 +85,12 @@ _OLMO2_DEFAULTS = {
     "eos_token_id": 50279,
 }  # fmt: skip
 
+_ONLY_64 = Difference(
+    "llama.cpp's exaone4 has a sliding window, and layers without rotation, in a network of 64 layers only",
+    "window&!layers=64",
+)
+_ONE_THETA = Difference("llama.cpp's olmo2 rotates sliding and full layers with one base frequency", "two_thetas")
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -91,7 +99,8 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Qwen2", "qwen2"),
         gguf_only=(),
         tensors=decoder(*attention(REQUIRED)),
-        keys=(*DECODER, _WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
+        keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
+        differs=(NO_WINDOW,),
         defaults={"": _QWEN2_DEFAULTS},
         prefixes=TEXT_PREFIXES,
     ),
@@ -101,7 +110,8 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Qwen3", "qwen3"),
         gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
-        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, flag("attention_bias")),
+        keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)),
+        differs=(NO_WINDOW,),
         defaults={"": _QWEN3_DEFAULTS},
         prefixes=TEXT_PREFIXES,
     ),
@@ -121,7 +131,14 @@ ROWS: tuple[Architecture, ...] = (
             *final_norm(),
             *head(),
         ),
-        keys=(*DECODER, PAD, SILU, flag("attention_bias"), flag("attention_out_bias"), flag("mlp_bias")),
+        keys=(
+            *DECODER,
+            PAD,
+            SILU,
+            flag("attention_bias"),
+            must_be("attention_out_bias", False),
+            must_be("mlp_bias", False),
+        ),
         defaults={"": _SEED_OSS_DEFAULTS},
     ),
     Architecture(
@@ -129,7 +146,8 @@ ROWS: tuple[Architecture, ...] = (
         gguf="exaone4",
         **hf_names("Exaone4", "exaone4"),
         tensors=_post_norm(*attention(qk_norm="head_dim")),
-        keys=(*DECODER, VOCAB, WINDOW, SLIDING_LAYERS, SILU),
+        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
+        differs=(_ONLY_64,),
         defaults={"": _EXAONE4_DEFAULTS},
     ),
     Architecture(
@@ -142,7 +160,7 @@ ROWS: tuple[Architecture, ...] = (
             *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
             *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
         ),
-        keys=(*DECODER, PAD, SILU, flag("attention_bias")),
+        keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
         defaults={"": _HUNYUAN_V1_DENSE_DEFAULTS},
     ),
     Architecture(
@@ -153,7 +171,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         prefixes=(("ernie.", "model."),),
         tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
-        keys=(*DECODER, PAD, SILU, flag("use_bias")),
+        keys=(*DECODER, PAD, SILU, must_be("use_bias", False)),
         defaults={"": _ERNIE4_5_DEFAULTS},
     ),
     Architecture(
@@ -164,7 +182,8 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         head_always=True,
         tensors=_OLMO2,
-        keys=(*DECODER, WINDOW, SLIDING_LAYERS, PAD, SILU, flag("attention_bias")),
+        keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, PAD, SILU, must_be("attention_bias", False)),
+        differs=(_ONE_THETA,),
         nested_rope=True,
         defaults={"": _OLMO3_DEFAULTS},
     ),
@@ -175,7 +194,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         head_always=True,
         tensors=_OLMO2,
-        keys=(*DECODER, PAD, SILU, flag("attention_bias")),
+        keys=(*DECODER, WHOLE_HEADS, PAD, SILU, must_be("attention_bias", False)),
         defaults={"": _OLMO2_DEFAULTS},
     ),
 )

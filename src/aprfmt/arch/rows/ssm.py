@@ -44,7 +44,7 @@ _MAMBA = {
     "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
 }  # fmt: skip
 _SELECTIVE = _mamba(selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias"))
-_INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded")
+_INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded_twice")
 _RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
 _NORMED = "ssm.dt_b_c_rms"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
+from aprfmt.arch.differences import differences
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import Canonical, apr_metadata_of, complete_from_shapes, embedding_rows, gguf_side, links
@@ -60,6 +61,11 @@ def layouts(c: Canonical, work: Work) -> Output:
             path=c.model.path,
             hint="--tokenizer DIR takes the one in that folder; --no-tokenizer writes a GGUF for token ids only",
         )
+    _check_name_of_model(c)
+    if c.arch is not None:
+        for sentence in differences(c.arch, c.hparams):
+            work.losses.add(sentence)
+            work.losses.warnings.append(sentence)
     if options.no_tokenizer:
         _tell_no_tokenizer(c, work.losses)
     tensors = list(_tensors(c, work))
@@ -72,6 +78,17 @@ def layouts(c: Canonical, work: Work) -> Output:
     if options.shard_size:
         return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_size), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
+
+
+def _check_name_of_model(c: Canonical) -> None:
+    part, missing = ggml.missing_by_name(c.tokenizer, c.info.get("name", "")) if c.tokenizer is not None else ("", [])
+    if missing:
+        raise RefusedError(
+            f"llama.cpp loads no model with {part!r} in its name, {c.info['name']!r}, whose tokenizer lacks "
+            f"{first_few(missing)}",
+            path=c.model.path,
+            hint="give another name: apr import SRC -o X.apr; apr stamp X.apr --in-place --set 'name=\"tiny\"'",
+        )
 
 
 def _is_model(c: Canonical, base: KvMapping | None) -> bool:

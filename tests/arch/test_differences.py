@@ -1,0 +1,61 @@
+"""What llama.cpp cannot load is refused, what it computes otherwise is said, and nothing else: case by case."""
+
+from __future__ import annotations
+
+import pytest
+from arch_models import ArchCase, all_cases
+from test_keys import config_of
+
+from aprfmt.arch.differences import GENERAL, RULES, differences
+from aprfmt.arch.grammar import parse_condition
+from aprfmt.arch.hparams import from_hf_config, keys_of, to_gguf
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.errors import RefusedError
+
+
+def told(case: ArchCase) -> list[str]:
+    """Why llama.cpp does not load the network, or what it computes otherwise."""
+    h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
+    if row.head_never and not h.tied:
+        return ["refused where the head's bytes are known"]
+    try:
+        to_gguf(h, row)
+    except RefusedError as error:
+        return [error.message]
+    return list(differences(row, h))
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
+def test_what_llama_cpp_cannot_compute_is_told_and_nothing_else(case: ArchCase) -> None:
+    # A text as short as that of the case shows nothing of a stretched rotation.
+    seen = [sentence for sentence in told(case) if "rope_type dynamic" not in sentence]
+    assert bool(seen) == bool(case.llama_cpp_cannot), seen
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
+def test_differences_are_plain_sentences_about_keys_that_are_read(row: Architecture) -> None:
+    known = {name for key in keys_of(row, {}) for name in key.hf} | {*RULES, "gguf", "rope_scaling"}
+    for difference in (*GENERAL, *row.differs):
+        assert difference.what.startswith("llama.cpp")
+        assert not difference.what.endswith(".")
+        words = {word for facts in parse_condition(difference.when or "layers") for word, _, _ in facts}
+        assert {word.partition(".")[0] for word in words} <= known
+
+
+def test_a_window_as_long_as_the_text_is_none() -> None:
+    row = ARCHITECTURES["mistral"]
+    for window, positions, expected in ((4096, 32768, 1), (4096, 4096, 0), (None, 32768, 0), (0, 32768, 0)):
+        h = Hyperparams(architecture="mistral", max_position_embeddings=positions, extra={"sliding_window": window})
+        said = list(differences(row, h))
+        assert len(said) == expected
+        assert all("4,096 tokens" in sentence for sentence in said)
+
+
+def test_layers_that_all_see_everything_have_no_window() -> None:
+    extra = {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention"] * 4}
+    h = Hyperparams(architecture="qwen2", max_position_embeddings=512, extra=extra)
+    assert not list(differences(ARCHITECTURES["qwen2"], h))
+    extra["layer_types"] = ["full_attention", "sliding_attention"]
+    assert len(list(differences(ARCHITECTURES["qwen2"], h))) == 1

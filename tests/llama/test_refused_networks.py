@@ -1,0 +1,77 @@
+"""Networks that an export refuses are such that llama.cpp does not load; those that it warns of compute otherwise.
+
+A sample; with APR_CONFORMANCE=all every case.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from arch_models import (
+    ArchCase,
+    all_cases,
+    build,
+    find_case,
+    relative_error,
+    token_ids,
+    transformers_logits,
+    write_tokenizers,
+)
+from conformance_steps import LLAMA_TOLERANCE
+from llama_peer import LlamaError, LlamaPeer
+
+import aprfmt
+from aprfmt.arch import hparams
+from aprfmt.errors import RefusedError
+
+pytestmark = pytest.mark.llama
+
+MAMBA_OF_FOUR = ArchCase(
+    "mamba/expand", "mamba", "MambaConfig", "MambaForCausalLM", {"expand": 4}, llama_cpp_cannot="its width"
+)
+SAMPLE = ("arcee/biases", "qwen3/window", "glm/head_dim", "olmoe/gqa", "exaone4/hybrid_small", "olmoe/clip_qkv")
+
+
+def chosen() -> list[ArchCase]:
+    cannot = [case for case in all_cases() if case.llama_cpp_cannot and case.computable]
+    every = os.environ.get("APR_CONFORMANCE") == "all"
+    return [MAMBA_OF_FOUR, *(cannot if every else map(find_case, SAMPLE))]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> dict[str, Path]:
+    pytest.importorskip("torch").set_num_threads(1)
+    return write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2"], 1024)
+
+
+@pytest.mark.parametrize("case", chosen(), ids=lambda case: case.id)
+def test_what_is_refused_does_not_load_and_what_is_told_differs(
+    case: ArchCase, tokenizers: dict[str, Path], tmp_path: Path, llama_cpp: LlamaPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, gguf = tmp_path / "model", tmp_path / "m.gguf"
+    build(case, folder, tokenizers)
+    ids = token_ids(folder)
+    with suppress(RefusedError):
+        report = aprfmt.export_model(folder, gguf, dtype="f32")
+    if gguf.exists():
+        assert report.losses == [text for text in report.warnings if text.startswith("llama.cpp")]
+        assert report.losses
+        got = llama_cpp.logits(gguf, ids, case.kind)
+        assert relative_error(got, transformers_logits(folder, ids, case.kind)) > 3 * LLAMA_TOLERANCE
+        return
+    # Written all the same, it is of no use.
+    real = hparams.to_gguf
+    with monkeypatch.context() as patch:
+        patch.setattr(hparams, "to_gguf", lambda h, arch, **options: real(h, arch, **{**options, "complete": False}))
+        try:
+            aprfmt.export_model(folder, gguf, dtype="f32")
+        except RefusedError:
+            return  # no tensor of a GGUF could hold it
+    try:
+        got = llama_cpp.logits(gguf, ids, case.kind)
+    except LlamaError:
+        return
+    assert relative_error(got, transformers_logits(folder, ids, case.kind)) > 3 * LLAMA_TOLERANCE
