@@ -98,6 +98,8 @@ class Order:
                 self._names_change(path)
                 if not _is_temporary(path):
                     self._appears(path)
+                elif name == "rename" and not _is_temporary(old):
+                    self._goes(path)
         return result
 
     def _names_change(self, path: str) -> None:
@@ -111,6 +113,14 @@ class Order:
                 self.faults.append(f"{place} appeared before it was synced")
             if place.is_dir() and inode in self._unsynced_names:
                 self.faults.append(f"{self._unsynced_names[inode]} appeared before its folder was synced")
+
+    def _goes(self, path: str) -> None:
+        """Something is put aside: what comes in its place, and the record of both, must last by now."""
+        temporary = next(place for place in Path(path).parents if _is_temporary(place.name))
+        for place in (temporary, *(p for p in temporary.rglob("*") if ".replaced" not in p.parts)):
+            inode = place.lstat().st_ino
+            if inode in self._unsynced or inode in self._unsynced_names:
+                self.faults.append(f"{path} was put aside before {place} was synced")
 
 
 def _is_temporary(path: str) -> bool:

@@ -79,19 +79,26 @@ class Switch:
         for name in self.new:
             if name == self.new[-1] != self.new[0]:
                 self._sync(self.new)
-            if _exists(self._new(name)):
+            if self._is_linked(name):
+                os.unlink(self._new(name))
+            elif _exists(self._new(name)):
                 os.makedirs(os.path.dirname(self._place(name)), exist_ok=True)
                 appear(self._new(name), self._place(name), self.force)
         self._sync(self.new)
 
-    def is_superseded(self) -> bool:
-        """Whether somebody else has put something where new files are still to come."""
-        for name in self.new:
+    def superseded(self) -> set[str]:
+        """Names of new files still to come, in whose places somebody else has put others."""
+        found = set()
+        for name in self.pending():
             with suppress(FileNotFoundError):
-                new, there = os.lstat(self._new(name)), os.lstat(self._place(name))
-                if not os.path.samestat(new, there) and _identity(there) != self.old.get(name):
-                    return True
-        return False
+                there = _identity(os.lstat(self._place(name)))
+                if there != self.old.get(name) and not self._is_linked(name):
+                    found.add(name)
+        return found
+
+    def pending(self) -> set[str]:
+        """Names of new files still to come."""
+        return {name for name in self.new if _exists(self._new(name))}
 
     def _record(self) -> None:
         data = json.dumps({"new": self.new, "old": self.old, "force": self.force}).encode()
@@ -110,7 +117,7 @@ class Switch:
         for name in reversed(self.new):
             if not _exists(self._new(name)):
                 _move(self._place(name), self._new(name))
-            elif _exists(self._place(name)) and os.path.samefile(self._place(name), self._new(name)):
+            elif self._is_linked(name):
                 os.unlink(self._place(name))
         for name in reversed(self.old):
             if _exists(self._aside(name)):
@@ -127,6 +134,13 @@ class Switch:
             with suppress(FileNotFoundError):
                 sync_folder(folder)
 
+    def _is_linked(self, name: str) -> bool:
+        """Whether a new file has got its place and kept its old one, too."""
+        try:
+            return os.path.samestat(os.lstat(self._new(name)), os.lstat(self._place(name)))
+        except FileNotFoundError:
+            return False
+
     def _place(self, name: str) -> str:
         return os.path.join(os.path.dirname(self.temporary), name)
 
@@ -140,8 +154,8 @@ class Switch:
 def recover(temporary: str) -> bool:
     """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
 
-    It may not where the record is another user's, or where somebody has put other files in the place of the new ones.
-    Raises OSError.
+    It may not where the record is another user's, or where somebody has put other files in the place of some of the
+    new ones; where others are in the place of all of them, the switch is out of date. Raises OSError.
     """
     record = os.path.join(temporary, _RECORD)
     try:
@@ -149,11 +163,13 @@ def recover(temporary: str) -> bool:
             return False
         with open(record, "rb") as file:
             values = json.loads(file.read())
+        switch = Switch(temporary, values["new"], values["old"], values["force"])
     except (FileNotFoundError, NotADirectoryError, ValueError):  # not begun, or the record not yet complete
         return True
-    switch = Switch(temporary, values["new"], values["old"], values["force"])
-    if not all(map(_is_inside, (*switch.new, *switch.old))) or switch.is_superseded():
+    if not all(map(_is_inside, (*switch.new, *switch.old))):
         return False
+    if superseded := switch.superseded():
+        return superseded == switch.pending()
     switch.forward()
     remove(record)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,8 +41,14 @@ def sweep(folder: PathLike, ours: re.Pattern[str] | None = None) -> None:
             path = os.path.join(folder, name)
             with suppress(OSError):
                 is_ours = ours is not None and ours.fullmatch(found["label"])
-                if (is_ours or _is_abandoned(path, found["process"])) and recover(path):
+                if (is_ours or _is_abandoned(path, found["process"])) and _is_trusted(path) and recover(path):
                     remove(path)
+
+
+def _is_trusted(path: str) -> bool:
+    """Whether nobody laid this as a trap: in a folder that all may write to, such as /tmp, only one's own counts."""
+    is_shared = os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH
+    return not is_shared or os.lstat(path).st_uid == os.geteuid()
 
 
 def _is_abandoned(path: str, process: str) -> bool:
