@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.errors import ChangedError, CorruptError, RefusedError, StorageError
+from aprfmt.errors import ChangedError, ChecksumError, CorruptError, RefusedError, StorageError
 from aprfmt.io.crc import combine, crc32
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
@@ -24,6 +25,7 @@ from aprfmt.io.pipe import (
     Flow,
     Item,
     Job,
+    Late,
     Literal,
     Stream,
     Zeros,
@@ -216,3 +218,54 @@ def test_content_of_files_is_hashed_and_compared() -> None:
     for other, same in others.items():
         assert is_same_content(source, Source.from_bytes(other, "b")) is same
     assert is_same_content(Source.from_bytes(b"", "a"), Source.from_bytes(b"", "b"))
+
+
+@pytest.mark.parametrize("footer", [False, True])
+@pytest.mark.parametrize("n_behind", [0, 1, 63, 3_000_000])
+def test_bytes_that_are_known_late(footer: bool, n_behind: int, tmp_path: Path) -> None:
+    head, stand_in, behind = b"head" * 9, b"a stand-in", random.Random(1).randbytes(n_behind)
+    made: list[int] = []
+
+    def make() -> bytes:
+        made.append((tmp_path / "f").exists())
+        return b"0123456789"
+
+    stream = Stream(n_behind, lambda: [behind])
+    late_part = Late(len(head), stand_in, make)
+    layout = FileLayout("f", [Literal(head + stand_in), stream], crc_footer=footer, late=[late_part])
+    crc = write(layout, tmp_path / "f", Flow(2))
+    want = head + b"0123456789" + behind
+    assert (tmp_path / "f").read_bytes() == want + (struct.pack("<I", zlib.crc32(want)) if footer else b"")
+    assert crc == (zlib.crc32(want) if footer else 0)
+    assert made == [False]
+
+
+def test_late_bytes_of_another_length(tmp_path: Path) -> None:
+    layout = FileLayout("f", [Literal(bytes(100))], late=[Late(3, bytes(10), lambda: bytes(11))])
+    with pytest.raises(CorruptError, match="11 bytes instead of the planned 10"):
+        write(layout, tmp_path / "f", Flow(2))
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 3_000_001])
+def test_a_file_with_the_hash_that_it_must_have(size: int, tmp_path: Path) -> None:
+    data = random.Random(size).randbytes(size)
+
+    def layout(digest: str) -> FileLayout:
+        items = [data[start : start + 700_000] for start in range(0, size, 700_000)]
+        return FileLayout("f", [Stream(size, lambda: (late(item, 0.001) for item in items))], digest=digest)
+
+    write(layout(blake3(data).hexdigest()), tmp_path / "f", Flow(3))
+    assert (tmp_path / "f").read_bytes() == data
+    with pytest.raises(ChecksumError, match="would not be the file that was imported"):
+        write(layout(blake3(data + b"x").hexdigest()), tmp_path / "g", Flow(3))
+    assert os.listdir(tmp_path) == ["f"]
+    assert not threads()
+
+
+def test_a_failing_piece_ends_the_hashing(tmp_path: Path) -> None:
+    items = [bytes(300_000)] * 20 + [Job(300_000, broken(RefusedError("no such value")))]
+    layout = FileLayout("f", [Stream(21 * 300_000, lambda: items)], digest="0" * 64)
+    with pytest.raises(RefusedError, match="no such value"):
+        write(layout, tmp_path / "f", Flow(2))
+    assert not threads()

@@ -282,7 +282,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
     yield "parameters", format_count(sum(row["params"] for row in report.dtypes.values()))
     if report.lossless:
-        yield "lossless", "yes: the source can be restored byte for byte"
+        proof = "; the hash of every file is that of the source" if report.proven else ""
+        yield "lossless", f"yes: the source can be restored byte for byte{proof}"
     elif report.losses:
         yield "losses", "; ".join(report.losses)
     else:

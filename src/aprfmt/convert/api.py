@@ -81,6 +81,8 @@ class Report:
         bits_per_weight: stored bits for each value of the output's tensors; None without any.
         lossless: whether the source can be restored byte for byte from the output.
         losses: what the output does not hold exactly, one sentence each.
+        proven: whether that is known: the BLAKE3 of each source file, in the record of an `.apr`, is that of the file
+            written.
         verify: what llama.cpp made of the output, where that was asked for.
         memory_bytes: estimate of the peak working memory.
         tensors: of the output; filled for plans.
@@ -100,6 +102,7 @@ class Report:
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
     lossless: bool
+    proven: bool = False
     losses: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     verify: Verification | None = None
@@ -297,7 +300,7 @@ def _convert(given: dict[str, object]) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with open_checked(src) as (model, confirm):
+    with open_checked(src) as (model, confirmation):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization)
@@ -311,6 +314,7 @@ def _convert(given: dict[str, object]) -> Report:
         if not options.plan:
             if output.ready is not None:
                 output.ready()
+            report.proven = output.is_proven
             _write(dst, c, output, target, options, report, confirm, older)
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start

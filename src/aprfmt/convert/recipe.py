@@ -3,7 +3,7 @@
 The recipe stands in the metadata under `aprfmt.source`:
 
     {"format": "gguf" | "hf" | "safetensors",
-     "files": [{"name": str, "size": int, "segments": [...]}, ...],
+     "files": [{"name": str, "size": int, "blake3": hex, "segments": [...]}, ...],
      "literals": base64(zlib(bytes)),
      "names": {name: name in the source}}    where a checkpoint begins its names otherwise
 
@@ -17,13 +17,15 @@ A file is its segments end to end:
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
-Every segment is compared with the source when the recipe is made, so a recipe that exists is exact.
+Every segment is compared with the source when the recipe is made, so a recipe that exists is exact. `blake3`, which
+older recipes do not have, is the hash of the source file; what is restored is compared with it before it gets its name.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +47,8 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.pipe import FileLayout, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
+from aprfmt.io.digest import Follower, Trail, digest_of
+from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
 from aprfmt.model import Tensor
@@ -73,6 +76,7 @@ _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 _FORMATS = ("gguf", "hf", "safetensors")
 
 _ZEROS = bytes(1 << 16)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _MAX_NAME_BYTES = 255  # of a file, on every common file system
 _MAX_EXPERTS = 1 << 14
@@ -108,15 +112,17 @@ class Recipe:
         format: of the source: "gguf", "hf" or "safetensors".
         files: every source file, ready to be written.
         names: what the source calls the tensors that have other names in the `.apr`.
+        digests: BLAKE3 of those that have one, by name.
     """
 
     format: str
     files: Mapping[str, Sequence[Segment]]
     names: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def layouts(self) -> list[FileLayout]:
         """Every source file, ready to be written."""
-        return [FileLayout(name, segments) for name, segments in self.files.items()]
+        return [FileLayout(name, segments, digest=self.digests.get(name)) for name, segments in self.files.items()]
 
     def head(self, name: str) -> bytes:
         """The bytes of file `name` before its first tensor: all of a small file, the header of a weight file."""
@@ -149,6 +155,7 @@ def read_recipe(
         listed = [_mapping(file) for file in _list(body["files"])]
         files = {safe_name(f["name"]): [_list(s) for s in _list(f["segments"])] for f in listed}
         sizes = {str(f["name"]): _count(f["size"]) for f in listed}
+        digests = {str(f["name"]): _digest(f["blake3"]) for f in listed if "blake3" in f}
         _check_names(files)
         every = [segment for segments in files.values() for segment in segments]
         _check_sizes(files.values(), every)
@@ -159,7 +166,7 @@ def read_recipe(
         made = {name: [source.segment(s) for s in segments] for name, segments in files.items()}
         if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
             return None
-        return Recipe(str(body["format"]), made, _names(body.get("names", {})))
+        return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
@@ -255,6 +262,12 @@ def _count(value: object) -> int:
     return value
 
 
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise CorruptError(f"the record of the source files gives {value!r:.80} as a BLAKE3")
+    return value
+
+
 def safe_name(name: object) -> str:
     """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
     text = str(name)
@@ -319,9 +332,13 @@ def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) 
 
 @dataclass(slots=True)
 class _File:
-    """The segments of one source file while they are collected; `n_literal` bytes of literals stand at its end."""
+    """The segments of one source file while they are collected; `n_literal` bytes of literals stand at its end.
+
+    Of a file that is streamed `content` is the source, of another one its digest.
+    """
 
     name: str
+    content: str | Source | None
     segments: list[list[object]] = field(default_factory=list)
     size: int = 0
     n_literal: int = 0
@@ -330,20 +347,27 @@ class _File:
 class RecipeWriter:
     """Collects the files of the source of `c` and their literals, then gives the JSON value.
 
-    `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them.
+    `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. With `hashed` the
+    files get their hashes; that of a file that is streamed is known at the end only, see late_digests.
     """
 
-    def __init__(self, format: str, c: Canonical, stored: Mapping[str, str] | None = None) -> None:
-        self._format, self._c, self._stored = format, c, stored or {}
+    def __init__(
+        self, format: str, c: Canonical, stored: Mapping[str, str] | None = None, *, hashed: bool = False
+    ) -> None:
+        self._format, self._c, self._stored, self._hashed = format, c, stored or {}, hashed
         self._files: list[_File] = []
         self._literals = bytearray()
         self._tensors = c.all_tensors
         self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
         self._links = {name: t.link for t in c.tensors.values() if t.link is not None for name in t.link.gguf}
 
-    def start(self, name: str) -> None:
-        """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse."""
-        self._files.append(_File(safe_name(name)))
+    def start(self, name: str, content: bytes | Source) -> None:
+        """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse.
+
+        `content` is the whole of it, or what it is streamed from.
+        """
+        hashed = content if isinstance(content, Source) else digest_of(content) if self._hashed else None
+        self._files.append(_File(safe_name(name), hashed))
 
     def _add(self, segment: list[object], n_bytes: int, n_literal: int = 0) -> None:
         file = self._files[-1]
@@ -441,7 +465,14 @@ class RecipeWriter:
 
     def value(self) -> dict[str, object]:
         """The value of the metadata key."""
-        files = [{"name": f.name, "size": f.size, "segments": f.segments} for f in self._files]
+        streamed = [file.content for file in self._files if self._hashed and isinstance(file.content, Source)]
+        stand_ins = (trail.stand_in for trail in Follower(streamed).trails)
+        files = []
+        for file in self._files:
+            row: dict[str, object] = {"name": file.name, "size": file.size}
+            if self._hashed:
+                row["blake3"] = file.content if isinstance(file.content, str) else next(stand_ins)
+            files.append(row | {"segments": file.segments})
         literals = base64.b64encode(zlib.compress(bytes(self._literals), 9)).decode()
         names = source_names(self._c) if self._c.model.convention == "hf" else {}
         return {"format": self._format, "files": files, "literals": literals} | ({"names": names} if names else {})
@@ -490,32 +521,46 @@ def restorable(c: Canonical, format: str) -> Recipe | None:
     return recipe if recipe is not None and recipe.format == format else None
 
 
-def source_recipe(c: Canonical, stored: Mapping[str, str] | None = None) -> Mapping[str, object] | None:
+def late_digests(sources: Iterable[Source], head: bytes) -> list[Late]:
+    """The hashes in a recipe that are known when the sources were streamed; `head` is the file's first bytes."""
+    trails = [source.record for source in sources if isinstance(source.record, Trail)]
+    places = [(head.find(trail.stand_in.encode()), trail) for trail in trails]
+    return [Late(at, t.stand_in.encode(), partial(_encoded_digest, t)) for at, t in places if at >= 0]
+
+
+def _encoded_digest(trail: Trail) -> bytes:
+    return trail.hexdigest().encode()
+
+
+def source_recipe(
+    c: Canonical, stored: Mapping[str, str] | None = None, *, hashed: bool = False
+) -> Mapping[str, object] | None:
     """The recipe from which the source files can be rebuilt byte for byte; None for sources that have none.
 
-    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them.
+    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. With `hashed` the files
+    are hashed while they are streamed; the file that gets the recipe takes `late_digests`.
     """
     if apr2.native_of(c.model) is not None:
         recipe: Mapping[str, object] | None = c.model.metadata.get(SOURCE_KEY)
         fits = recipe is not None and read_recipe(recipe, c.all_tensors, c.tokenizer, str(c.model.path))
         return recipe if fits else None
     if (gguf := c.model.native_as(GgufNative)) is not None:
-        return _gguf_recipe(c, gguf.parts, stored or {})
+        return _gguf_recipe(c, gguf.parts, stored or {}, hashed)
     if (folder := c.model.native_as(HfNative)) is not None:
-        return _hf_recipe(c, folder)
+        return _hf_recipe(c, folder, hashed)
     if c.model.native_as(SafetensorsNative) and not c.packs.decoded:
-        writer, source = RecipeWriter("safetensors", c), c.model.sources[0]
-        writer.start(source.path.rpartition("/")[2])
+        writer, source = RecipeWriter("safetensors", c, hashed=hashed), c.model.sources[0]
+        writer.start(source.path.rpartition("/")[2], source)
         writer.tensors(source)
         return writer.value()
     return None
 
 
-def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str]) -> dict[str, object]:
-    writer = RecipeWriter("gguf", c, stored)
+def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str], hashed: bool) -> dict[str, object]:
+    writer = RecipeWriter("gguf", c, stored, hashed=hashed)
     for part in parts:
         source, position = part.source, 0
-        writer.start(source.path.rpartition("/")[2])
+        writer.start(source.path.rpartition("/")[2], source)
         found = [(entry, which) for which, (key, _) in _GGUF_LISTS.items() if (entry := part.kv.entries.get(key))]
         for entry, which in sorted(found, key=lambda pair: pair[0].start):
             writer.literal_of(source, position, entry.value_start)
@@ -525,11 +570,11 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
     return writer.value()
 
 
-def _hf_recipe(c: Canonical, folder: HfNative) -> dict[str, object]:
-    writer = RecipeWriter("hf", c)
+def _hf_recipe(c: Canonical, folder: HfNative, hashed: bool) -> dict[str, object]:
+    writer = RecipeWriter("hf", c, hashed=hashed)
     for path in folder.other_files:
         data = read_text_file(folder.folder / path)
-        writer.start(path.as_posix())
+        writer.start(path.as_posix(), data)
         if path.name in _LIST_FILES:
             writer.tokenizer_file(data)
         else:
@@ -537,9 +582,9 @@ def _hf_recipe(c: Canonical, folder: HfNative) -> dict[str, object]:
     if c.packs.decoded:
         return writer.value()
     if folder.index is not None and folder.index_name is not None:
-        writer.start(folder.index_name)
+        writer.start(folder.index_name, folder.index)
         writer.literal(folder.index)
     for name, shard in folder.shards.items():
-        writer.start(name)
+        writer.start(name, shard.source)
         writer.tensors(shard.source)
     return writer.value()

@@ -75,6 +75,9 @@ class Record:
                 self._pieces = _joined(self._pieces, _JOINED_BYTES)
                 self._most = max(_MOST_PIECES, 2 * len(self._pieces))
 
+    def close(self) -> None:
+        """Keeps what it has."""
+
     def inside(self, start: int, end: int) -> list[Piece]:
         """The pieces inside [start, end), in order and apart from each other."""
         with self._lock:
@@ -101,7 +104,7 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
     What the source has a record of is not read again. The rest is read through small buffers instead of mapping the
     file: resident memory stays small, and a file that is cut short meanwhile is an error and no signal.
     """
-    known = source.record.inside(start, end) if source.record is not None else []
+    known = source.record.inside(start, end) if isinstance(source.record, Record) else []
     bounds = [Piece(start, start, 0), *known, Piece(end, end, 0)]
     parts = [
         range(at, min(at + _PART_BYTES, after.start))

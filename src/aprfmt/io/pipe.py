@@ -12,15 +12,16 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from aprfmt.errors import AprError, CorruptError, RefusedError, storage_errors
+from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, storage_errors
 from aprfmt.io.crc import combine, crc32
+from aprfmt.io.digest import StreamDigest
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
 from aprfmt.io.system import keep_freed_memory, n_processors
@@ -86,12 +87,34 @@ Segment: TypeAlias = Literal | Zeros | Stream
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """Bytes of a file that are known only when all of it was streamed.
+
+    `make()` gives them then; until that `stand_in`, as long as they are, takes their place at `offset`.
+    """
+
+    offset: int
+    stand_in: bytes
+    make: Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class FileLayout:
-    """One output file. With `crc_footer` a little-endian CRC-32 of everything before it ends the file."""
+    """One output file.
+
+    Attributes:
+        name: of the file, in its folder.
+        segments: what it consists of.
+        crc_footer: a little-endian CRC-32 of everything before it ends the file.
+        late: parts of the segments' bytes that are replaced at the end.
+        digest: BLAKE3 that the file must have, in hex, where that is known.
+    """
 
     name: str
     segments: Sequence[Segment]
     crc_footer: bool = False
+    late: Sequence[Late] = ()
+    digest: str | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -137,22 +160,49 @@ DEFAULT_FLOW = Flow()
 def write_layout(
     layout: FileLayout, sink: AtomicFile, progress: Progress | None = None, flow: Flow = DEFAULT_FLOW
 ) -> int:
-    """Writes every segment of `layout` to `sink`; returns the CRC-32 of what stands before a footer, else 0."""
+    """Writes every segment of `layout` to `sink`; returns the CRC-32 of what stands before a footer, else 0.
+
+    Raises ChecksumError where the file does not come out as `layout.digest` says.
+    """
     keep_freed_memory()
     crc = 0
     line = _Line(_pieces(layout.segments), flow, with_crc=layout.crc_footer)
-    with closing(line.batches()) as batches:
+    digest = StreamDigest() if layout.digest is not None else None
+    with digest or nullcontext(), closing(line.batches()) as batches:
         for batch in batches:
             crc = combine(crc, batch.crc, batch.n_bytes) if layout.crc_footer else 0
             for data, label in batch.parts:
                 sink.write(data)
+                if digest is not None:
+                    digest.add(data)
                 if progress is not None:
                     progress(len(data), label)
+    if digest is not None and digest.hexdigest() != layout.digest:
+        raise ChecksumError(
+            f"{layout.name} would not be the file that was imported: its BLAKE3 is another one",
+            path=sink.target,
+            hint="the model was damaged after its import: import the source again",
+        )
+    for late in layout.late:
+        crc = _put_in(late, layout, sink, crc)
     if layout.crc_footer:
         sink.write(struct.pack("<I", crc))
         if progress is not None:
             progress(4, "")
     return crc
+
+
+def _put_in(late: Late, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
+    """Replaces a stand-in by the bytes that are known now; returns the checksum that follows from `crc`."""
+    data = late.make()
+    if len(data) != len(late.stand_in):
+        raise _wrong_length(len(data), len(late.stand_in), layout.name)
+    sink.patch(late.offset, data)
+    if not layout.crc_footer:
+        return 0
+    n_behind = layout.n_bytes - 4 - late.offset - len(data)
+    # A CRC is linear: what changes in it is the difference of the parts', moved on by what follows them.
+    return crc ^ combine(crc32(data) ^ crc32(late.stand_in), 0, n_behind)
 
 
 def _pieces(segments: Sequence[Segment]) -> Iterator[tuple[Item, str]]:

@@ -152,6 +152,14 @@ class AtomicFile:
             if (self._written + self._held_bytes) % _STRIDE == 0 or len(self._held) == _MOST_PARTS:
                 self.flush()
 
+    def patch(self, offset: int, data: bytes) -> None:
+        """Replaces bytes that were written before. Raises StorageError."""
+        self.flush()
+        with storage_errors(self.target):
+            while data:
+                n = os.pwrite(self._fd, data, offset)
+                offset, data = offset + n, data[n:]
+
     def flush(self) -> None:
         """Writes what is held, and lets the kernel begin to store it."""
         parts, self._held, self._held_bytes = self._held, [], 0

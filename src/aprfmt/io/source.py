@@ -12,13 +12,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from aprfmt.errors import ChangedError, NotFoundError, TruncatedError, UnknownFormatError, UsageError, storage_errors
 from aprfmt.types import PathLike
-
-if TYPE_CHECKING:
-    from aprfmt.io.crc import Record
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,6 +34,16 @@ class Identity(NamedTuple):
         return cls(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino)
 
 
+class Recorder(Protocol):
+    """What looks on while a file is read."""
+
+    def add(self, start: int, data: Buffer) -> None:
+        """The bytes `data` were read from `start`; called by any thread."""
+
+    def close(self) -> None:
+        """The file is about to be closed."""
+
+
 class Source:
     """Bytes of one file: `read` and `read_into` copy them, `view` maps them without a copy.
 
@@ -48,7 +55,7 @@ class Source:
         path: as it was given, for messages.
         size: bytes of the file when it was opened; nothing behind them is read.
         identity: of the file when it was opened, None for bytes in memory.
-        record: where given, takes the checksum of all that is copied.
+        record: where given, is told all that is read without mapping, and closed with the source.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Source:
         self.path = path
         self.size = size
         self.identity = identity
-        self.record: Record | None = None
+        self.record: Recorder | None = None
         self._place = os.path.abspath(path) if identity else path
         self._fd = fd
         self._view: memoryview | None = memoryview(data) if data is not None else None
@@ -185,6 +192,8 @@ class Source:
 
     def close(self) -> None:
         """Closes the file. Views that were handed out keep their mapping until they are dropped."""
+        if self.record is not None:
+            self.record.close()
         if self._fd is not None:
             fd, self._fd = self._fd, None
             with suppress(OSError):  # nothing was written, so nothing can be lost

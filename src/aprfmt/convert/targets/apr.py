@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
@@ -20,7 +22,7 @@ from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dt
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.quantization import Recoding, with_apr_names
-from aprfmt.convert.recipe import source_recipe
+from aprfmt.convert.recipe import late_digests, source_recipe
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Options, Output, Work
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
@@ -29,9 +31,9 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY, TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
-from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, source_jobs, write_layout
+from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, sha256_of_range, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
-from aprfmt.io.source import Buffer, padding
+from aprfmt.io.source import Buffer, Source, padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.model_card import CARD
@@ -62,7 +64,15 @@ def layouts(c: Canonical, work: Work) -> Output:
             work.losses.note(own[tensor.name].dtype, tensor.dtype)
     check_metadata(metadata)
     segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
-    return Output([FileLayout(work.name, segments, crc_footer=True)], tensors, is_lossless(c, metadata))
+    layout = _with_digests(c, FileLayout(work.name, segments, crc_footer=True))
+    return Output([layout], tensors, is_lossless(c, metadata))
+
+
+def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
+    """`layout`, whose metadata may hold a recipe, with the hashes of the files that are streamed into it."""
+    head = layout.segments[0]
+    assert isinstance(head, Literal)
+    return replace(layout, late=late_digests(c.model.sources, bytes(head.data)))
 
 
 def check_metadata(metadata: Mapping[str, object]) -> None:
@@ -123,7 +133,7 @@ def apr_contents(
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
-    if kept and with_source and (record := source_recipe(c, narrow)) is not None:
+    if kept and with_source and (record := source_recipe(c, narrow, hashed=True)) is not None:
         metadata[SOURCE_KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
@@ -203,7 +213,8 @@ def shard_layouts(c: Canonical, work: Work) -> Output:
     check_metadata(metadata)
     in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
     shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)
-    return _shard_output(shards, tensors, is_lossless(c, metadata))
+    (first, group), *others = shards
+    return _shard_output([(_with_digests(c, first), group), *others], tensors, is_lossless(c, metadata))
 
 
 def copy_shards(model: Model, options: Options) -> Output | None:
@@ -259,6 +270,7 @@ class _HashedFile(AtomicFile):
 
     def __enter__(self) -> _HashedFile:
         self.digest = hashlib.sha256()
+        self._is_patched = False
         super().__enter__()
         return self
 
@@ -267,6 +279,18 @@ class _HashedFile(AtomicFile):
         self.digest.update(data)
         super().write(data)
 
+    def hexdigest(self, path: Path) -> str:
+        """The digest, in hex; the file stands at `path` now."""
+        if not self._is_patched:
+            return self.digest.hexdigest()
+        with Source.open(path) as source:
+            return sha256_of_range(source, 0, source.size)
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Replaces bytes that were written before. Raises StorageError."""
+        self._is_patched = True
+        super().patch(offset, data)
+
 
 def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> None:
     """Writes the shards and then their manifest as the folder `target`. Raises ExistsError, StorageError."""
@@ -274,12 +298,13 @@ def write_shards(target: str, way: WriteOptions, shards: Sequence[Shard]) -> Non
     advance = way.progress(n_bytes) if way.progress else None
     infos = []
     with AtomicFolder(target, force=way.force, n_bytes=n_bytes, stale=_STALE, last=MANIFEST_NAME) as folder:
-        for i, (layout, tensors) in enumerate(shards):
+        # The first comes last: it says what the sources are like, which is known when all of them are streamed.
+        for i, (layout, tensors) in sorted(enumerate(shards), key=lambda item: -item[0]):
             with _HashedFile(folder / layout.name, force=True, n_bytes=layout.n_bytes, fsync=way.fsync) as sink:
                 crc = write_layout(layout, sink, advance, way.flow)
             names = tuple(sorted(tensor.name for tensor in tensors))
-            infos.append(ShardInfo(layout.name, i, layout.n_bytes, names, sink.digest.hexdigest(), crc))
-        text = manifest_text(infos, sum(tensor.n_bytes for _, group in shards for tensor in group))
+            infos.append(ShardInfo(layout.name, i, layout.n_bytes, names, sink.hexdigest(folder / layout.name), crc))
+        text = manifest_text(infos[::-1], sum(tensor.n_bytes for _, group in shards for tensor in group))
         with AtomicFile(folder / MANIFEST_NAME, force=True, n_bytes=len(text)) as manifest:
             manifest.write(text)
         way.confirm(str(folder))

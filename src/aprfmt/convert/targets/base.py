@@ -218,6 +218,11 @@ class Output:
     ready: Callable[[], None] | None = None
     write: Callable[[str, WriteOptions], None] | None = None
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether every file is compared with the hash of the source file that it is, before it gets its name."""
+        return self.lossless and all(layout.digest is not None for layout in self.layouts)
+
 
 @runtime_checkable
 class Target(Protocol):

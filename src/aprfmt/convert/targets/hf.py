@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
@@ -231,7 +232,7 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
     own_names = _source_names(c, recipe)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
     if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
-        return Output([FileLayout(work.name, recipe.layouts()[0].segments)], tensors, lossless=True)
+        return Output([replace(recipe.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)
     metadata = own.metadata if own is not None else {"format": "pt"}
     return Output([FileLayout(work.name, safetensors.layout(tensors, metadata))], tensors)

@@ -1,0 +1,162 @@
+"""BLAKE3 of files, made while their bytes are read or written anyway; by threads, since it takes a quarter of the time
+of a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aprfmt.io.source import Buffer, Source
+
+if TYPE_CHECKING:
+    from blake3 import blake3
+
+DIGEST_BYTES = 64
+"""Length of a digest as text."""
+
+_BUFFER_BYTES = 512 << 10  # stays in the cache
+_QUEUE_LENGTH = 16
+
+
+def new_hash() -> blake3:
+    """An empty BLAKE3."""
+    from blake3 import blake3
+
+    return blake3()
+
+
+def digest_of(data: Buffer) -> str:
+    """BLAKE3 of bytes in memory, in hex."""
+    return new_hash().update(data).hexdigest()
+
+
+class StreamDigest:
+    """BLAKE3 of buffers that are handed over in order and stay as they are; use it in a `with` block."""
+
+    def __init__(self) -> None:
+        self._hash = new_hash()
+        self._queue: queue.Queue[Buffer | None] = queue.Queue(_QUEUE_LENGTH)
+        self._thread = threading.Thread(target=self._work, name="apr-hash", daemon=True)
+
+    def _work(self) -> None:
+        while (data := self._queue.get()) is not None:
+            self._hash.update(data)
+
+    def add(self, data: Buffer) -> None:
+        """Takes the next bytes; waits where many are left to do."""
+        self._queue.put(data)
+
+    def __enter__(self) -> StreamDigest:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def hexdigest(self) -> str:
+        """The digest, in hex, after the block."""
+        return self._hash.hexdigest()
+
+
+@dataclass(eq=False, slots=True)
+class Trail:
+    """How far a file was read, and how far its digest has come behind that.
+
+    Attributes:
+        source: the file.
+        stand_in: a text of the digest's length that nothing else contains, for the place where it will stand.
+    """
+
+    source: Source
+    follower: Follower
+    hash: blake3 = field(default_factory=new_hash)
+    stand_in: str = field(default_factory=lambda: os.urandom(DIGEST_BYTES // 2).hex())
+    reached: int = 0
+    done: int = 0
+
+    def add(self, start: int, data: Buffer) -> None:
+        """Notes that the bytes from `start` were read."""
+        if start + len(data) > self.reached:
+            self.reached = start + len(data)
+            self.follower.wake()
+
+    def hexdigest(self) -> str:
+        """The digest of the whole file, in hex; what was not read yet is read now. Raises as Source.read_into."""
+        self.follower.finish()
+        return self.hash.hexdigest()
+
+    def close(self) -> None:
+        """Ends the work without a result."""
+        self.follower.stop()
+
+
+class Follower:
+    """Makes the BLAKE3 of files that are read anyway: a thread goes through each behind those who read it.
+
+    It reads what they have read before, so the bytes come out of the page cache and the disk has no more to do.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.trails = [Trail(source, self) for source in sources]
+        for trail in self.trails:
+            trail.source.record = trail
+        self._is_over = self._is_stopped = False
+        self._news = threading.Event()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def wake(self) -> None:
+        """There is more to do."""
+        self._news.set()
+        if self._thread is None:
+            self._start()
+
+    def finish(self) -> None:
+        """Waits until all files are done."""
+        self._is_over = True
+        self._start()
+        self._news.set()
+        assert self._thread is not None
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Ends the thread as soon as can be."""
+        self._is_stopped = self._is_over = True
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_stopped:
+                self._thread = threading.Thread(target=self._work, name="apr-hash", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        buffer = memoryview(bytearray(_BUFFER_BYTES))
+        try:
+            while not self._is_stopped:
+                self._news.clear()
+                is_over = self._is_over
+                ends = ((trail, trail.source.size if is_over else trail.reached) for trail in self.trails)
+                trail, end = next(((trail, end) for trail, end in ends if trail.done < end), (None, 0))
+                if trail is not None:
+                    view = buffer[: end - trail.done]
+                    trail.source.read_into(trail.done, view)
+                    trail.hash.update(view)
+                    trail.done += len(view)
+                elif is_over:
+                    return
+                else:
+                    self._news.wait()
+        except BaseException as error:
+            self._error = error

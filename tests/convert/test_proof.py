@@ -1,0 +1,148 @@
+"""The record of the source files holds their BLAKE3, and what is restored is compared with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from plain_models import write_folder
+
+import aprfmt
+from aprfmt.errors import ChecksumError, CorruptError
+from aprfmt.io import crc
+
+KEY = "aprfmt.source"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "in")
+
+
+def record(path: Path) -> dict[str, Any]:
+    with aprfmt.open(path) as model:
+        assert model.checksum() == {"header": "ok", "footer": "ok"}
+        return dict(model.metadata[KEY])
+
+
+def with_record(path: Path, value: object) -> None:
+    """Writes the `.apr` again with another record of its source files, and a footer that fits."""
+    from aprfmt.formats import apr_metadata
+
+    with aprfmt.open(path) as model:
+        text = apr_metadata.dump({**model.metadata, KEY: value})
+        aprfmt.rewrite_file(model, path.with_name("new"), metadata=text)
+    path.with_name("new").replace(path)
+
+
+@pytest.fixture(params=["hf", "gguf", "gguf parts", "safetensors", "shards"])
+def imported(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> tuple[list[Path], Path, Path]:
+    """The files of a source, the `.apr` made of it, and where it is restored."""
+    if request.param in ("hf", "shards"):
+        out = tmp_path / ("m.apr" if request.param == "hf" else "shards")
+        format = None if request.param == "hf" else "apr-shards"
+        aprfmt.convert_model(folder, out, format=format, shard_size=60_000 if format else None)
+        return sorted(folder.iterdir()), out, tmp_path / "out"
+    name = {"gguf": "m.gguf", "gguf parts": "m.gguf", "safetensors": "m.safetensors"}[request.param]
+    source = tmp_path / "source"
+    source.mkdir()
+    report = aprfmt.convert_model(folder, source / name, shard_size=100_000 if request.param == "gguf parts" else None)
+    (tmp_path / "out").mkdir()
+    aprfmt.import_model(report.output, tmp_path / "m.apr", allow_no_config=True, arch="llama")
+    return sorted(source.iterdir()), tmp_path / "m.apr", tmp_path / "out" / name
+
+
+def test_every_file_has_the_hash_of_its_bytes(imported: tuple[list[Path], Path, Path]) -> None:
+    files, apr, target = imported
+    rows = record(apr)["files"]
+    assert {row["name"]: row["blake3"] for row in rows} == {
+        path.name: blake3(path.read_bytes()).hexdigest() for path in files
+    }
+    report = aprfmt.export_model(apr, target)
+    assert report.lossless
+    assert report.proven
+    assert report.to_json()["proven"] is True
+    outputs = sorted(target.iterdir()) if target.is_dir() else sorted(target.parent.iterdir())
+    assert [path.read_bytes() for path in outputs] == [path.read_bytes() for path in files]
+
+
+def test_an_import_is_the_same_each_time(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        report = aprfmt.import_model(folder, tmp_path / f"{name}.apr")
+        assert (report.lossless, report.proven) == (True, False)
+    assert (tmp_path / "a.apr").read_bytes() == (tmp_path / "b.apr").read_bytes()
+
+
+def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path]) -> None:
+    """Somebody edited a hash, or bytes that it covers: the file that would differ is named and nothing is left."""
+    _, apr, target = imported
+    if apr.is_dir():
+        pytest.skip("shards are written again by a shard command only")
+    value = record(apr)
+    row = value["files"][-1]
+    row["blake3"] = row["blake3"][::-1]
+    with_record(apr, value)
+    before = sorted(target.parent.iterdir())
+    with pytest.raises(ChecksumError, match=rf"^.*{re.escape(row['name'])} would not be the file"):
+        aprfmt.export_model(apr, target)
+    assert sorted(target.parent.iterdir()) == before
+
+
+def test_records_from_before_there_were_hashes(imported: tuple[list[Path], Path, Path]) -> None:
+    _, apr, target = imported
+    if apr.is_dir():
+        pytest.skip("shards are written again by a shard command only")
+    value = record(apr)
+    for row in value["files"]:
+        del row["blake3"]
+    with_record(apr, value)
+    report = aprfmt.export_model(apr, target)
+    assert (report.lossless, report.proven) == (True, False)
+
+
+@pytest.mark.parametrize("digest", [None, 3, "", "0" * 63, "G" * 64, ["0" * 64], "0" * 64 + "\n"])
+def test_a_hash_that_is_none(digest: object, folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    value = record(tmp_path / "m.apr")
+    value["files"][0]["blake3"] = digest
+    with_record(tmp_path / "m.apr", value)
+    with pytest.raises(CorruptError, match="as a BLAKE3"):
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_edit_is_not_compared(folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", dtype="f16")
+    assert (report.lossless, report.proven) == (False, False)
+
+
+def test_a_plan_proves_nothing(folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    assert not aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", plan=True).proven
+    data = bytearray((tmp_path / "m.apr").read_bytes())
+    data[-100] ^= 1
+    (tmp_path / "m.apr").write_bytes(data)
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", plan=True)
+    with pytest.raises(ChecksumError):
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
+
+
+def test_a_file_is_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was streamed is not read again for the checksum in the footer."""
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    monkeypatch.setattr(crc, "_LEAST_BYTES", 1)
+    read: list[tuple[int, int]] = []
+    add = crc.Record.add
+
+    def note(self: crc.Record, start: int, data: bytes) -> None:
+        read.append((start, len(data)))
+        add(self, start, data)
+
+    monkeypatch.setattr(crc.Record, "add", note)
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.safetensors")
+    size = (tmp_path / "m.apr").stat().st_size
+    assert size <= sum(n for _, n in read) < size + 20_000

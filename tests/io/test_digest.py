@@ -1,0 +1,71 @@
+"""The hash of a file that is read in any order, or not at all: that of all its bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from aprfmt.errors import TruncatedError
+from aprfmt.io import digest
+from aprfmt.io.digest import Follower
+from aprfmt.io.source import Source
+
+SIZES = (0, 1, 999, 100_000, 333_333)
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Source]:
+    monkeypatch.setattr(digest, "_BUFFER_BYTES", 7000)
+    for n, size in enumerate(SIZES):
+        (tmp_path / str(n)).write_bytes(random.Random(n).randbytes(size))
+    return [Source.open(tmp_path / str(n)) for n in range(len(SIZES))]
+
+
+def hashing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "apr-hash"]
+
+
+@pytest.mark.parametrize("n_reads", [0, 1, 50])
+def test_files_read_in_any_order(n_reads: int, sources: list[Source]) -> None:
+    follower, dice = Follower(sources), random.Random(n_reads)
+    for _ in range(n_reads):
+        source = dice.choice(sources)
+        start = dice.randrange(source.size + 1)
+        length = dice.randrange(min(20_000, source.size - start) + 1)
+        source.read(start, length) if dice.random() < 0.5 else source.read_into(start, memoryview(bytearray(length)))
+    for trail, source in zip(follower.trails, sources, strict=True):
+        assert trail.hexdigest() == blake3(Path(source.path).read_bytes()).hexdigest()
+        assert len(trail.stand_in) == digest.DIGEST_BYTES
+    assert not hashing()
+
+
+def test_closing_a_source_ends_the_work(sources: list[Source]) -> None:
+    Follower(sources)
+    sources[4].read(100_000, 200_000)
+    assert len(hashing()) <= 1
+    sources[0].close()
+    assert not hashing()
+
+
+def test_a_file_that_shrinks(sources: list[Source]) -> None:
+    follower = Follower(sources)
+    os.truncate(sources[4].path, 5)
+    with pytest.raises(TruncatedError, match="shrank"):
+        follower.trails[4].hexdigest()
+    assert not hashing()
+
+
+def test_the_thread_stays_behind_the_reads(sources: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = Follower(sources)
+    trail = follower.trails[4]
+    for end in (50_000, 100_000):
+        sources[4].read(end - 50_000, 50_000)
+        while trail.done < end:
+            pass
+        assert trail.done == trail.reached == end
+    follower.stop()
