@@ -31,7 +31,7 @@ _LAZY = {
     "StampReport": "aprfmt.convert.stamp",
     "inspect": "aprfmt.inspection.describe",
     "Inspection": "aprfmt.inspection.describe",
-    "validate": "aprfmt.inspection.validate",
+    "validate": "aprfmt.api",
     "Validation": "aprfmt.inspection.validate",
     "diff": "aprfmt.inspection.diff",
     "Comparison": "aprfmt.inspection.diff",
@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import Evaluation, evaluate, report
+    from aprfmt.api import Evaluation, evaluate, report, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.stamp import StampReport, stamp
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr_metadata import dump as dump_metadata
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import Comparison, diff
-    from aprfmt.inspection.validate import Validation, validate
+    from aprfmt.inspection.validate import Validation
     from aprfmt.model import Model, Tensor
 
 

@@ -1,17 +1,21 @@
-"""The functions of the package that need more than one room, and the trainer: `evaluate` and `report`."""
+"""The functions of the package that need more than one room, and the trainer: `validate`, `evaluate` and `report`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt import formats
-from aprfmt.errors import MissingDependencyError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
 from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    from aprfmt.inspection.validate import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,35 @@ def evaluate(
     from aprtrain.evaluate import score
 
     return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
+
+
+def validate(
+    path: PathLike, *, strict: bool = False, min_score: int = 0, progress: StartProgress | None = None
+) -> Validation:
+    """Applies every rule to the model at `path`; every value is decoded.
+
+    `strict` counts warnings as failures and compares the source files that an `.apr` would give back with the hashes
+    that it was imported with. A score under `min_score` fails. A warning costs its rule's weight, too. `progress` is
+    called with the bytes to decode, its result with (bytes, tensor) as they are.
+    """
+    from aprfmt.convert.integrity import altered_files
+    from aprfmt.inspection import validate as rules
+
+    def look(subject: rules.Subject) -> Iterator[rules.Check]:
+        try:
+            if isinstance(subject.canonical, AprError):
+                raise subject.canonical
+            altered = altered_files(subject.canonical)
+        except (UnmappedError, UnsupportedError) as error:
+            yield rules.Check("skip", error.message)
+            return
+        for name in altered:
+            yield rules.Check("fail", f"{name} would not be the file that was imported: its BLAKE3 is another one")
+
+    restored = rules.Rule("source.restored", 0, "every source file comes out with the BLAKE3 of its import", look)
+    return rules.validate(
+        path, strict=strict, min_score=min_score, progress=progress, more=[restored] if strict else []
+    )
 
 
 def report(

@@ -146,3 +146,41 @@ def test_a_file_is_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.safetensors")
     size = (tmp_path / "m.apr").stat().st_size
     assert size <= sum(n for _, n in read) < size + 20_000
+
+
+RESTORED = "source.restored"
+
+
+def restored(path: Path, *, strict: bool = True) -> tuple[bool, list[str]]:
+    """Whether the strict validation passes, and what it says of the restored files, found or skipped."""
+    found = aprfmt.validate(path, strict=strict)
+    return found.passed, [check.message for check in (*found.checks, *found.skipped) if check.id == RESTORED]
+
+
+def test_validate_hashes_what_would_be_restored(imported: tuple[list[Path], Path, Path]) -> None:
+    _, apr, _ = imported
+    assert restored(apr)[1] == ["every source file comes out with the BLAKE3 of its import"]
+    assert restored(apr, strict=False)[1] == []
+    if apr.is_dir():
+        return
+    value = record(apr)
+    row = value["files"][0]
+    row["blake3"] = "0" * 64
+    with_record(apr, value)
+    assert restored(apr) == (
+        False,
+        [f"{row['name']} would not be the file that was imported: its BLAKE3 is another one"],
+    )
+
+
+def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
+    assert restored(folder)[1] == ["the file holds no record of its source files"]
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    value = record(tmp_path / "m.apr")
+    for row in value["files"]:
+        del row["blake3"]
+    with_record(tmp_path / "m.apr", value)
+    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files is from before it held hashes"]
+    value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
+    with_record(tmp_path / "m.apr", value)
+    assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]

@@ -130,3 +130,24 @@ def test_encrypted_tensors_are_named_as_such(fixtures_dir: Path) -> None:
     found = validate(fixtures_dir / "vectors" / "golden" / "v1_encrypted_password.apr")
     skipped = {skip.id: skip.message for skip in found.skipped}
     assert skipped["values.finite"] == "the tensors are encrypted"
+
+
+def messages(found: Validation, rule: str) -> list[str]:
+    return [check.message for check in found.checks if check.id == rule]
+
+
+def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None:
+    path = write(arrays)
+    covered = "the checksum at the end covers every byte (CRC-32)"
+    nothing = "no checksum in this container: size and content rules only"
+    assert messages(validate(path), "container.protection") == [covered]
+    aprfmt.convert_model(path, tmp_path / "shards", format="apr-shards", shard_size=4_000)
+    n = len(list((tmp_path / "shards").glob("*.apr")))
+    assert n > 1
+    sums = f"the manifest has the SHA-256 of {n} shards"
+    assert messages(validate(tmp_path / "shards"), "container.protection") == [sums, covered]
+    aprfmt.export_model(path, tmp_path / "m.safetensors")
+    assert messages(validate(tmp_path / "m.safetensors", strict=True), "container.protection") == [nothing]
+    aprfmt.import_model(tmp_path / "m.safetensors", tmp_path / "again.apr", allow_no_config=True, arch="llama")
+    hashes = "the record of the source files has the BLAKE3 of 1 file"
+    assert messages(validate(tmp_path / "again.apr"), "container.protection") == [covered, hashes]

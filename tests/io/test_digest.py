@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from aprfmt.errors import TruncatedError
+from aprfmt.errors import ChangedError
 from aprfmt.io import digest
 from aprfmt.io.digest import Follower
 from aprfmt.io.source import Source
@@ -55,7 +55,7 @@ def test_closing_a_source_ends_the_work(sources: list[Source]) -> None:
 def test_a_file_that_shrinks(sources: list[Source]) -> None:
     follower = Follower(sources)
     os.truncate(sources[4].path, 5)
-    with pytest.raises(TruncatedError, match="shrank"):
+    with pytest.raises(ChangedError, match="shrank"):
         follower.trails[4].hexdigest()
     assert not hashing()
 

@@ -270,12 +270,17 @@ def _tensor_note(row: _TensorRow) -> str:
 def validate(
     file: ModelArgument,
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="Count warnings as failures.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Count warnings as failures; hash again the files that an .apr was made from."),
+    ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Check checksums, extents, values, names, shapes and tokenizer. Exit status: 0 passed, 5 failed.
+    """Check checksums, extents, values, names, shapes and tokenizer; say what protects the file.
+
+    Exit status: 0 passed, 5 failed.
 
     \b
     apr validate model.apr

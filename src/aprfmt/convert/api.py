@@ -300,7 +300,7 @@ def _convert(given: dict[str, object]) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with open_checked(src) as (model, confirmation):
+    with open_checked(src) as (model, confirm):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization)

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aprfmt import formats
-from aprfmt.errors import AprError, RefusedError, StorageError
+from aprfmt.canonical.model import Canonical
+from aprfmt.convert.recipe import read_recipe
+from aprfmt.errors import AprError, RefusedError, StorageError, UnsupportedError
+from aprfmt.formats import apr2
+from aprfmt.formats.apr_metadata import SOURCE_KEY
+from aprfmt.io.pipe import layout_digest
 from aprfmt.io.source import watch_opened
 from aprfmt.model import Model
 from aprfmt.types import PathLike
@@ -52,3 +57,21 @@ def read_back(output: str) -> None:
             tensor=error.tensor,
             hint="the source is damaged in a way that was not noticed: apr validate SOURCE may show it",
         ) from error
+
+
+def altered_files(c: Canonical) -> list[str]:
+    """The source files that the `.apr` `c` would not give back as they were imported; all are made for it.
+
+    Raises UnsupportedError where there is nothing to compare them with.
+    """
+    model = c.model
+    value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
+    if value is None:
+        raise UnsupportedError("the file holds no record of its source files")
+    recipe = read_recipe(value, c.all_tensors, c.tokenizer, str(model.path))
+    if recipe is None:
+        raise UnsupportedError("the model was edited since its import, so its source files are not restored from it")
+    layouts = [layout for layout in recipe.layouts() if layout.digest is not None]
+    if not layouts:
+        raise UnsupportedError("the record of the source files is from before it held hashes")
+    return [layout.name for layout in layouts if layout_digest(layout) != layout.digest]

@@ -102,7 +102,7 @@ def stamp(
         raise UsageError(f"{own!r} records how the file was made and cannot be set by hand")
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
-    with open_checked(src) as (model, confirmation):
+    with open_checked(src) as (model, confirm):
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
@@ -122,7 +122,7 @@ def stamp(
         layout = FileLayout(
             os.path.basename(target), _segments(model, native.header.flags, patch, tokenizer), crc_footer=True
         )
-        write_file(target, layout, WriteOptions(force or in_place, confirm=confirmation()))
+        write_file(target, layout, WriteOptions(force or in_place, confirm=confirm))
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
         n_tensors = len(model.tensors.entries)
         return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -15,11 +15,13 @@ from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
+from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
+from aprfmt.text import plural
 from aprfmt.tokenizer.model import TokenType
 from aprfmt.types import PathLike
 
@@ -31,7 +33,10 @@ Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the rule `id` says: a sentence, and the tensor concerned. One "skip": it does not apply to the file."""
+    """What the rule `id` says: a sentence, and the tensor concerned.
+
+    One "skip": the rule does not apply to the file. A "pass" is a fact that the rule tells.
+    """
 
     status: Status
     message: str
@@ -142,6 +147,23 @@ def _footer(subject: Subject) -> Iterator[Check]:
         yield Check("warn", "the checksum at the end of the file is missing, so damage cannot be detected")
     elif state != "ok":
         yield Check("skip", "the container has no checksum over the file")
+
+
+def _protection(subject: Subject) -> Iterator[Check]:
+    """What would tell that a byte of the file changed."""
+    model, state = subject.model, subject.model.checksum()["footer"]
+    shards = model.native_as(JoinedNative)
+    if shards is not None and any(info.sha256 is not None for info, _ in shards.shards):
+        yield Check("pass", f"the manifest has the SHA-256 of {plural(len(shards.shards), 'shard')}")
+    if state in ("ok", "bad"):
+        yield Check("pass", "the checksum at the end covers every byte (CRC-32)")
+    else:
+        yield Check("pass", "no checksum in this container: size and content rules only")
+    record = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
+    files = record.get("files") if isinstance(record, Mapping) else None
+    hashed = [row for row in files if isinstance(row, Mapping) and "blake3" in row] if isinstance(files, list) else []
+    if hashed:
+        yield Check("pass", f"the record of the source files has the BLAKE3 of {plural(len(hashed), 'file')}")
 
 
 def _extents(subject: Subject) -> Iterator[Check]:
@@ -265,6 +287,7 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
 RULES = (
     Rule("container.header", 10, "the header checksum matches", _header),
     Rule("container.footer", 15, "the file checksum matches", _footer),
+    Rule("container.protection", 0, "what would tell that a byte changed is there", _protection),
     Rule("container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents),
     Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
     Rule("values.finite", 20, "no value is NaN or infinite", _finite),
@@ -311,9 +334,14 @@ class Validation:
 
 
 def validate(
-    path: PathLike, *, strict: bool = False, min_score: int = 0, progress: StartProgress | None = None
+    path: PathLike,
+    *,
+    strict: bool = False,
+    min_score: int = 0,
+    progress: StartProgress | None = None,
+    more: Sequence[Rule] = (),
 ) -> Validation:
-    """Applies every rule to the model at `path`; every value is decoded.
+    """Applies every rule to the model at `path`, and those of `more`; every value is decoded.
 
     `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight, too.
     `progress` is called with the bytes to decode, its result with (bytes, tensor) as they are.
@@ -322,7 +350,7 @@ def validate(
         n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
         subject = Subject(model, progress(n_bytes) if progress is not None else None)
         outcomes = []
-        for rule in RULES:
+        for rule in (*RULES, *more):
             try:
                 outcomes.append((rule, list(rule.look(subject))))
             except StorageError:
@@ -339,10 +367,12 @@ def validate(
             skipped.append(replace(skip, id=rule.id))
             continue
         weights += rule.weight
-        if not findings:
+        if all(finding.status == "pass" for finding in findings):
             passed += rule.weight
-            checks.append(Check("pass", rule.holds, id=rule.id))
-        checks += [replace(f, id=rule.id, status="fail" if strict else f.status) for f in findings]
+            findings = findings or [Check("pass", rule.holds)]
+        checks += [
+            replace(f, id=rule.id, status="fail" if strict and f.status == "warn" else f.status) for f in findings
+        ]
     score = passed * 100 // weights if weights else 0
     failed = any(check.status == "fail" for check in checks)
     passes = not failed and score >= min_score

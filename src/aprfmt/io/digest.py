@@ -20,7 +20,7 @@ DIGEST_BYTES = 64
 """Length of a digest as text."""
 
 _BUFFER_BYTES = 512 << 10  # stays in the cache
-_QUEUE_LENGTH = 16
+_QUEUE_LENGTH = 4
 
 
 def new_hash() -> blake3:

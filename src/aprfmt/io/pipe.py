@@ -192,6 +192,16 @@ def write_layout(
     return crc
 
 
+def layout_digest(layout: FileLayout, flow: Flow = DEFAULT_FLOW) -> str:
+    """BLAKE3 of the segments of `layout`, in hex; nothing is written."""
+    line = _Line(_pieces(layout.segments), flow, with_crc=False)
+    with StreamDigest() as digest, closing(line.batches()) as batches:
+        for batch in batches:
+            for data, _ in batch.parts:
+                digest.add(data)
+    return digest.hexdigest()
+
+
 def _put_in(late: Late, layout: FileLayout, sink: AtomicFile, crc: int) -> int:
     """Replaces a stand-in by the bytes that are known now; returns the checksum that follows from `crc`."""
     data = late.make()
