@@ -6,14 +6,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError, storage_error
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import read_weight_map
 
@@ -108,7 +109,6 @@ def _is_complete(found: Path) -> bool:
 def _download(wanted: HubPath, cache: Path, address: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:
         raise MissingDependencyError(
             f"{address} is not in the local cache, and huggingface_hub is not installed",
@@ -123,13 +123,94 @@ def _download(wanted: HubPath, cache: Path, address: str) -> Path:
                 allow_patterns=[wanted.file] if wanted.file else DOWNLOADED,
             )
         )
-    except (RepositoryNotFoundError, RevisionNotFoundError, EntryNotFoundError) as error:
-        hint = "check the name; a private or gated repository needs HF_TOKEN"
-        raise NotFoundError(f"{address} is not on the hub", hint=hint) from error
     except Exception as error:  # the library passes on whatever its HTTP client raises
-        raise StorageError(
-            f"{address} could not be fetched: {error}", hint="check the network, or give a path to a folder"
-        ) from error
+        raise _failure(error, wanted, cache, address) from error
     if wanted.file and not (folder / wanted.file).is_file():
         raise NotFoundError(f"{address} is not on the hub", hint="check the file's name")
     return folder / wanted.file if wanted.file else folder
+
+
+# What the library calls an answer of the hub, by the names of its classes; the first that fits counts.
+_ANSWERS = {
+    "GatedRepoError": (
+        StorageError,
+        "{address} is gated",
+        "accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN",
+    ),
+    "RepositoryNotFoundError": (
+        NotFoundError,
+        "{address} is not on the hub",
+        "check the name; a private repository needs HF_TOKEN",
+    ),
+    "RevisionNotFoundError": (NotFoundError, "{repo} has no revision {revision}", "check the name behind the @"),
+    "RemoteEntryNotFoundError": (NotFoundError, "{address} is not on the hub", "check the file's name"),
+}
+_STATUS_HINTS = {
+    401: "set HF_TOKEN to a valid token, or unset it: the hub did not take the one it got",
+    403: "set HF_TOKEN to a token that may read the repository",
+    429: "wait some minutes, or set HF_TOKEN: the hub limits how much may be asked",
+}
+_LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
+
+
+def _failure(error: BaseException, wanted: HubPath, cache: Path, address: str) -> AprError:
+    """Why the download failed: the disk, an answer of the hub, or no answer.
+
+    The library wraps most of them in an error that says only that the cache holds nothing: the causes tell.
+    """
+    chain = list(_causes(error))
+    return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address)
+
+
+def _answer(chain: Sequence[BaseException], wanted: HubPath, address: str) -> AprError | None:
+    for kind in (kind.__name__ for cause in chain for kind in type(cause).__mro__):
+        if kind in _ANSWERS:
+            refused, message, hint = _ANSWERS[kind]
+            words = {"address": address, "repo": wanted.repo, "revision": wanted.revision}
+            return refused(message.format(**words), hint=hint.format(**words))
+    return None
+
+
+def _local(chain: Sequence[BaseException], cache: Path) -> AprError | None:
+    if isinstance(missing := chain[-1], ImportError):
+        name = missing.name or str(missing)
+        return MissingDependencyError(f"huggingface_hub needs {name} for this", hint=f"pip install {name}")
+    for cause in chain:
+        if isinstance(cause, OSError) and cause.errno in _DISK:
+            found = storage_error(cause, cause.filename or cache)
+            if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                found.hint = "free some space, or set HF_HOME to a folder on another disk, and run it again"
+            return found
+    return None
+
+
+def _no_answer(chain: Sequence[BaseException], address: str) -> AprError:
+    status = next((code for cause in chain if (code := _status(cause))), None)
+    if status is not None:
+        reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later; {_LOCAL_HINT}")
+    elif any(isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__ for cause in chain):
+        reason, hint = "the hub did not answer in time", _LOCAL_HINT
+    elif any(_NETWORK & {kind.__name__ for kind in type(cause).__mro__} for cause in chain):
+        reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies; {_LOCAL_HINT}"
+    else:
+        reason, hint = str(chain[0]), f"check the network; {_LOCAL_HINT}"
+    return StorageError(f"{address} is not in the local cache and could not be fetched: {reason}", hint=hint)
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.EMFILE)
+_NETWORK = {"ConnectionError", "gaierror", "NetworkError", "ProxyError", "RemoteProtocolError", "SSLError"}
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came from, innermost last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status of the answer that the error is about."""
+    code = getattr(getattr(error, "response", None), "status_code", None)
+    return code if isinstance(code, int) else None
