@@ -44,6 +44,9 @@ MAX_TOKEN_ID = 1 << 24
 MAX_VOCAB_HOLES = 1 << 16
 """Ids without a token beyond as many as there are tokens."""
 
+MAX_PATH_PARTS, MAX_PATH_CHARS = 64, 1024
+"""Folders inside one another, and characters, of the path of a model's file in its folder."""
+
 MAX_RENDERED_LISTS = 64
 """References to the tokenizer's lists in the record of an APR's source files."""
 

@@ -14,6 +14,7 @@ from plain_models import CONFIG, GGUF_KEYS, METADATA, gguf_names, weights, write
 
 import aprfmt
 from aprfmt import limits
+from aprfmt.errors import LimitError
 
 TEXT = json.dumps(CONFIG).encode()
 CONFIG_FILE = {"name": "config.json", "size": len(TEXT), "segments": [["b", len(TEXT)]]}
@@ -44,6 +45,29 @@ def test_a_crafted_record_is_refused(files: list[Any], literals: bytes, form: st
     aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
     with pytest.raises(aprfmt.AprError):
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format=form)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.apr"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a/" * 1000 + "b",
+        "a/" * limits.MAX_PATH_PARTS + "b",
+        "a/" * 200_000 + "b",
+        "ab/" * 2 + "c" * limits.MAX_PATH_CHARS,
+    ],
+    ids=["1000", "one more", "200000", "long"],
+)
+@pytest.mark.parametrize("form", ["hf", "apr"])
+def test_a_path_without_end_is_refused(name: str, form: str, tmp_path: Path) -> None:
+    record = {
+        "format": "hf",
+        "files": [CONFIG_FILE, entry(name, 1, ["z", 1])],
+        "literals": base64.b64encode(zlib.compress(TEXT)).decode(),
+    }
+    aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
+    with pytest.raises(LimitError, match="parts"):
+        aprfmt.convert_model(tmp_path / "m.apr", tmp_path / "out", format=form)
     assert [path.name for path in tmp_path.iterdir()] == ["m.apr"]
 
 

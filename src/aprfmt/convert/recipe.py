@@ -50,7 +50,14 @@ from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.digest import Follower, Trail, digest_of
 from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
-from aprfmt.limits import MAX_HEADER_BYTES, MAX_LITERAL_BYTES, MAX_RENDERED_LISTS, MAX_TEXT_FILE_BYTES
+from aprfmt.limits import (
+    MAX_HEADER_BYTES,
+    MAX_LITERAL_BYTES,
+    MAX_PATH_CHARS,
+    MAX_PATH_PARTS,
+    MAX_RENDERED_LISTS,
+    MAX_TEXT_FILE_BYTES,
+)
 from aprfmt.model import Tensor
 from aprfmt.tokenizer import splice
 from aprfmt.tokenizer.model import Tokenizer
@@ -269,8 +276,14 @@ def _digest(value: object) -> str:
 
 
 def safe_name(name: object) -> str:
-    """A relative path that stays inside the output folder; a crafted file must not write elsewhere."""
+    """A relative path that stays inside the output folder; a crafted file must not write elsewhere, or without end."""
     text = str(name)
+    if len(text) > MAX_PATH_CHARS or text.count("/") >= MAX_PATH_PARTS:
+        raise LimitError(
+            f"the record of the source files names a path of {len(text)} characters and {text.count('/') + 1} parts; "
+            f"the limits are {MAX_PATH_CHARS} and {MAX_PATH_PARTS}: {text[:40]!r}...",
+            hint="leave out what lies so deep in the folder",
+        )
     if any(part in ("", ".", "..") for part in text.split("/")) or "\\" in text or "\0" in text:
         raise CorruptError(f"the record of the source files names {name!r}, which is not a plain relative path")
     return text
