@@ -311,8 +311,10 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     Raises RefusedError where the hyper-parameters do not tell shapes or orders, or contradict the tensors.
     """
     row, layer = match.row, match.layer
-    hf = tuple(name for template in row.hf for name in expand(row, template, h, layer))
     gguf = tuple(spell(name, layer) for name in row.gguf)
+    # One more name than there can be experts is enough to show that the number in the config is wrong.
+    most = max([len(shapes), *(shapes[name][0] for name in gguf if shapes.get(name))])
+    hf = tuple(name for template in row.hf for name in expand(row, template, h, layer, most + 1))
     if not hf:
         raise RefusedError(f"the number of {row.count} is unknown", tensor=gguf[0])
     sizes = sizes_of(h)

@@ -111,7 +111,7 @@ def canonical(
     `decoding` says what becomes of packed weights.
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
     """
-    row = _find_row(model, arch)
+    row = find_row(model, arch)
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
     if row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
@@ -197,7 +197,8 @@ def complete_from_shapes(hparams: Hyperparams, tensors: Mapping[str, Tensor | Ca
         hparams.head_dim = hparams.extra["head_dim"] = head_dim
 
 
-def _find_row(model: Model, arch: str | None) -> Architecture | None:
+def find_row(model: Model, arch: str | None = None) -> Architecture | None:
+    """The row of the architecture table that `arch` names, else the one that the model itself tells."""
     if arch is not None and arch != "auto":
         row = lookup(arch)
         if row is None:

@@ -395,9 +395,9 @@ def _compressed(settings: Mapping[str, object]) -> str | None:
     transform = settings.get("transform_config")
     if isinstance(transform, dict) and transform.get("config_groups"):
         return "a transform of the activations at run time"
-    strategies = {weights.get("strategy") for weights in weight_arguments(settings)}
-    odd = strategies - {None, "tensor", "channel", "group", "block", "tensor_group"}
-    return f"strategy {sorted(map(str, odd))[0]!r}" if odd else None
+    known = (None, "tensor", "channel", "group", "block", "tensor_group")
+    odd = [strategy for w in weight_arguments(settings) if (strategy := w.get("strategy")) not in known]
+    return f"strategy {odd[0]!r}" if odd else None
 
 
 def natural_dtype(config: Mapping[str, object]) -> str | None:

@@ -219,10 +219,9 @@ class _Source:
         if kind == "l":
             _, names, _, dtype, row_map, position = segment
             return self._linked(expand_experts(names), str(dtype), row_map, position)
-        assert self._tokenizer is not None  # see `has`
-        if kind == "g":
+        if kind == "g" and self._tokenizer is not None:
             return Literal(gguf_list(self._tokenizer, str(segment[1])))
-        if kind == "j":
+        if kind == "j" and self._tokenizer is not None:
             return Literal(splice.join([dict(_mapping(segment[1]))], self._tokenizer))
         raise ValueError(f"a segment of the unknown kind {kind!r}")
 

@@ -123,7 +123,8 @@ def _scan(tensor: Tensor, dead: list[int] | None) -> Stats:
         stats.add(block)
         if dead is not None and columns:
             rows = block.reshape(-1, columns)
-            dead += (row + np.flatnonzero(~np.any(rows, axis=1))).tolist()
+            with np.errstate(invalid="ignore"):  # NaN are counted elsewhere
+                dead += (row + np.flatnonzero(~np.any(rows, axis=1))).tolist()
             row += len(rows)
     return stats
 

@@ -68,7 +68,7 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
         "chat_template": None if tok.chat_template is None else _text(tok.chat_template),
         **{f"tokenizer.{key}": tok.special.get(role) for role, key in _SPECIAL.items()},
     }
-    own = {
+    own: dict[str, object] = {
         "special": {role: i for role, i in tok.special.items() if role not in _SPECIAL},
         "flags": {flag: value for flag, value in tok.flags.items() if flag != "add_bos"},
         "chat_templates": {name: _text(text) for name, text in tok.chat_templates.items()},
@@ -78,7 +78,9 @@ def to_metadata(tok: Tokenizer) -> dict[str, object]:
         "pre_note": tok.pre_note if tok.pre is None else "",
         "patches": {name: patch for name, patch in patches.items() if patch},
     }
-    values[OWN_KEY] = {key: value for key, value in own.items() if value}
+    if not tok.model or tok.model.lower() in _MODELS:  # reading would take it for another
+        own["model"] = tok.model
+    values[OWN_KEY] = {key: value for key, value in own.items() if value or key == "model"}
     return {key: value for key, value in values.items() if value is not None}
 
 
@@ -114,7 +116,7 @@ def from_metadata(metadata: Mapping[str, object]) -> Tokenizer | None:
         template = _string(metadata, "tokenizer.chat_template")
     templates = _read_values(_mapping(own.get("chat_templates"), "chat_templates"), str, "chat template")
     return Tokenizer(
-        model=_model(metadata, bool(merges), bool(scores)),
+        model=_model(metadata, own.get("model"), bool(merges), bool(scores)),
         tokens=tokens,
         merges=merges,
         types=types,
@@ -179,8 +181,13 @@ def _extra(stored: Mapping[str, object]) -> dict[str, tuple[KvType, object]]:
     return found
 
 
-def _model(metadata: Mapping[str, object], merges: bool, scores: bool) -> str:
-    """The algorithm under its GGUF name; what neither key names follows from the lists that are there."""
+def _model(metadata: Mapping[str, object], literal: object, merges: bool, scores: bool) -> str:
+    """The algorithm under its GGUF name; what neither key names follows from the lists that are there.
+
+    A name that is `literal` is a GGUF's own, however odd.
+    """
+    if isinstance(literal, str) and metadata.get("tokenizer.model") == literal:
+        return literal
     name = _string(metadata, "tokenizer.model") or _string(metadata, "tokenizer.model_type")
     if name is None:
         return "gpt2" if merges else "llama" if scores else "none"

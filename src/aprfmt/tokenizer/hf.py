@@ -190,7 +190,7 @@ def _finish(tokenizer: Tokenizer, added: list[Added], document: Document) -> Tok
 def read_json(files: Mapping[str, bytes], name: str) -> Json:
     """The JSON value in a file. Raises CorruptError, LimitError."""
     try:
-        value: Json = json.loads(_read_bytes(files, name))
+        value: Json = json.loads(_read_bytes(files, name).decode("utf-8"))  # of bytes it takes UTF-16 too
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", path=name) from error
     return value

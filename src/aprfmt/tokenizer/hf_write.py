@@ -133,7 +133,8 @@ def _byte_level_parts(tok: Tokenizer) -> dict[str, object]:
     # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
-    merges = [list(halves) for halves in map(_halves, tok.merges) if "".join(halves) in vocab]
+    halves = map(_halves, tok.merges)
+    merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
     digits = {"type": "Digits", "individual_digits": True}
     steps = [digits if split == "digits" else _split(split) for split in known.splits]
     steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})

@@ -17,7 +17,7 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.canonical.envelope import LEFT_ASIDE
-from aprfmt.canonical.model import Canonical, apr_metadata_of, canonical, gguf_side
+from aprfmt.canonical.model import Canonical, apr_metadata_of, canonical, find_row, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, matrix_dtype, outside_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import decode, encode
@@ -93,7 +93,12 @@ def check_readable(model: Model) -> None:
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
-    return SOURCE_KEY in metadata and c.model.convention != "apr" and not c.left_out
+    if SOURCE_KEY not in metadata or c.model.convention == "apr" or c.left_out:
+        return False
+    # A folder gets a config.json of what the user said of it, or of what its tensors tell, with its way back.
+    return c.model.native_as(HfNative) is None or (
+        find_row(c.model) is c.arch and c.model.hparams.hidden_size is not None
+    )
 
 
 def copy(model: Model, name: str) -> Output | None:

@@ -72,7 +72,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     ):
         own = recipe.layouts()
         if texts == source:
-            return Output(own, tensors, lossless=True)
+            return Output(own, tensors, lossless=not c.left_out)
         weights = [layout for layout in own if _is_weight_file(layout.name)]
         made = texts | _tokenizer_files(c, texts)
         return Output([*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors)
