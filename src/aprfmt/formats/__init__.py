@@ -199,9 +199,9 @@ def resolve(path: PathLike) -> Path:
 
 def _reader_of(path: Path) -> Reader:
     if is_folder(path):
-        from aprfmt.formats.hf_files import list_names
+        from aprfmt.formats.hf_files import belongs, list_names
 
-        found = Candidate(path, names=tuple(list_names(path)))
+        found = Candidate(path, names=tuple(list_names(path, belongs)))
         reader = next((reader for reader in readers() if reader.folder and reader.detect(found)), None)
         if reader is None:
             raise _unknown_folder(found)

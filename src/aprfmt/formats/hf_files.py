@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import CorruptError, LimitError, storage_errors
+from aprfmt.errors import CorruptError, LimitError, RefusedError, storage_errors
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_TEXT_FILE_BYTES
 from aprfmt.types import Json, JsonObject
@@ -47,6 +47,8 @@ KEPT_FILES = (
 )
 """Name patterns of the files that belong to a model beside its weights."""
 
+_FILE_SUFFIXES = (".safetensors", ".json", ".jinja", ".model")
+
 WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".apr", ".h5", ".msgpack"),
     *(".onnx", ".onnx_data", ".ot", ".npz", ".npy"),
@@ -54,16 +56,30 @@ WEIGHT_SUFFIXES = (
 """How files of weights end, whatever program made them."""
 
 
-def list_names(folder: Path) -> list[str]:
+def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False) -> list[str]:
     """Plain files of the folder, of its template folder and of its modules' folders, sorted, with forward slashes.
 
-    Raises NotFoundError, StorageError.
+    Raises NotFoundError, StorageError, and RefusedError for what is no plain file though its name is `needed`: a link
+    to nowhere is not passed over, because the model would be another one without it.
     """
+    names = []
     with storage_errors(folder):
-        names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+        found = [(path, path.name) for path in folder.iterdir()]
         for pattern in (TEMPLATE_FOLDER, MODULE_FOLDERS):
-            names += [f"{p.parent.name}/{p.name}" for p in folder.glob(f"{pattern}/*") if p.is_file()]
+            found += [(path, f"{path.parent.name}/{path.name}") for path in folder.glob(f"{pattern}/*")]
+        for path, name in found:
+            if path.is_file():
+                names.append(name)
+            elif needed(name) and (path.suffix in _FILE_SUFFIXES or not path.is_dir()):
+                what = "a link to a file that is not there" if path.is_symlink() else "no plain file"
+                hint = "fetch the model again, or take it out of the folder"
+                raise RefusedError(f"it is {what}", path=path, hint=hint)
     return sorted(names)
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of that name in a folder is a part of the model."""
+    return name.endswith(".safetensors") or bool(select_files([name]))
 
 
 def select_files(names: Iterable[str]) -> list[Path]:
@@ -126,7 +142,7 @@ def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
     """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
     from aprfmt.tokenizer.hf import is_tokenizer_file, read_files
 
-    names = [name for name in list_names(folder) if is_tokenizer_file(name)]
+    names = [name for name in list_names(folder, is_tokenizer_file) if is_tokenizer_file(name)]
     return read_files({name: read_text_file(folder / name) for name in names}, config)
 
 

@@ -14,6 +14,7 @@ from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError
 from aprfmt.formats import HF_INDEX_SUFFIX
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
+    belongs,
     check_file_name,
     list_names,
     load_tokenizer,
@@ -82,7 +83,7 @@ def open_model(path: Path) -> Model:
     """
     folder = path if is_folder(path) else path.parent
     with ExitStack() as stack:
-        names = list_names(folder)
+        names = list_names(folder, belongs)
         index_name, warnings = (path.name, []) if folder != path else _find_index(folder, names)
         index, shards, more = _read_weights(folder, names, index_name, stack)
         config_path = folder / "config.json"
