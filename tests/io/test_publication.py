@@ -368,6 +368,24 @@ def test_a_folder_with_a_mount_inside_stays_the_same(old: Path, monkeypatch: pyt
     assert (old.stat().st_ino, (old / "w-1.bin").read_text()) == (inode, "new")
 
 
+def test_a_folder_with_a_thousand_levels_stays_the_same(old: Path) -> None:
+    inode, here = old.stat().st_ino, os.getcwd()
+    try:
+        os.chdir(old)
+        for _ in range(1000):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    try:
+        replace_folder(old)
+        assert (old.stat().st_ino, (old / "w-1.bin").read_text()) == (inode, "new")
+        assert names(old.parent) == ["old"]
+        assert not [name for name in names(old) if name.endswith(".tmp")]
+    finally:
+        subprocess.run(["rm", "-r", str(old / "d")], check=True)
+
+
 @pytest.mark.skipif(is_root, reason="root may write everywhere")
 def test_a_read_only_folder_is_not_replaced(old: Path) -> None:
     old.chmod(0o555)

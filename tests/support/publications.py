@@ -33,7 +33,7 @@ from faults import intercepted
 WAYS = ("here", "elsewhere")
 """As this file system does it; as one does that has neither files without a name nor an exchange."""
 
-_FIRST = r"-00001-of-\d{5}\.gguf$|config\.json$|manifest"
+_FIRST = r"-00001-of-\d{5}\.gguf$|(^|/)config\.json$|manifest"
 """Files without which nobody loads the others."""
 
 _SHOWING = ("link", "rename", "replace", "exchange")
@@ -84,14 +84,21 @@ class Order:
         result = call()
         if name in ("write", "writev"):
             self._unsynced.add(os.fstat(args[0]).st_ino)
-        elif name == "open" and not isinstance(result, int) and result.writable():
-            self._unsynced.add(os.fstat(result.fileno()).st_ino)
+        elif name == "open":
+            if not isinstance(result, int) and result.writable():
+                self._unsynced.add(os.fstat(result.fileno()).st_ino)
+            if isinstance(result, int) and args[1] & os.O_CREAT:
+                self._names_change(str(args[0]))
+        elif name == "mkdir":
+            self._names_change(str(args[0]))
         elif name == "fsync":
             inode = os.fstat(args[0]).st_ino
             self._unsynced.discard(inode)
             self._unsynced_names.pop(inode, None)
         elif name in _SHOWING:
             old, new = map(str, args[:2])
+            if not _is_temporary(new):
+                self._comes(new)
             if name != "link":
                 self._names_change(old)
             for path in (old, new) if name == "exchange" else (new,):
@@ -103,7 +110,14 @@ class Order:
         return result
 
     def _names_change(self, path: str) -> None:
-        self._unsynced_names[os.stat(os.path.dirname(path)).st_ino] = path
+        if ".replaced" not in Path(path).parts:  # nobody needs what was put aside
+            self._unsynced_names[os.stat(os.path.dirname(path)).st_ino] = path
+
+    def _comes(self, path: str) -> None:
+        """By now what was put aside before must be gone for good, and what came before the last file be there."""
+        before = self._unsynced_names.get(os.stat(os.path.dirname(path)).st_ino)
+        if before and not _is_temporary(before) and (not os.path.lexists(before) or re.search(_FIRST, path)):
+            self.faults.append(f"{path} came before {before} was synced")
 
     def _appears(self, path: str) -> None:
         self.shown += 1
@@ -117,10 +131,12 @@ class Order:
     def _goes(self, path: str) -> None:
         """Something is put aside: what comes in its place, and the record of both, must last by now."""
         temporary = next(place for place in Path(path).parents if _is_temporary(place.name))
-        for place in (temporary, *(p for p in temporary.rglob("*") if ".replaced" not in p.parts)):
+        for place in (temporary, *temporary.rglob("*")):
             inode = place.lstat().st_ino
             if inode in self._unsynced or inode in self._unsynced_names:
                 self.faults.append(f"{path} was put aside before {place} was synced")
+        if self._unsynced_names.get(temporary.parent.stat().st_ino) == str(temporary):
+            self.faults.append(f"{path} was put aside before the name {temporary} was synced")
 
 
 def _is_temporary(path: str) -> bool:

@@ -13,6 +13,7 @@ import plain_models
 
 import aprfmt
 from aprfmt.cli.main import run
+from aprfmt.io.sink import AtomicFile, AtomicFolder
 
 _PART = 200_000  # bytes of a shard: three of them
 
@@ -25,7 +26,7 @@ class Place:
     out: Path
 
 
-_WRITING = ("save", "import", "export", "quantize", "stamp", "report")
+_WRITING = ("save", "import", "export", "quantize", "stamp", "report", "write")
 
 Operation = Callable[[Place], object]
 
@@ -67,6 +68,19 @@ def save(name: str, *, force: bool) -> Operation:
     return operation
 
 
+def folder(name: str) -> Operation:
+    """A folder with subfolders; what is in it already stays, but for `*.old`."""
+
+    def operation(at: Place) -> None:
+        with AtomicFolder(at.out / name, force=True, stale=("*.old", "a/*.old"), last="config.json") as temporary:
+            for path in (temporary / "config.json", temporary / "a/b/weights", temporary / "new/one/x"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with AtomicFile(path) as sink:
+                    sink.write(b"new")
+
+    return operation
+
+
 def command(*words: str) -> Operation:
     """A command line; words with a suffix or in capitals stand for inputs and outputs."""
 
@@ -87,6 +101,8 @@ OPERATIONS: dict[str, Operation] = {
     "load": lambda at: sorted(aprfmt.load_file(at.inputs / "m.apr")),
     "save over": save("m.apr", force=True),
     "save new": save("new.apr", force=False),
+    "write folder over": folder("tree"),
+    "write folder new": folder("tree-new"),
     "import folder": convert("hf", "m.apr"),
     "import gguf": convert("m.gguf", "new.apr"),
     "export gguf": convert("m.apr", "m.gguf"),
@@ -129,6 +145,10 @@ def prepare(root: Path) -> None:
             file.write(b"old")
     (old / "part-00001-of-00002.gguf").write_bytes(b"of an older set")
     (old / "part-00002-of-00002.gguf").write_bytes(b"of an older set")
+    for name in ("config.json", "a/b/weights", "a/b/notes", "a/c/notes", "a/x.old", "x.old", "notes"):
+        path = old / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old")
     for path in (old / "apr-parts").iterdir():
         path.write_bytes(path.read_bytes() + b"old")
 

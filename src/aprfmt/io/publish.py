@@ -14,6 +14,9 @@ from aprfmt.errors import ExistsError
 from aprfmt.io.source import exists
 from aprfmt.types import PathLike
 
+_MOST_LEVELS = 100
+"""Of subfolders that are brought over: os.walk and shutil.rmtree call themselves for each."""
+
 
 def files_below(folder: str) -> Iterator[str]:
     """Every file below the folder, relative to it. Raises OSError, where a glob would pass over a folder."""
@@ -137,6 +140,8 @@ def bring_over(old: str, new: str, gone: Collection[str]) -> None:
     """
     for place, folders, names in os.walk(old, onerror=_refuse):
         inner = os.path.relpath(place, old)
+        if inner.count(os.sep) > _MOST_LEVELS:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         here = os.path.normpath(os.path.join(new, inner))
         os.makedirs(here, exist_ok=True)
         for name in _files_of(place, folders, names):
@@ -148,3 +153,4 @@ def bring_over(old: str, new: str, gone: Collection[str]) -> None:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
         info = os.stat(place)
         os.utime(here, ns=(info.st_atime_ns, info.st_mtime_ns))
+        sync_folder(here)

@@ -316,8 +316,8 @@ class AtomicFolder:
 
     def _publish(self) -> None:
         new = sorted(files_below(self._temporary))
-        for folder in sorted({os.path.dirname(name) for name in new} | {""}, reverse=True):
-            sync_folder(os.path.join(self._temporary, folder))
+        for folder, _, _ in os.walk(self._temporary):
+            sync_folder(folder)
         if not exists(self._place, follow=False):
             os.rename(self._temporary, self._place)
             sync_folder(os.path.dirname(self._place))

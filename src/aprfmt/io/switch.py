@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Self
 
 from aprfmt.io.publish import appear, remove, sync_folder
@@ -130,9 +131,9 @@ class Switch:
         self.is_begun = False
 
     def _sync(self, names: Iterable[str]) -> None:
-        for folder in sorted({os.path.dirname(self._place(name)) for name in names}):
+        for folder in {folder for name in names for folder in PurePath(name).parents}:
             with suppress(FileNotFoundError):
-                sync_folder(folder)
+                sync_folder(self._place(str(folder)))
 
     def _is_linked(self, name: str) -> bool:
         """Whether a new file has got its place and kept its old one, too."""
