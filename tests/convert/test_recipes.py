@@ -139,3 +139,46 @@ def test_foreign_bytes_behind_the_tensors_are_bounded(tmp_path: Path, monkeypatc
     source.write_bytes(source.read_bytes() + b"x" * (1 << 17))
     with pytest.raises(aprfmt.AprError, match="neither tensors nor vocabulary"):
         aprfmt.import_model(source, tmp_path / "m.apr")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\evil", "", "."])
+def test_a_record_that_leaves_its_folder_is_refused(name: str, tmp_path: Path) -> None:
+    files = [CONFIG_FILE, entry(name, 1, ["z", 1])]
+    record = {"format": "hf", "files": files, "literals": base64.b64encode(zlib.compress(TEXT)).decode()}
+    aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
+    with pytest.raises(aprfmt.AprError, match="plain relative path"):
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("segment", "code"),
+    [
+        (["b", 1 << 40], "limit"),
+        (["b", 1 << 20], "corrupt"),
+        (["t", QUERY, "F32", "F16"], "corrupt"),
+    ],
+    ids=["literals beyond the limit", "fewer literals", "a narrower dtype"],
+)
+def test_a_record_that_asks_for_what_is_not_there_is_refused(segment: list[Any], code: str, tmp_path: Path) -> None:
+    n_bytes = segment[1] if segment[0] == "b" else 64 * 64 * 2
+    record = {"format": "hf", "files": [CONFIG_FILE, entry("w", n_bytes, segment)]}
+    record["literals"] = base64.b64encode(zlib.compress(TEXT)).decode()
+    aprfmt.save_file(weights(), tmp_path / "m.apr", METADATA | {"aprfmt.source": record})
+    with pytest.raises(aprfmt.AprError) as caught:
+        aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
+    assert (caught.value.code, caught.value.exit_code) == (code, 4)
+
+
+@pytest.mark.parametrize("change", ["", "size", "dtype"])
+def test_a_record_that_no_longer_fits_is_passed_over(change: str, tmp_path: Path) -> None:
+    """It says what was imported; what has been made of the file since is another model."""
+    aprfmt.import_model(write_folder(tmp_path / "f"), tmp_path / "m.apr")
+    with aprfmt.open(tmp_path / "m.apr") as model:
+        metadata = dict(model.metadata)
+        tensors = {tensor.name: tensor.numpy().copy() for tensor in model.tensors.values()}
+    if change == "size":
+        metadata["aprfmt.source"]["files"][-1]["size"] += 1
+    elif change == "dtype":
+        tensors[QUERY] = tensors[QUERY].astype("<f2" if tensors[QUERY].dtype == "<f4" else "<f4")
+    aprfmt.save_file(tensors, tmp_path / "m.apr", metadata, force=True)
+    assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out").lossless is not bool(change)

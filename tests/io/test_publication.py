@@ -102,6 +102,19 @@ def test_a_replaced_file_keeps_its_extended_attributes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("force", [False, True])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, force: bool) -> None:
+    path = tmp_path / "f"
+    if force:
+        path.write_bytes(b"old")
+    with pytest.raises(ZeroDivisionError), AtomicFile(path, force=force) as sink:
+        sink.write(b"new")
+        sink.flush()
+        raise ZeroDivisionError
+    assert [(name, (tmp_path / name).read_bytes()) for name in names(tmp_path)] == ([("f", b"old")] if force else [])
+
+
+@pytest.mark.usefixtures("way")
 def test_nobody_reads_the_new_file_before_it_has_the_old_mode(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"old")

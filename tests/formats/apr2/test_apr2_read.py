@@ -121,6 +121,21 @@ def test_broken_images(write_image: Write, fields: dict[str, object], error: typ
     assert caught.value.path == str(path)
 
 
+@pytest.mark.parametrize("section", ["index", "data"])
+def test_metadata_that_lie_over_another_section(write_image: Write, section: str) -> None:
+    """Each section is sound alone: the bytes are JSON and a tensor, or JSON and the name of one."""
+    whole = write_image(entries=[(b"{}", U8, (2,), 0, 2)], blobs=b"{}".ljust(64, b"\0"))
+    apr2.open_model(whole).close()
+    start = whole.read_bytes().index(b"{}", 64 + 2 if section == "index" else whole.read_bytes().rindex(b"{}"))
+    path = write_image(
+        entries=[(b"{}", U8, (2,), 0, 2)],
+        blobs=b"{}".ljust(64, b"\0"),
+        header={"metadata_offset": start, "metadata_size": 2},
+    )
+    with pytest.raises(CorruptError, match="metadata overlaps"):
+        apr2.open_model(path)
+
+
 def test_a_name_that_swallows_the_data(write_image: Write) -> None:
     data = bytearray(write_image(**one()).read_bytes())
     at = 64 + 128
