@@ -147,7 +147,7 @@ APRTRAIN = (
         "test_resume.py::test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed",
         "        if found != self._sums[name]:", "        if False:"),
     Mutation("the facts of a state are not compared with their checksum", "aprtrain/checkpoints/state.py",
-        "test_resume.py::test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed",
+        "test_resume.py::test_a_digit_of_a_fact_does_not_change_unnoticed",
         "        if model.metadata[_SUM] != _sum_of(self.text):", "        if False:"),
     Mutation("the model beside a state is not checked", "aprtrain/resume.py",
         "test_resume.py::test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed",

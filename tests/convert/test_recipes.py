@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import arch_models
 import pytest
 from gguf import GGUFValueType
 from plain_models import CONFIG, GGUF_KEYS, METADATA, gguf_names, weights, write_folder, write_gguf
+from tiny_models import BYTES, write_byte_tokenizer
 
 import aprfmt
 from aprfmt import limits
@@ -152,11 +156,7 @@ def test_a_record_that_leaves_its_folder_is_refused(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("segment", "code"),
-    [
-        (["b", 1 << 40], "limit"),
-        (["b", 1 << 20], "corrupt"),
-        (["t", QUERY, "F32", "F16"], "corrupt"),
-    ],
+    [(["b", 1 << 40], "limit"), (["b", 1 << 20], "corrupt"), (["t", QUERY, "F32", "F16"], "corrupt")],
     ids=["literals beyond the limit", "fewer literals", "a narrower dtype"],
 )
 def test_a_record_that_asks_for_what_is_not_there_is_refused(segment: list[Any], code: str, tmp_path: Path) -> None:
@@ -182,3 +182,21 @@ def test_a_record_that_no_longer_fits_is_passed_over(change: str, tmp_path: Path
         tensors[QUERY] = tensors[QUERY].astype("<f2" if tensors[QUERY].dtype == "<f4" else "<f4")
     aprfmt.save_file(tensors, tmp_path / "m.apr", metadata, force=True)
     assert aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out").lossless is not bool(change)
+
+
+def test_mapped_values_that_round_are_kept_as_they_were(tmp_path: Path) -> None:
+    """Gemma's norms are stored plus one in a GGUF: 1e-9 minus one is -1, and plus one it is 0."""
+    (tmp_path / "tokenizer").mkdir()
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    case = replace(arch_models.find_case("gemma"), tokenizer=BYTES)
+    arch_models.build(case, tmp_path / "f", {BYTES: tmp_path / "tokenizer"})
+    aprfmt.export_model(tmp_path / "f", tmp_path / "m.gguf", pre="gpt-2")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        norm = model.tensors["blk.0.attn_norm.weight"]
+        assert norm.dtype == "F32"
+    with open(tmp_path / "m.gguf", "r+b") as file:
+        file.seek(norm.offset)
+        file.write(struct.pack("<f", 1e-9))
+    aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf")
+    assert (tmp_path / "back.gguf").read_bytes() == (tmp_path / "m.gguf").read_bytes()

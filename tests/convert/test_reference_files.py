@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_models import HEADS, METADATA, Weights, gguf_names, weights, write_gguf
+from plain_models import HEADS, METADATA, Weights, gguf_names, weights, write_folder, write_gguf
 from safetensors.numpy import save_file
 
 import aprfmt
@@ -106,3 +106,12 @@ def test_head_counts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_an_encrypted_file_gives_no_empty_model(fixtures_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(aprfmt.AprError, match="payload is encrypted"):
         aprfmt.export_model(fixtures_dir / "vectors/golden/v1_encrypted_password.apr", tmp_path / "m.safetensors")
+
+
+def test_norms_of_16_bits_are_f32_in_a_gguf(tmp_path: Path) -> None:
+    """llama.cpp has no kernels for others."""
+    arrays = {name: array.astype(np.float16) for name, array in weights().items()}
+    aprfmt.export_model(write_folder(tmp_path / "f", arrays), tmp_path / "m.gguf")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert {t.dtype for t in model.tensors.values() if t.ndim == 1} == {"F32"}
+        assert {t.dtype for t in model.tensors.values() if t.ndim == 2} == {"F16"}

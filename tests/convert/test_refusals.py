@@ -120,6 +120,17 @@ def test_an_unmapped_tensor_is_named_with_the_nearest_known_one(folder: Path, tm
     assert "model.layers.0.self_attn.q_proj.weight" in error["message"]
 
 
+def test_a_name_that_llama_cpp_cannot_load_is_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0." + "x" * 64
+    tensors[name] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    error = refused(5, tmp_path, "export", folder, "-o", tmp_path / "o.gguf", "--allow-unmapped")
+    assert error["tensor"] == name
+
+
 def test_a_missing_bias_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

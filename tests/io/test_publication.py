@@ -107,10 +107,15 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, force: bool) -> None:
     path = tmp_path / "f"
     if force:
         path.write_bytes(b"old")
-    with pytest.raises(ZeroDivisionError), AtomicFile(path, force=force) as sink:
-        sink.write(b"new")
-        sink.flush()
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with AtomicFile(path, force=force) as sink:
+            sink.write(b"new")
+            sink.flush()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert [(name, (tmp_path / name).read_bytes()) for name in names(tmp_path)] == ([("f", b"old")] if force else [])
 
 

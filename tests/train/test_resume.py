@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -20,13 +21,13 @@ from train_worlds import Threads, together
 
 import aprfmt
 from aprfmt.cli.main import run as apr
-from aprfmt.errors import AprError, CorruptError, RefusedError, RunError, StorageError, UsageError
+from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, RunError, StorageError, UsageError
 from aprtrain import resume
 from aprtrain.checkpoints.checkpoint import BEST, LATEST, read_pointer
 from aprtrain.checkpoints.state import State, open_state, save_state
 from aprtrain.config import build
 from aprtrain.data.corpus import open_corpus, read_header
-from aprtrain.report.page import summarise
+from aprtrain.report.page import html, summarise
 from aprtrain.resume import find_saved, model_file, state_file
 from aprtrain.run import run
 from aprtrain.world import ToldByFirst, World
@@ -106,6 +107,17 @@ def test_no_bit_of_a_checkpoint_or_of_the_tokens_turns_over_unnoticed(begun: Pat
     assert not is_noticed(begun / LATEST)
 
 
+def test_a_digit_of_a_fact_does_not_change_unnoticed(run_folder: Path) -> None:
+    """One that any value may have: a score."""
+    path = state_file(run_folder, 6)
+    data = path.read_bytes()
+    at = data.index(b'\\"ce\\":') + 10
+    assert data[at : at + 1].isdigit()
+    path.write_bytes(data[:at] + (b"3" if data[at : at + 1] != b"3" else b"2") + data[at + 1 :])
+    with pytest.raises(ChecksumError, match="checksum of its facts"):
+        find_saved(run_folder, 6, ALONE)
+
+
 @pytest.mark.parametrize(
     "name",
     ["ckpt-step-000006.apr", "ckpt-step-000006.state", "latest", "best", "tokens/train.bin", "tokens/tokens.json"],
@@ -126,7 +138,7 @@ def test_a_run_that_goes_on_after_damage_ends_with_the_same_weights(
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    run_folder: Path, distil: Distil, reference: dict[str, bytes]
+    run_folder: Path, distil: Distil, reference: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (4, 6):
         flip(state_file(run_folder, step), in_the_middle(state_file(run_folder, step)))
@@ -140,6 +152,11 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert [line["step"] for line in lines(run_folder)] == list(range(1, 9))
     body = summarise(run_folder)
     assert [(row["checkpoint"], row["step"]) for row in body["damaged"]] == [(6, 2), (4, 2)]
+    assert "Checkpoint 6 was damaged (" in html(body)
+    assert apr(["report", str(run_folder)]) == 0
+    assert re.search(
+        r"damaged checkpoint 6 was damaged \([^)]*\): went on from 2", " ".join(capsys.readouterr().out.split())
+    )
 
 
 def test_where_every_checkpoint_is_damaged_nothing_goes_on(run_folder: Path, distil: Distil) -> None:

@@ -35,6 +35,7 @@ from torch import Tensor
 from aprfmt.errors import StorageError, storage_errors
 from aprfmt.io.crc import crc32
 from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_file
+from aprfmt.io.source import is_file, read_whole
 from aprfmt.types import JsonObject
 from aprtrain.config import Config
 from aprtrain.data.batches import Batch, Batches, Windows
@@ -352,9 +353,9 @@ def open_cache(
     if writes:
         _make(folder)
         path = folder / "about.json"
-        if not path.exists():
-            layout = FileLayout(path.name, [Literal((json.dumps(about, indent=2) + "\n").encode())])
-            write_file(str(path), layout, WriteOptions(force=True))
+        words = (json.dumps(about, indent=2) + "\n").encode()
+        if not is_file(path) or read_whole(path) != words:
+            write_file(str(path), FileLayout(path.name, [Literal(words)]), WriteOptions(force=True))
     size, dtype = (config.seq_len, teacher.shape.d_model), teacher_dtype(config.teacher_residency, device)
     stores = {
         part: Store(folder, part, len(windows), size, dtype, writes=writes)

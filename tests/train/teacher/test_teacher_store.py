@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from flips import draw, flipped
 from torch import Tensor
 from train_children import forked
 from train_corpora import part, varied
@@ -16,6 +18,7 @@ from aprtrain.data.batches import Batch, Batches, Windows, batch_of
 from aprtrain.teacher.cache import CachedHidden, Store
 
 SIZE = (8, 4)
+FLIPS = int(os.environ.get("APR_FLIPS", "200"))
 
 
 def states(window: int) -> Tensor:
@@ -60,6 +63,24 @@ def test_a_window_in_the_place_of_another_is_not_taken(tmp_path: Path) -> None:
     assert read(one, 0) is read(one, 1) is None
     assert not one.kept().any()
     one.close()
+
+
+def test_no_bit_of_a_cache_turns_over_unnoticed(tmp_path: Path) -> None:
+    """Every window but the one that was hit is read as it was, and that one is missing."""
+    one = store(tmp_path, 6)
+    for i in range(4):
+        one.write(i, states(i))
+    one.close()
+    window_bytes = one.window_bytes
+    again = store(tmp_path, 6, writes=False)
+    for path, bit in draw([tmp_path / "train.states", tmp_path / "train.sums"], FLIPS):
+        hit = bit // 8 // (window_bytes if path.suffix == ".states" else 8)
+        with flipped(path, bit):
+            found = [read(again, i) for i in range(6)]
+        wanted = [None if i == hit or i >= 4 else states(i) for i in range(6)]
+        assert [x is None for x in found] == [x is None for x in wanted], (path.name, bit)
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True) if x is not None and y is not None)
+    again.close()
 
 
 def test_a_process_killed_at_any_moment_leaves_no_wrong_window(tmp_path: Path) -> None:
