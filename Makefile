@@ -48,6 +48,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tools/bench_codec.py $(if $(FULL),--full)
 	$(BIN)/python tools/bench_write.py
 	$(BIN)/python tools/bench_convert.py $(if $(FULL),--full)
+	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_quantize.py $(if $(FULL),--full)
 
 $(BIN)/python:
