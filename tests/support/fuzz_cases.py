@@ -296,6 +296,11 @@ def _look_at_output(run: Run, name: str, written: Path, losses: Sequence[str] = 
 _BACK = {"gguf": ("b.gguf", "gguf"), "hf": ("b", "hf"), "safetensors": ("b.safetensors", "safetensors")}
 
 
+def _has_record(run: Run) -> bool:
+    with aprfmt.open(run.path) as model:
+        return "aprfmt.source" in model.metadata
+
+
 def _go_back(run: Run, name: str, written: Path, report: Report) -> None:
     """What is called lossless gives its source again."""
     target, format = f"back from {name}", aprfmt.detect(run.path)
@@ -316,9 +321,11 @@ def _go_back(run: Run, name: str, written: Path, report: Report) -> None:
             run.wrong(target, "lossy", f"{name} refused {sorted(_refusals(run))[-1:]}", "the way back is refused")
         else:
             found = run.attempt(target, lambda: aprfmt.diff(run.path, back / "b.apr"))
-            # Its name is that of the folder where nothing else says one, and our own notes are not the user's.
-            differing = [d for d in found.differences if d.kind != "format" and d.name != "name"] if found else []
-            differing = [d for d in differing if not d.name.startswith("aprfmt.")]
+            # Its name is that of the folder where nothing else says one; a shard's place is its file's.
+            differing = [d for d in found.differences if d.kind != "format"] if found else []
+            differing = [d for d in differing if d.name not in ("name", "sharding", "aprfmt.tensors")]
+            # Where an edit makes the record of the source and the metadata contradict each other, the record counts.
+            differing = [d for d in differing if d.kind == "tensor" or not _has_record(run)]
             if differing:
                 run.wrong(target, "lossy", name, f"the way back differs: {differing[:5]}")
         return

@@ -141,7 +141,7 @@ def edit_tree(tree: Any, rng: Random) -> None:
     elif isinstance(at, list):
         at.insert(rng.randrange(len(at) + 1), at[key] if rng.random() < 0.6 else value(rng, at[key]))
         if rng.random() < 0.1:
-            at += [at[key]] * rng.choice((10, 300, 70_000))
+            at += [at[key]] * rng.choice((10, 300, 300 if isinstance(at[key], list | dict) else 70_000))
     elif rng.random() < 0.6:
         at[text(rng, str(key))] = at.pop(key)
     else:

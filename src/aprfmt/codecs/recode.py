@@ -337,7 +337,7 @@ def _run(change: _Change, item: Item, first: int, count: int, n_bytes: int) -> B
     for start in range(0, len(data), step * units.src_bytes):
         left = count - start // units.src_bytes * units.values
         end = start + step * units.src_bytes
-        part = change.recode(data[start:end], left, first + count - left).view("u1")
+        part = np.ascontiguousarray(change.recode(data[start:end], left, first + count - left)).view("u1")
         out[done : done + part.size] = part
         done += part.size
     return _bytes(out)
@@ -396,4 +396,6 @@ def _check_count(items: Iterable[Item], expected: int, src: Dtype) -> Iterator[I
 
 
 def _bytes(array: Array) -> Buffer:
-    return array.view("u1").data if array.size else b""
+    import numpy as np
+
+    return np.ascontiguousarray(array).view("u1").data if array.size else b""

@@ -38,7 +38,7 @@ from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.codecs.stream import read_whole
-from aprfmt.errors import AprError, CorruptError, LimitError
+from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType
@@ -141,12 +141,16 @@ class Recipe:
         return b"".join(parts)
 
     def text_files(self) -> dict[str, bytes]:
-        """The files that hold no tensor, whole."""
-        return {
+        """The files that hold no tensor, whole. Raises ChecksumError for one that is not what was imported."""
+        found = {
             name: self.head(name)
             for name, segments in self.files.items()
             if not any(isinstance(segment, Stream) for segment in segments)
         }
+        for name, data in found.items():
+            if name in self.digests and digest_of(data) != self.digests[name]:
+                raise ChecksumError(f"{name} would not be the file that was imported: its BLAKE3 is another one")
+        return found
 
 
 def read_recipe(

@@ -31,6 +31,7 @@ from aprfmt.formats.apr_metadata import SOURCE_KEY, TRUE_DTYPES_KEY
 from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, manifest_text, sort_key
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, sha256_of_range, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, padding
@@ -95,10 +96,11 @@ def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
     if SOURCE_KEY not in metadata or c.model.convention == "apr" or c.left_out:
         return False
-    # A folder gets a config.json of what the user said of it, or of what its tensors tell, with its way back.
-    return c.model.native_as(HfNative) is None or (
-        find_row(c.model) is c.arch and c.model.hparams.hidden_size is not None
-    )
+    if c.model.native_as(SafetensorsNative) is not None:
+        return True
+    # What the user said of the network, or its tensors tell, is written into the keys or the config on the way back.
+    tells = c.model.native_as(HfNative) is None or c.model.hparams.hidden_size is not None
+    return tells and find_row(c.model) is c.arch
 
 
 def copy(model: Model, name: str) -> Output | None:
@@ -133,6 +135,7 @@ def apr_contents(
         target = (targets or {}).get(t.name, Recoding(name))
         tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
     tensors += [t.out(t.name, outside_dtype(t, dtype), losses.overflow, padded=True) for t in c.outside.values()]
+    _check_lengths(c, tensors)
     own = c.all_tensors
     kept = not c.packs.decoded and all(out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors)
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
@@ -143,6 +146,14 @@ def apr_contents(
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
     return metadata, tensors, _flags(c, tensors)
+
+
+def _check_lengths(c: Canonical, tensors: Sequence[OutTensor]) -> None:
+    """Raises RefusedError for a name that the container would hold without its end."""
+    most = apr2_write.MAX_WRITTEN_NAME_BYTES
+    long = next((t.name for t in tensors if len(t.name.encode("utf-8", "surrogateescape")) > most), None)
+    if long is not None:
+        raise RefusedError(f"an .apr holds tensor names of up to {most} bytes", path=c.model.path, tensor=long)
 
 
 def _gguf_name(c: Canonical, name: str) -> str:

@@ -27,7 +27,7 @@ from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
-from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file
+from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file, read_files
 from aprfmt.tokenizer.model import NO_VOCABULARY
 
 CONFIG = "config.json"
@@ -105,7 +105,11 @@ def _is_weight_file(name: str) -> bool:
 
 def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     if recipe is not None:
-        return recipe.text_files()
+        texts = recipe.text_files()
+        own = {name: data for name, data in texts.items() if is_tokenizer_file(name)}
+        if c.tokenizer is not None and not own.keys() <= recipe.digests.keys():  # nothing else tells damage in them
+            read_files(own, {})
+        return texts
     if (folder := c.model.native_as(HfNative)) is not None:
         return {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
     return {}
