@@ -146,15 +146,28 @@ def test_wrong_shapes_of_packed_weights_are_refused(tmp_path: Path) -> None:
         aprfmt.import_model(folder, tmp_path / "m.apr")
 
 
+@pytest.mark.parametrize("through", ["folder", "apr"])
 @pytest.mark.parametrize("target", ["m.apr", "m.gguf"])
-def test_packed_weights_are_quantized_again_only_when_told(target: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "f", FP8)
-    with pytest.raises(aprfmt.AprError, match="FP8 is already quantized") as info:
-        aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0")
-    assert info.value.exit_code == 5
-    aprfmt.convert_model(folder, tmp_path / target, dtype="q8_0", allow_requantize=True)
+def test_a_release_in_fp8_is_quantized_without_being_told_twice(target: str, through: str, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "f", FP8)
+    if through == "apr":
+        aprfmt.import_model(source, tmp_path / "s.apr")
+        source = tmp_path / "s.apr"
+    report = aprfmt.convert_model(source, tmp_path / target, dtype="q8_0")
+    assert report.warnings.count("the weights come as FP8 from their maker and are decoded first") == 1
     aprfmt.convert_model(tmp_path / target, tmp_path / "end.gguf", force=True)
     with aprfmt.open(tmp_path / "end.gguf") as model:
         up = model.tensors["blk.0.ffn_up.weight"]
         assert (up.dtype, bytes(up.raw())) == ("Q8_0", encode("Q8_0", FP8[UP].values))
         assert "quantization_config" not in model.hparams.extra
+    with pytest.raises(aprfmt.AprError, match="Q8_0 is already quantized"):
+        aprfmt.convert_model(tmp_path / target, tmp_path / "again.gguf", dtype="q4_0")
+
+
+def test_weights_that_somebody_packed_are_quantized_again_only_when_told(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "f", {"model.layers.0.self_attn.v_proj": gptq(4, desc_act=True)})
+    with pytest.raises(aprfmt.AprError, match="GPTQ is already quantized") as info:
+        aprfmt.convert_model(folder, tmp_path / "m.gguf", dtype="q8_0")
+    assert info.value.exit_code == 5
+    assert "--allow-requantize" in str(info.value.hint)
+    aprfmt.convert_model(folder, tmp_path / "m.gguf", dtype="q8_0", allow_requantize=True)

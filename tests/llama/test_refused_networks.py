@@ -42,9 +42,9 @@ def chosen() -> list[ArchCase]:
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> dict[str, Path]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path, llama_cpp_models: Path) -> dict[str, Path]:
     pytest.importorskip("torch").set_num_threads(1)
-    return write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2"], 1024)
+    return write_tokenizers(tmp_path_factory.mktemp("tokenizers"), ["smollm2", "bert"], 1024)
 
 
 @pytest.mark.parametrize("case", chosen(), ids=lambda case: case.id)

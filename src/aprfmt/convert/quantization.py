@@ -75,7 +75,7 @@ class Quantization:
         changing = [t for t in quantizable if t.is_decoded or t.dtype != chosen[t.name]]
         losses.warnings += self._remarks(shapes, chosen)
         if not self.allow_requantize:
-            _refuse_requantizing(c, changing, chosen)
+            losses.warnings += _check_sources(c, changing, chosen)
         weights = self._weights(c, changing, chosen, losses)
         for dtype in sorted({chosen[t.name] for t in changing}):
             if DTYPES[dtype].kind == "ggml" and not ggml.encodable(dtype):
@@ -131,10 +131,21 @@ class Quantization:
         return found
 
 
-def _refuse_requantizing(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]) -> None:
+_RELEASED = ("FP8", "NVFP4", "MXFP4")
+"""Packings in which models are trained or released: there are no floats to start from."""
+
+
+def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Mapping[str, str]) -> list[str]:
+    """What to know of packed sources. Raises RefusedError for weights that were quantized from others."""
     packed = {weight.name: weight.scheme for weight in c.packs.weights} if c.packs.decoded else {}
+    released: set[str] = set()
     for tensor in changing:
         schemes = [packed[piece.name] for piece in tensor.pieces if piece.name in packed]
+        if tensor.row_map is not None and tensor.row_map.pack and not tensor.inverse:
+            schemes.append(tensor.dtype)  # packed by its maker as a GGUF has it
+        if schemes and set(schemes) <= set(_RELEASED):
+            released |= set(schemes)
+            continue
         dtypes = (d for d in (tensor.pieces[0].dtype, tensor.dtype) if DTYPES[d].is_quantized or d in EIGHT_BITS)
         was = next(iter([*schemes, *dtypes]), None)
         if was is not None:
@@ -144,6 +155,7 @@ def _refuse_requantizing(c: Canonical, changing: Sequence[CanonicalTensor], chos
                 tensor=tensor.name,
                 hint="start from the floats, or add --allow-requantize",
             )
+    return [f"the weights come as {name} from their maker and are decoded first" for name in sorted(released)]
 
 
 def n_matrices(shape: Shape) -> int:
