@@ -124,7 +124,7 @@ class Architecture:
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         differs: what llama.cpp computes otherwise; an export to GGUF says so.
         required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
-            of arch.gguf_keys.
+            of arch.gguf_keys, each with a condition over such keys, "" for always.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
     """
 
@@ -147,7 +147,7 @@ class Architecture:
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)
     differs: tuple[Difference, ...] = ()
-    required: tuple[str, ...] = ()
+    required: Mapping[str, str] = field(default_factory=dict)
     nested_rope: bool = False
     head_always: bool = False
     head_never: bool = False

@@ -9,19 +9,22 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from aprfmt import formats
+from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.names import check_shapes, check_tensors
-from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.arch.table import ARCHITECTURES, find_gguf
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.formats.gguf import GgufNative
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
-from aprfmt.text import plural
+from aprfmt.text import first_few, plural
+from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import TokenType
 from aprfmt.types import PathLike
 
@@ -285,13 +288,35 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
         yield Check(status, f"the metadata does not say {', '.join(missing)}")
 
 
+def _runtime_keys(subject: Subject) -> Iterator[Check]:
+    gguf = subject.model.native_as(GgufNative)
+    if gguf is None:
+        yield Check("skip", "the container is no GGUF")
+        return
+    kv, found = gguf.parts[0].kv, subject.canonical
+    row = found.arch if isinstance(found, Canonical) else find_gguf(kv, subject.model.tensors)
+    if row is None or not subject.model.tensors or kv.get("general.type", "model") != "model":
+        yield Check("skip", "the architecture is unknown" if row is None else "it is nothing that llama.cpp runs alone")
+        return
+    embedding = subject.model.tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else None
+    shapes = {tensor.name: tensor.shape for tensor in subject.model.tensors.entries}
+    problems = [*key_problems(row, kv, shapes), *ggml.key_problems(kv, row.gguf, rows)]
+    tokenizer = subject.model.tokenizer if not problems else None
+    part, missing = ggml.missing_by_name(tokenizer, str(kv.get("general.name", ""))) if tokenizer else ("", [])
+    if missing:
+        problems.append(("general.name", f"contains {part!r}, and the tokenizer lacks {first_few(missing)}"))
+    for key, problem in problems:
+        yield Check("fail", f"llama.cpp does not load the file: {key} {problem}")
+
+
 RULES = (
     Rule("container.header", 10, "the header checksum matches", _header),
     Rule("container.footer", 15, "the file checksum matches", _footer),
     Rule("container.protection", 0, "what would tell that a byte changed is there", _protection),
     Rule("container.extents", 10, "every tensor lies inside the file and has the size of its shape", _extents),
     Rule("tensors.unique", 5, "every tensor name is unique", _duplicates),
-    Rule("values.finite", 20, "no value is NaN or infinite", _finite),
+    Rule("values.finite", 15, "no value is NaN or infinite", _finite),
     Rule("values.zero", 10, "no weight is all zeros", _zeros),
     Rule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
     Rule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
@@ -299,6 +324,7 @@ RULES = (
     Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
     Rule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
     Rule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
+    Rule("metadata.runtime", 5, "llama.cpp finds every key that it insists on", _runtime_keys),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeAlias, TypeVar
 
 from aprfmt.errors import CorruptError, RefusedError, UsageError
@@ -14,6 +14,7 @@ __all__ = [
     "SPECIAL_KEYS",
     "TOKEN_TYPE_COUNT",
     "from_gguf",
+    "key_problems",
     "missing_by_name",
     "template_key",
     "to_gguf",
@@ -75,6 +76,42 @@ def missing_by_name(tok: Tokenizer, name: str) -> tuple[str, list[str]]:
         return "", []
     known = set(tok.tokens)
     return part, [token for token in _WANTED_BY_NAME[part] if token not in known]
+
+
+_MODELS = ("llama", "bert", "gpt2", "t5", "rwkv", "plamo2", "gemma4", "hybriddna", "whitespace")
+_BY_MERGES = ("gpt2", "gemma4")
+
+
+def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with it) for the keys of a vocabulary that llama.cpp insists on.
+
+    `rows` is how many rows the token embedding has, None where there is none.
+    """
+    model = kv.get(_PREFIX + "model")
+    if model is None:
+        yield _PREFIX + "model", "is missing: the file has no tokenizer"
+        return
+    if model in (NO_VOCABULARY, "no_vocab"):
+        key = f"{architecture}.vocab_size"
+        if rows is not None and kv.get(key) != rows:
+            yield key, f"is {kv.get(key, 'missing')} in a file without vocabulary, the embedding has {rows} rows"
+        return
+    if model not in _MODELS:
+        yield _PREFIX + "model", f"is {str(model)[:40]!r}, a tokenizer that llama.cpp does not know"
+    tokens = read_list(kv.get(_PREFIX + "tokens"), str, _PREFIX + "tokens")
+    if not tokens:
+        yield _PREFIX + "tokens", "is missing"
+        return
+    if rows is not None and len(tokens) != rows:
+        yield _PREFIX + "tokens", f"has {len(tokens)} tokens, the embedding {rows} rows"
+    if len(set(tokens)) < len(tokens):
+        yield _PREFIX + "tokens", "has the same text twice"
+    if model in _BY_MERGES and _PREFIX + "merges" not in kv and kv.get(_PREFIX + "pre") != "kimi-k2":
+        yield _PREFIX + "merges", "is missing"
+    for name in ("scores", "token_type"):
+        value = kv.get(_PREFIX + name)
+        if isinstance(value, Sized) and len(value) < len(tokens):
+            yield _PREFIX + name, f"has {len(value)} entries for {len(tokens)} tokens"
 
 
 def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:

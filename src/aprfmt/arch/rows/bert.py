@@ -61,6 +61,7 @@ _BERT_DEFAULTS = {
 
 _BERT = Architecture(
     id="bert",
+    required={"tokenizer.ggml.token_type_count": ""},
     gguf="bert",
     hf_class="BertModel",
     model_type="bert",
@@ -88,6 +89,7 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
     names = tuple(name for s in (stem, *more) for name in classes(s, *HEADS))
     return Architecture(
         id=model_type,
+        required={"tokenizer.ggml.token_type_count": ""},
         gguf="bert",
         hf_class=f"{stem}Model",
         model_type=model_type,
@@ -128,6 +130,7 @@ _DISTILBERT_DEFAULTS = {
 
 _DISTILBERT = Architecture(
     id="distilbert",
+    required={"tokenizer.ggml.token_type_count": ""},
     gguf="bert",
     hf_class="DistilBertModel",
     model_type="distilbert",

@@ -155,6 +155,7 @@ def _qwen3_5(
     classes = (f"{name}ForCausalLM", f"{name}TextModel")
     return Architecture(
         id=model_type,
+        required={"rope.dimension_sections": ""},
         gguf=gguf,
         hf_class=classes[0],
         model_type=model_type,

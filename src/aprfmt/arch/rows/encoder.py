@@ -54,6 +54,7 @@ _NOMIC_BERT_DEFAULTS = {
 
 _NOMIC = Architecture(
     id="nomic_bert",
+    required={"tokenizer.ggml.token_type_count": ""},
     gguf="nomic-bert",
     hf_class="NomicBertModel",
     model_type="nomic_bert",
@@ -106,6 +107,7 @@ _JINA_EMBEDDINGS_V3_DEFAULTS = {
 
 _JINA3 = Architecture(
     id="jina_embeddings_v3",
+    required={"tokenizer.ggml.token_type_count": ""},
     gguf="jina-bert-v3",
     hf_class="JinaEmbeddingsV3Model",
     model_type="jina_embeddings_v3",

@@ -169,6 +169,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="gemma_embedding",
+        required={"attention.sliding_window": ""},
         gguf="gemma-embedding",
         hf_class="Gemma3TextModel",
         model_type="gemma3_text",
@@ -213,6 +214,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="cohere2",
+        required={"attention.sliding_window": "", "logit_scale": ""},
         gguf="cohere2",
         **hf_names("Cohere2", "cohere2"),
         rope_type=0,

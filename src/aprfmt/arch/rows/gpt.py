@@ -146,6 +146,7 @@ _GPT_NEOX_DEFAULTS = {
 
 _NEOX = Architecture(
     id="gpt_neox",
+    required={"use_parallel_residual": ""},
     gguf="gptneox",
     **hf_names("GPTNeoX", "gpt_neox"),
     tensors=(

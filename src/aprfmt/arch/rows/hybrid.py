@@ -114,6 +114,7 @@ _GRANITEMOEHYBRID_DEFAULTS = {
 
 _GRANITE = Architecture(
     id="granitemoehybrid",
+    required={"attention.head_count_kv": ""},
     gguf="granitehybrid",
     hf_class="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
@@ -171,6 +172,7 @@ _LFM2_MOE_DEFAULTS = {
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="lfm2",
+        required={"attention.head_count_kv": ""},
         gguf="lfm2",
         hf_class="Lfm2ForCausalLM",
         model_type="lfm2",
@@ -200,6 +202,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="lfm2_moe",
+        required={"expert_gating_func": "", "attention.head_count_kv": ""},
         gguf="lfm2moe",
         hf_class="Lfm2MoeForCausalLM",
         model_type="lfm2_moe",
@@ -231,6 +234,7 @@ ROWS: tuple[Architecture, ...] = (
     replace(
         _GRANITE,
         id="granite4",
+        required={"logit_scale": ""},
         gguf="granite",
         hf_when="layer_types&!layer_types=linear_attention&!layer_types=mamba",
         when="ssm.inner_size",  # GraniteForCausalLM has no such key

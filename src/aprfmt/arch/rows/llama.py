@@ -167,6 +167,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="granite",
+        required={"logit_scale": ""},
         gguf="granite",
         **hf_names("Granite", "granite"),
         rope_type=0,

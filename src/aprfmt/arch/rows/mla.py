@@ -109,10 +109,18 @@ _DEEPSEEK_V2_DEFAULTS = {
     "topk_method": "greedy", "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
+_REQUIRED_KEYS = {
+    "expert_shared_count": "",
+    "attention.head_count_kv": "",
+    # The layer counts of the Lite models, whose Q has no low rank.
+    "attention.q_lora_rank": "!block_count=26&!block_count=27&!block_count=48",
+}
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="deepseek_v2",
+        required=_REQUIRED_KEYS,
         gguf="deepseek2",
         **hf_names("DeepseekV2", "deepseek_v2"),
         rope_type=0,
@@ -129,6 +137,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="deepseek_v3",
+        required=_REQUIRED_KEYS,
         gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
         **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),

@@ -198,6 +198,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="granitemoe",
+        required={"logit_scale": ""},
         gguf="granitemoe",
         **hf_names("GraniteMoe", "granitemoe"),
         rope_type=0,
@@ -207,6 +208,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="granitemoeshared",
+        required={"logit_scale": ""},
         gguf="granitemoe",
         when="expert_shared_feed_forward_length",
         **hf_names("GraniteMoeShared", "granitemoeshared"),
@@ -226,6 +228,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="ernie4_5_moe",
+        required={"interleave_moe_layer_step": ""},
         gguf="ernie4_5-moe",
         **hf_names("Ernie4_5_Moe", "ernie4_5_moe"),
         rope_type=0,

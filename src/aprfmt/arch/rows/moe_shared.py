@@ -112,6 +112,7 @@ _MINIMAX_M2_DEFAULTS = {
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="gpt_oss",
+        required={"attention.sliding_window": ""},
         packed_config={
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
@@ -151,6 +152,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="glm4_moe",
+        required={"expert_shared_count": ""},
         gguf="glm4moe",
         **hf_names("Glm4Moe", "glm4_moe"),
         tensors=(
@@ -188,6 +190,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="dots1",
+        required={"expert_shared_count": ""},
         gguf="dots1",
         **hf_names("Dots1", "dots1"),
         head_always=True,

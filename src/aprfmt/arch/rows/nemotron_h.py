@@ -85,6 +85,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
         id=id,
+        required={"attention.head_count_kv": "", "feed_forward_length": ""},
         gguf=id,
         hf_class="NemotronHForCausalLM",
         model_type="nemotron_h",

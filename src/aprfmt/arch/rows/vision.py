@@ -28,6 +28,7 @@ _QWEN2_VL_DEFAULTS = {
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen2_vl",
+        required={"rope.dimension_sections": ""},
         gguf="qwen2vl",
         hf_class="Qwen2ForCausalLM",
         model_type="qwen2",
@@ -42,6 +43,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="qwen3_vl",
+        required={"rope.dimension_sections": ""},
         gguf="qwen3vl",
         hf_class="Qwen3ForCausalLM",
         model_type="qwen3",

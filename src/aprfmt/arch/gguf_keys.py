@@ -1,0 +1,118 @@
+"""The keys of a GGUF without which llama.cpp does not load it: those of every file, and those of one family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import TypeAlias
+
+from aprfmt.arch.grammar import holds, size_words
+from aprfmt.arch.hparams import full_key
+from aprfmt.arch.names import matches
+from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.types import Shape
+
+Problem: TypeAlias = tuple[str, str]
+"""(key, what is wrong with it)."""
+
+ALWAYS = ("context_length", "embedding_length", "block_count")
+"""What every network needs, after the prefix."""
+
+# Needed wherever a family has them; the constant of a norm under the name that its norms go by.
+_USUAL = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
+_EPS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
+
+# What a tensor is long by -> the field of the key that says so. Of those that are not here llama.cpp knows a default.
+_FIELD_OF = {
+    "hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads", "q": "num_heads",
+    "experts": "num_experts", "moe_ffn": "moe_intermediate_size",
+}  # fmt: skip
+_HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers"))
+
+# Needed where a tensor of one of these names is there, whatever its sizes are written with.
+_BY_TENSOR = {
+    "attention.head_count": ("attn_q.weight", "attn_qkv.weight"),
+    "feed_forward_length": ("ffn_up.weight", "ffn_down.weight"),
+}
+
+# One number for all layers, or one a layer.
+_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+
+
+def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
+    """(key, what is wrong with it) for each key of a GGUF of the family that llama.cpp insists on.
+
+    `shapes` are those of its tensors, row-major.
+    """
+    own = {key.gguf for key in row.keys}
+    usual = [*(key for key in _USUAL if key in own), *[key for key in _EPS if key in own][:1]]
+    family = [key for key, when in row.required.items() if not when or holds(when, lambda w: kv.get(full_key(row, w)))]
+    wanted = dict.fromkeys(full_key(row, key) for key in (*ALWAYS, *usual, *family))
+    for name in shapes:
+        for match in matches(row, name, "gguf")[:1]:
+            wanted |= dict.fromkeys(_keys_of(row, match.row))
+    experts, used, dense = (
+        full_key(row, key) for key in ("expert_count", "expert_used_count", "leading_dense_block_count")
+    )
+    for key, parts in _BY_TENSOR.items():
+        if key in own and any(name.endswith(parts) for name in shapes):
+            wanted[full_key(row, key)] = None
+    if kv.get(experts):
+        wanted[used] = None
+    if kv.get(used):
+        wanted[experts] = None
+    if "leading_dense_block_count" in own and "blk.0.ffn_gate_inp.weight" not in shapes:
+        wanted[dense] = None
+    for key in wanted:
+        if key not in kv:
+            yield key, "is missing"
+    layers = kv.get(full_key(row, "block_count"))
+    for key in (full_key(row, suffix) for suffix in _BY_LAYER):
+        value = kv.get(key)
+        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
+            yield key, f"has {len(value)} numbers for {layers} layers"
+    yield from _wrong_defaults(row, kv, shapes)
+
+
+def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
+    """Keys that are absent, and for which llama.cpp takes what the tensors of a layer contradict."""
+
+    def number(suffix: str) -> int | None:
+        value = kv.get(full_key(row, suffix))
+        return value if isinstance(value, int) and value > 0 else None
+
+    hidden, heads = number("embedding_length"), number("attention.head_count")
+    if hidden is None or heads is None or not isinstance(kv.get(full_key(row, "attention.head_count_kv"), 1), int):
+        return  # what differs from layer to layer is said for each
+    kv_heads = number("attention.head_count_kv") or heads
+    key, value = (number(f"attention.{name}_length") or hidden // heads for name in ("key", "value"))
+    sides = {
+        "attn_q": (("attention.key_length",), heads * key),
+        "attn_k": (("attention.head_count_kv", "attention.key_length"), kv_heads * key),
+        "attn_v": (("attention.head_count_kv", "attention.value_length"), kv_heads * value),
+        "attn_qkv": (("attention.head_count_kv", "attention.key_length"), heads * key + kv_heads * (key + value)),
+    }
+    said: set[str] = set()
+    for name, shape in shapes.items():
+        keys, rows = sides.get(name.removesuffix(".weight").rpartition(".")[2], ((), 0))
+        absent = [suffix for suffix in keys if full_key(row, suffix) not in kv]
+        if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in said:
+            said.add(absent[0])
+            yield full_key(row, absent[0]), f"is missing: {name} has {shape[0]} rows, and llama.cpp expects {rows}"
+
+
+def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
+    """The keys that the sizes of a tensor need."""
+    words = {
+        word for dims in (*tensor.dims, *tensor.gguf_dims) for size in dims.split(",") for word in size_words(size)
+    }
+    if any("{e}" in name for name in tensor.hf):
+        words |= size_words(tensor.count)
+    for word in words - _HAS_DEFAULT:
+        field = _FIELD_OF.get(word)
+        named = [key for key in row.keys if key.gguf and (key.field == field if field else word in key.hf)]
+        if any("{e}" in name for name in tensor.hf):  # the width of one expert, under its own key where there is one
+            named.sort(key=lambda key: not key.gguf.startswith("expert_"))
+        if not named and word == "moe_ffn":
+            named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]
+        if named:
+            yield full_key(row, named[0].gguf)

@@ -1,0 +1,51 @@
+"""The keys that llama.cpp insists on: our own GGUFs have them, and each that is gone is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from arch_models import ArchCase, all_cases
+from test_keys import config_of
+
+from aprfmt.arch.gguf_keys import ALWAYS, key_problems
+from aprfmt.arch.hparams import from_hf_config, full_key, to_gguf
+from aprfmt.arch.table import ARCHITECTURES
+
+BASE = [case for case in all_cases() if not case.llama_cpp_cannot]
+
+
+def written(case: ArchCase) -> dict[str, Any]:
+    h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
+    kv = {key: value for key, _, value in to_gguf(h, row, vocab_size=512)}
+    # What the tokenizer brings where the network does not.
+    return {"tokenizer.ggml.token_type_count": 2} | kv
+
+
+@pytest.mark.parametrize("case", BASE, ids=lambda case: case.id)
+def test_we_write_every_key(case: ArchCase) -> None:
+    row = ARCHITECTURES[case.row]
+    kv = written(case)
+    shapes = {"blk.0.ffn_gate_inp.weight": (4, 64)}
+    assert list(key_problems(row, kv, shapes)) == []
+    for suffix in (*ALWAYS, *(key for key, when in row.required.items() if not when)):
+        key = full_key(row, suffix)
+        assert key in [name for name, _ in key_problems(row, {k: v for k, v in kv.items() if k != key}, shapes)]
+
+
+def test_lists_of_another_length() -> None:
+    row = ARCHITECTURES["lfm2"]
+    case = next(case for case in BASE if case.id == "lfm2")
+    kv = written(case)
+    key = "lfm2.attention.head_count_kv"
+    kv[key] = [*kv[key], 2]
+    assert [name for name, _ in key_problems(row, kv, {})] == [key]
+
+
+def test_absent_numbers_mean_what_llama_cpp_takes_for_them() -> None:
+    row = ARCHITECTURES["llama"]
+    kv = written(next(case for case in BASE if case.id == "llama"))
+    del kv["llama.attention.head_count_kv"]
+    same, fewer = {"blk.0.attn_k.weight": (64, 64)}, {"blk.0.attn_k.weight": (32, 64), "blk.1.attn_k.weight": (32, 64)}
+    assert list(key_problems(row, kv, same)) == []
+    assert [name for name, _ in key_problems(row, kv, fewer)] == ["llama.attention.head_count_kv"]
