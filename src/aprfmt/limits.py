@@ -14,11 +14,20 @@ MAX_METADATA_BYTES = 256 << 20
 MAX_HEADER_BYTES = 512 << 20
 """JSON header of a safetensors file, key-value block of a GGUF."""
 
+MAX_TENSORS = 1 << 20
+"""Tensors of a file, for each of which some hundred bytes are taken; the largest checkpoints have a tenth of it."""
+
+MAX_KEYS = 1 << 16
+"""Key-value pairs of a GGUF."""
+
 MAX_KEY_BYTES = 65_535
 """A GGUF key."""
 
 MAX_ARRAY_DEPTH = 8
 """Nesting of GGUF arrays."""
+
+MAX_JSON_VALUES = 1 << 24
+"""Values of a JSON text: each takes up to thirty times the bytes that it has in the file."""
 
 MAX_JSON_DEPTH = 127
 """Nesting of JSON metadata, the outermost object counted."""

@@ -76,7 +76,11 @@ def _judged(cut: Cut, outcome: Outcome) -> str:
     if not cut.words and outcome.exit == 0:  # a program that has read what it wanted is told nothing
         return "" if not outcome.again or cut.share else "nothing was noticed"
     wanted = 2 if cut.words[:1] == ("diff",) else 4
-    seen = outcome.code in ("changed", "truncated", "corrupt", "checksum") and outcome.path == outcome.file
+    seen = (
+        outcome.code in ("changed", "truncated", "corrupt", "checksum")
+        and outcome.path
+        and outcome.file.startswith(outcome.path)
+    )
     return "" if seen and outcome.exit == wanted else "not said, or not as it is"
 
 

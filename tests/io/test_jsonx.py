@@ -178,3 +178,12 @@ def test_offsets_are_bytes() -> None:
 
 def test_numpy_floats_are_written_as_numbers() -> None:
     assert jsonx.dumps([np.float64(1.5), np.float64(-0.0), np.float64(1e-6)]) == "[1.5,-0.0,1e-6]"
+
+
+def test_the_cap_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonx, "MAX_JSON_VALUES", 10)
+    assert jsonx.loads(b"[" + b",".join([b"1"] * 10) + b"]") == [1] * 10
+    assert jsonx.loads(b'{"a":"' + b"x" * 100 + b'"}') == {"a": "x" * 100}
+    for text in (b"[" + b",".join([b"1"] * 11) + b"]", b"[" * 11 + b"]" * 11, b'{"a":' * 11 + b"1" + b"}" * 11):
+        with pytest.raises(LimitError, match="10 values"):
+            jsonx.loads(text)

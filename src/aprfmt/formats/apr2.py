@@ -37,7 +37,7 @@ from aprfmt.formats import apr_metadata
 from aprfmt.io import jsonx
 from aprfmt.io.crc import combine, crc32_of, crc32_of_range
 from aprfmt.io.source import Source, padding
-from aprfmt.limits import MAX_METADATA_BYTES, MAX_NDIM
+from aprfmt.limits import MAX_HEADER_BYTES, MAX_METADATA_BYTES, MAX_NDIM, MAX_TENSORS
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
@@ -287,6 +287,10 @@ def read_header(source: Source, *, legacy: bool = False) -> Header:
     in_order = HEADER_BYTES <= header.tensor_index_offset <= header.data_offset
     if not in_order or header.metadata_offset < HEADER_BYTES:
         raise CorruptError("the sections of the file overlap", offset=12)
+    count, room = header.tensor_count, header.data_offset - header.tensor_index_offset
+    if count > MAX_TENSORS or room > MAX_HEADER_BYTES:
+        limits = f"the limits are {MAX_TENSORS} and {MAX_HEADER_BYTES}"
+        raise LimitError(f"an index of {count} tensors in {room} bytes; {limits}", offset=8)
     return header
 
 

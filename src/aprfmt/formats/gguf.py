@@ -36,7 +36,7 @@ from aprfmt.errors import (
     UsageError,
 )
 from aprfmt.io.source import Buffer, Source, exists, padding
-from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_NAME_BYTES
+from aprfmt.limits import MAX_ARRAY_DEPTH, MAX_HEADER_BYTES, MAX_KEY_BYTES, MAX_KEYS, MAX_NAME_BYTES, MAX_TENSORS
 from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
@@ -506,6 +506,12 @@ def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     n_tensors, n_kv = cursor.u64("the tensor count"), cursor.u64("the key count")
     least = n_kv * _LEAST_ENTRY_BYTES + n_tensors * _LEAST_INFO_BYTES
     cursor.need(least, f"a header of {n_kv} keys and {n_tensors} tensors")
+    if n_kv > MAX_KEYS or n_tensors > MAX_TENSORS:
+        raise LimitError(
+            f"a header of {n_kv} keys and {n_tensors} tensors; the limits are {MAX_KEYS} and {MAX_TENSORS}",
+            path=cursor.path,
+            offset=8,
+        )
     return version, n_tensors, n_kv
 
 

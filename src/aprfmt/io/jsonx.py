@@ -16,7 +16,7 @@ from typing import NoReturn, cast
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
 from aprfmt.io.source import Buffer
-from aprfmt.limits import MAX_JSON_DEPTH
+from aprfmt.limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
 from aprfmt.types import Json
 
 INT_MIN = -(1 << 63)
@@ -34,8 +34,9 @@ def loads(raw: Buffer) -> object:
 
     Duplicate keys: the last wins. Integers beyond 64 bits become floats. Raises CorruptError, with the byte
     offset, for anything RFC 8259 does not allow and for a byte-order mark, lone surrogates, NaN, numbers
-    beyond f64; LimitError for more than MAX_JSON_DEPTH levels.
+    beyond f64; LimitError for more than MAX_JSON_DEPTH levels or MAX_JSON_VALUES values.
     """
+    check_values(raw)
     try:
         text = str(raw, "utf-8")
     except UnicodeDecodeError as error:
@@ -55,6 +56,16 @@ def loads(raw: Buffer) -> object:
     value = _decode(_DECODER, text)
     _check(value)
     return value
+
+
+def check_values(raw: Buffer) -> None:
+    """Raises LimitError for a JSON text that may hold more than MAX_JSON_VALUES values; commas in strings count too."""
+    if len(raw) <= 2 * MAX_JSON_VALUES:
+        return
+    data = bytes(raw)
+    n_values = sum(map(data.count, (b",", b"[", b"{")))
+    if n_values > MAX_JSON_VALUES:
+        raise LimitError(f"a JSON text of more than {MAX_JSON_VALUES} values")
 
 
 def _decode(decoder: json.JSONDecoder, text: str) -> Json:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from operator import add, methodcaller
 
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError
+from aprfmt.io.jsonx import check_values
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID, MAX_VOCAB_HOLES
 from aprfmt.tokenizer import pre, sentencepiece
 from aprfmt.tokenizer.ggml import CHARSMAP, TOKEN_TYPE_COUNT
@@ -189,8 +190,10 @@ def _finish(tokenizer: Tokenizer, added: list[Added], document: Document) -> Tok
 
 def read_json(files: Mapping[str, bytes], name: str) -> Json:
     """The JSON value in a file. Raises CorruptError, LimitError."""
+    data = _read_bytes(files, name)
+    check_values(data)
     try:
-        value: Json = json.loads(_read_bytes(files, name).decode("utf-8"))  # of bytes it takes UTF-16 too
+        value: Json = json.loads(data.decode("utf-8"))  # of bytes it takes UTF-16 too
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"not valid JSON: {error}", path=name) from error
     return value

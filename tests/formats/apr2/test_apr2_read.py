@@ -160,6 +160,15 @@ def test_metadata_limit(write_image: Write, monkeypatch: pytest.MonkeyPatch) -> 
         apr2.open_model(write_image())
 
 
+@pytest.mark.parametrize("name", ["MAX_TENSORS", "MAX_HEADER_BYTES"])
+def test_index_limits(name: str, write_image: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_image(**one())
+    apr2.open_model(path).close()
+    monkeypatch.setattr(apr2, name, 0)
+    with pytest.raises(LimitError, match="an index of 1 tensors"):
+        apr2.open_model(path)
+
+
 def test_large_metadata_is_parsed_when_it_is_asked_for(write_image: Write) -> None:
     path = write_image(metadata=b'{"a":"' + b"x" * (64 << 10) + b'",}')
     with apr2.open_model(path) as model:

@@ -132,6 +132,16 @@ def test_the_header_cap(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
         assert model.metadata["k"] == 1
 
 
+@pytest.mark.parametrize(("name", "cap"), [("MAX_KEYS", 2), ("MAX_TENSORS", 1)])
+def test_the_caps_of_keys_and_tensors(name: str, cap: int, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(image([pair(b"k", 0, b"\1"), pair(b"l", 0, b"\1")], [ONE], bytes(8192)))
+    monkeypatch.setattr(gguf, name, cap)
+    aprfmt.open(path).close()
+    monkeypatch.setattr(gguf, name, cap - 1)
+    with pytest.raises(LimitError, match="2 keys and 1 tensors"):
+        aprfmt.open(path)
+
+
 @pytest.mark.parametrize("depth", [1, 2, MAX_ARRAY_DEPTH])
 def test_nesting_up_to_the_cap_is_read(put: Put, depth: int) -> None:
     with aprfmt.open(put(image([pair(b"k", ARRAY, nested(depth))]))) as model:
