@@ -10,6 +10,8 @@ from aprfmt.limits import MAX_UNCOMPRESSED_BYTES
 # MiB, which is how far the output can run past the cap before it is looked at.
 _ZSTD_STEP = 2048
 _LZ4_MAX_RATIO = 255
+# An empty frame takes 9 bytes and some microseconds.
+_MOST_FRAMES = 1 << 16
 
 
 def _check_cap(n_bytes: int, cap: int, path: str) -> None:
@@ -20,15 +22,20 @@ def _check_cap(n_bytes: int, cap: int, path: str) -> None:
 def unzstd(data: Buffer, path: str, cap: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The content of one or more zstd frames laid end to end.
 
-    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap`.
+    Raises CorruptError for what is not zstd, TruncatedError where a frame ends early, LimitError beyond `cap` or for
+    frames without end.
     """
     import zstandard
 
     view, out = memoryview(data), bytearray()
     if not view:
         raise CorruptError("there is no zstd data", path=path)
+    decompressor, n_frames = zstandard.ZstdDecompressor(), 0
     while view:
-        frame = zstandard.ZstdDecompressor().decompressobj()
+        n_frames += 1
+        if n_frames > _MOST_FRAMES:
+            raise LimitError(f"the zstd data has more than {_MOST_FRAMES} frames", path=path)
+        frame = decompressor.decompressobj()
         used = 0
         while used < len(view) and not frame.eof:
             step = view[used : used + _ZSTD_STEP]

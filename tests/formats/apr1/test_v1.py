@@ -244,6 +244,10 @@ def test_zstd_frames_are_read_to_their_end() -> None:
         unzstd(one[:-1], "x")
     with pytest.raises(CorruptError):
         unzstd(one + b"rubbish", "x")
+    empty = zstandard.compress(b"")
+    assert unzstd(empty * 1000 + one, "x") == b"one" * 1000
+    with pytest.raises(LimitError, match="frames"):
+        unzstd(empty * 70_000, "x")
 
 
 @pytest.mark.parametrize("packed", [b"", b"\0", b"\5\0\0\0", b"\5\0\0\0\x30abc", b"\5\0\0\0\xf0", b"\1\0\0\0\x20ab"])
