@@ -97,6 +97,7 @@ class Order:
             self._unsynced_names.pop(inode, None)
         elif name in _SHOWING:
             old, new = map(str, args[:2])
+            before = self._unsynced_names.get(os.stat(os.path.dirname(old)).st_ino)
             if not _is_temporary(new):
                 self._comes(new)
             if name != "link":
@@ -106,7 +107,7 @@ class Order:
                 if not _is_temporary(path):
                     self._appears(path)
                 elif name == "rename" and not _is_temporary(old):
-                    self._goes(path)
+                    self._goes(path, before)
         return result
 
     def _names_change(self, path: str) -> None:
@@ -128,14 +129,14 @@ class Order:
             if place.is_dir() and inode in self._unsynced_names:
                 self.faults.append(f"{self._unsynced_names[inode]} appeared before its folder was synced")
 
-    def _goes(self, path: str) -> None:
+    def _goes(self, path: str, before: str | None) -> None:
         """Something is put aside: what comes in its place, and the record of both, must last by now."""
         temporary = next(place for place in Path(path).parents if _is_temporary(place.name))
         for place in (temporary, *temporary.rglob("*")):
             inode = place.lstat().st_ino
             if inode in self._unsynced or inode in self._unsynced_names:
                 self.faults.append(f"{path} was put aside before {place} was synced")
-        if self._unsynced_names.get(temporary.parent.stat().st_ino) == str(temporary):
+        if before == str(temporary):
             self.faults.append(f"{path} was put aside before the name {temporary} was synced")
 
 
