@@ -13,7 +13,7 @@ import plain_models
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.io.sink import AtomicFile, AtomicFolder
+from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, write_folder
 
 _PART = 200_000  # bytes of a shard: three of them
 
@@ -26,6 +26,16 @@ class Place:
     out: Path
 
 
+_OLD_TREE = [
+    "config.json",
+    "a/b/weights",
+    "a/b/notes",
+    "a/c/notes",
+    "notes",
+    "model-1.safetensors",
+    "merges.txt",
+    "additional_chat_templates/x.jinja",
+]
 _WRITING = ("save", "import", "export", "quantize", "stamp", "report", "write")
 
 Operation = Callable[[Place], object]
@@ -69,16 +79,11 @@ def save(name: str, *, force: bool) -> Operation:
 
 
 def folder(name: str) -> Operation:
-    """A folder with subfolders; what is in it already stays, but for `*.old`."""
-
-    def operation(at: Place) -> None:
-        with AtomicFolder(at.out / name, force=True, stale=("*.old", "a/*.old"), last="config.json") as temporary:
-            for path in (temporary / "config.json", temporary / "a/b/weights", temporary / "new/one/x"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with AtomicFile(path) as sink:
-                    sink.write(b"new")
-
-    return operation
+    """A folder with subfolders; of what is in it already, old weights and tokenizers go."""
+    layouts = [
+        FileLayout(path, [Literal(b"new")]) for path in ("config.json", "tokenizer.json", "a/b/weights", "new/one/x")
+    ]
+    return lambda at: write_folder(str(at.out / name), layouts, WriteOptions(force=True))
 
 
 def command(*words: str) -> Operation:
@@ -145,7 +150,7 @@ def prepare(root: Path) -> None:
             file.write(b"old")
     (old / "part-00001-of-00002.gguf").write_bytes(b"of an older set")
     (old / "part-00002-of-00002.gguf").write_bytes(b"of an older set")
-    for name in ("config.json", "a/b/weights", "a/b/notes", "a/c/notes", "a/x.old", "x.old", "notes"):
+    for name in _OLD_TREE:
         path = old / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("old")
