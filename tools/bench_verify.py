@@ -57,7 +57,7 @@ def switch_off() -> None:
     layouts = recipe.Recipe.layouts
     recipe.Recipe.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
     make = recipe.source_recipe
-    apr.source_recipe = lambda c, stored=None, *, hashed=False: make(c, stored)  # type: ignore[attr-defined]
+    setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "hashed": False}))  # noqa: B010
 
 
 Case = tuple[str, str, tuple[str, ...]]

@@ -59,5 +59,11 @@ MAX_PATH_PARTS, MAX_PATH_CHARS = 64, 1024
 MAX_RENDERED_LISTS = 64
 """References to the tokenizer's lists in the record of an APR's source files."""
 
+MAX_TEXT_BYTES = 8 << 20
+"""A file that an APR keeps as text of the source; larger ones that hold no tokenizer are carried as bytes."""
+
+MAX_CARRIED_FILES = 1 << 14
+"""Files of a folder, beside those of the model, that are looked at."""
+
 MAX_LITERAL_BYTES = 128 << 20
 """What an APR keeps of its source files beside tensors and vocabulary; in base64 it fits the metadata."""

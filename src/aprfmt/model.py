@@ -205,6 +205,7 @@ class Model:
         checksum: {"header": "ok"|"bad"|"none", "footer": "ok"|"bad"|"absent"|"none"}; may be costly, hence a call.
         flags: container flags by name.
         warnings: what is odd but readable.
+        files: files that the container holds beside the model, as tensors of bytes; `tensors` has none of them.
         native: the format module's own view (header fields, key-value pairs), read with `native_as`.
     """
 
@@ -224,6 +225,7 @@ class Model:
         checksum: Callable[[], dict[str, str]] = lambda: {"header": "none", "footer": "none"},
         flags: Mapping[str, bool] | None = None,
         warnings: Sequence[str] = (),
+        files: Sequence[Tensor] = (),
         native: object = None,
     ) -> None:
         self.path = path
@@ -236,6 +238,7 @@ class Model:
         self.checksum = checksum
         self.flags = dict(flags or {})
         self.warnings = list(warnings)
+        self.files = tuple(files)
         self.native = native
         self._load_metadata = load_metadata
         self._load_tokenizer = load_tokenizer

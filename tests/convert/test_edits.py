@@ -74,7 +74,10 @@ def test_converting_an_apr_keeps_what_nothing_models(apr: Path, tmp_path: Path) 
     with aprfmt.open(tmp_path / "half.apr") as model:
         assert model.metadata["my.key"] == {"a": 1}
         assert model.metadata["original_format"] == "safetensors"
-        assert "aprfmt.source" not in model.metadata
+        record = model.metadata["aprfmt.source"]
+        assert record["partial"] is True
+        own = {path.name for path in (tmp_path / "source").iterdir()}
+        assert {file["name"] for file in record["files"]} == own - {"model.safetensors"}
     aprfmt.convert_model(source, tmp_path / "licensed.apr", license="mit")
     report = aprfmt.export_model(tmp_path / "licensed.apr", tmp_path / "back")
     assert not report.lossless  # one file more than the source had

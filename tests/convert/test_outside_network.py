@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import aprfmt
+from aprfmt.cli.main import main
 from aprfmt.errors import RefusedError, UnmappedError
 
 TOWER = {
@@ -137,3 +138,22 @@ def test_validate_and_values_know_them(folder: Path, tmp_path: Path) -> None:
     for path in (folder, tmp_path / "m.apr"):
         checks = {check.id: check.status for check in aprfmt.validate(path).checks}
         assert (checks["names.complete"], checks["shapes.match"]) == ("pass", "pass")
+
+
+def test_inspect_and_tensors_tell_them(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "logo.png").write_bytes(b"\x89PNG")
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    kinds = {"vision tower": {"tensors": 3, "bytes": 452}, "projector": {"tensors": 1, "bytes": 256}}
+    for path, n_files in ((folder, 0), (tmp_path / "m.apr", 1)):
+        body = aprfmt.inspect(path).to_json()
+        assert body["carried"] == {"tensors": 4, "kinds": kinds, "files": n_files, "file_bytes": 4 * n_files}
+        assert body["tensor_count"] == len(load_file(folder / "model.safetensors"))
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "m.apr")])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "also carries 3 tensors of the vision tower, 1 tensor of the projector, 1 file (4 B)" in shown
+    with pytest.raises(SystemExit):
+        main(["tensors", str(tmp_path / "m.apr")])
+    shown = capsys.readouterr().out
+    assert "vision_tower.positions" in shown
+    assert "logo.png" not in shown

@@ -19,6 +19,7 @@ from aprfmt.arch.row import Architecture
 from aprfmt.text import first_few, format_bytes, plural
 
 DRAFT_LAYERS = "MTP layers"
+ADAPTER = "adapter"
 
 # What a part is called, by a component of its tensors' names; for messages alone, but for single tensors (see
 # _is_own). The names of a GGUF's towers are too short to be looked for anywhere but at the beginning.
@@ -33,7 +34,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|\w*(vision|image|audio|modality)_proj\w*",
         ),
         (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
-        ("adapter", r"base_model|lora_\w+|prompt_embeddings|adapters?"),
+        (ADAPTER, r"base_model|lora_\w+|prompt_embeddings|adapters?"),
         ("pooler", r"pooler"),
         ("head of another task", r"score|cls|classifier|classification_head|qa_outputs|v_head|value_head"),
         ("module of sentence-transformers", r"\d+_\w+"),
@@ -51,6 +52,11 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     drafts = _draft_layers(h, layers)
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
     return in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+
+
+def is_adapter(all_names: Collection[str]) -> bool:
+    """Whether a file holds tensors of an adapter alone, and no network."""
+    return bool(all_names) and all(_part_of(None, name)[0] == ADAPTER for name in all_names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 
 from aprfmt.arch.grammar import is_config_of, is_gguf_of
+from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import ROWS
 
@@ -29,6 +30,15 @@ def find(
         if rows:
             return next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
+
+
+def row_of(h: Hyperparams, *, kv: Mapping[str, object] | None, tensor_names: Collection[str]) -> Architecture | None:
+    """The row of an opened model with these hyper-parameters; `kv` are the keys of a GGUF, None of anything else."""
+    if kv is not None:
+        return find_gguf(kv, tensor_names)
+    return ARCHITECTURES.get(h.architecture or "") or find(
+        hf_class=h.hf_architecture, model_type=h.hf_model_type, gguf=h.architecture
+    )
 
 
 def lookup(word: str) -> Architecture | None:

@@ -14,9 +14,9 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, outside, parts
+from aprfmt.arch.outside import Part, is_adapter, outside, parts
 from aprfmt.arch.row import Architecture
-from aprfmt.arch.table import ARCHITECTURES, find, find_gguf, lookup, nearest
+from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
@@ -26,13 +26,14 @@ from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import RefusedError, UnmappedError, UsageError
 from aprfmt.formats import hf_files
+from aprfmt.formats.apr_metadata import FILES_PREFIX
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance import provenance
-from aprfmt.text import first_few, plural
+from aprfmt.text import plural
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
@@ -55,7 +56,8 @@ class Canonical:
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
         stated: typed fields that the user gave.
         envelope: what a GGUF tells of the `.apr` that it was made from.
-        left_out: files of a source folder that are not carried.
+        files: what else the source's folder holds, by path, as tensors of bytes named as an `.apr` names them.
+        left_out: files of the source's folder that are not carried, and why, one sentence each.
         packs: packed weights of the source.
     """
 
@@ -70,6 +72,7 @@ class Canonical:
     general: dict[str, object] | None = None
     stated: dict[str, str] = field(default_factory=dict)
     envelope: Envelope | None = None
+    files: dict[str, CanonicalTensor] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     outside: dict[str, CanonicalTensor] = field(default_factory=dict)
     packs: Packing = field(default_factory=Packing)
@@ -94,6 +97,11 @@ class Canonical:
         return {**self.tensors, **self.outside}
 
     @property
+    def stored(self) -> dict[str, CanonicalTensor]:
+        """All that an `.apr` holds as tensors: every tensor, and the files."""
+        return {**self.all_tensors, **{file.name: file for file in self.files.values()}}
+
+    @property
     def n_params(self) -> int:
         """Elements of all tensors."""
         return sum(n_elements(t.shape) for t in self.all_tensors.values())
@@ -111,9 +119,10 @@ def canonical(
     `decoding` says what becomes of packed weights.
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
     """
-    row = find_row(model, arch)
+    row = None if is_adapter(model.tensors) else find_row(model, arch)
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
-    if row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
+    known_by_name = model.convention == "apr" or is_adapter(model.tensors)
+    if row is None and not (allow_unmapped or known_by_name or not model.tensors):
         raise _unknown_architecture(model)
     hparams = deepcopy(model.hparams)
     warnings = list(model.warnings)
@@ -131,7 +140,6 @@ def canonical(
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
     kept: Envelope | None = None
-    left_out: list[str] = []
     if (gguf := model.native_as(GgufNative)) is not None:
         kept, warning = envelope.read_envelope(gguf.parts[0].kv)
         warnings += [warning] if warning else []
@@ -139,8 +147,6 @@ def canonical(
             _restore(tensors, kept)
     if (folder := model.native_as(HfNative)) is not None:
         kept = envelope.read_folder(folder.folder)
-        left_out = folder.unread_files()
-        warnings += [f"not carried: {first_few(left_out, 5)}"] if left_out else []
         facts = kept.metadata if kept is not None else {}
         known.info |= {name: str(facts[name]) for name in provenance.INFO_FIELDS if name in facts}
     n_params = sum(n_elements(t.shape) for t in tensors.values())
@@ -157,7 +163,7 @@ def canonical(
         tuple(warnings),
         known.general,
         envelope=kept,
-        left_out=left_out,
+        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
         outside=others,
         packs=packs,
     )
@@ -204,12 +210,8 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
         if row is None:
             raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
         return row
-    hparams = model.hparams
-    if model.convention == "gguf":
-        return find_gguf(model.metadata, model.tensors)
-    return ARCHITECTURES.get(hparams.architecture or "") or find(
-        hf_class=hparams.hf_architecture, model_type=hparams.hf_model_type, gguf=hparams.architecture
-    )
+    kv = model.metadata if model.convention == "gguf" else None
+    return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
 
 
 def _unknown_architecture(model: Model) -> UnmappedError:
@@ -296,6 +298,8 @@ def require_config(model: Model, allow_no_config: bool) -> None:
     """Refuses weights without a config.json, unless the user says that they go without."""
     if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
         return
+    if is_adapter(model.tensors):
+        return  # its config describes the base model's
     raise RefusedError(
         "no config.json beside the weights: dimensions and architecture are unknown",
         path=model.path,
@@ -398,7 +402,9 @@ def name_tensors(
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    elsewhere = outside(row, h, model.tensors) if row is not None else set()
+    elsewhere = outside(row, h, model.tensors) if row is not None else set[str]()
+    if row is None and is_adapter(model.tensors):
+        elsewhere = {*model.tensors}
     elsewhere |= {weight.name for weight in packs.weights if weight.parts[0] in elsewhere}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}

@@ -20,7 +20,7 @@ from aprfmt.text import format_bytes, format_count, format_shape, plural
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import Inspection, Quality, TokenizerInfo
+    from aprfmt.inspection.describe import Carried, Inspection, Quality, TokenizerInfo
     from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Tensor
@@ -73,6 +73,8 @@ def _inspection(found: Inspection) -> Iterator[str]:
 def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "format", f"{found.format}, {format_bytes(found.size_bytes)}"
     yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
+    if found.carried.tensors or found.carried.files:
+        yield "also carries", _carried(found.carried)
     if set(found.checksum.values()) != {"none"}:
         words = {"unchecked": "not checked (large file; apr validate checks it)"}
         yield ("checksum", ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()))
@@ -83,6 +85,12 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "reference apr", "can run it" if found.compat.reference_runtime else f"cannot run it: {reasons}"
     for warning in found.warnings:
         yield "note", warning
+
+
+def _carried(found: Carried) -> str:
+    kinds = [f"{plural(row['tensors'], 'tensor')} of the {kind}" for kind, row in found.kinds.items()]
+    files = f"{plural(found.files, 'file')} ({format_bytes(found.file_bytes)})"
+    return ", ".join([*kinds, *([files] if found.files else [])])
 
 
 def _network(metadata: Mapping[str, object]) -> Iterator[str]:

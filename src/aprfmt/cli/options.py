@@ -58,6 +58,12 @@ class Run:
     allow_unmapped: Annotated[
         bool, typer.Option("--allow-unmapped", help="Keep tensors with unknown names under those names.")
     ] = False
+    carry: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Most that a folder's files which belong to no model may take together; 0: none."
+        ),
+    ] = "64MB"
     plan: Annotated[
         bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")
     ] = False

@@ -24,11 +24,21 @@ from aprfmt.canonical.model import (
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
+from aprfmt.convert.files import with_files
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.mixes import find_mix, require_quantized
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
-from aprfmt.convert.targets.base import Options, Output, Target, Work, check_options, find_target, parse_options
+from aprfmt.convert.targets.base import (
+    DEFAULT_CARRY_BYTES,
+    Options,
+    Output,
+    Target,
+    Work,
+    check_options,
+    find_target,
+    parse_options,
+)
 from aprfmt.convert.targets.gguf import older_outputs
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats.apr2_write import check_suffix
@@ -163,6 +173,7 @@ def import_model(
     data_license: str | None = None,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
+    carry: int | str = DEFAULT_CARRY_BYTES,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -188,6 +199,7 @@ def import_model(
         data_source: what the model was trained on.
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
+        carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
         plan: write nothing; the report says what would be written.
         force: replace an existing output.
         progress: called with the total bytes; gives the function to call with each piece.
@@ -228,6 +240,7 @@ def convert_model(
     shard_size: int | str | None = None,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
+    carry: int | str = DEFAULT_CARRY_BYTES,
     verify: bool = False,
     plan: bool = False,
     force: bool = False,
@@ -272,6 +285,7 @@ def quantize_model(
     tokenizer: PathLike | None = None,
     no_tokenizer: bool = False,
     allow_unmapped: bool = False,
+    carry: int | str = DEFAULT_CARRY_BYTES,
     verify: bool = False,
     plan: bool = False,
     force: bool = False,
@@ -363,7 +377,8 @@ def _plan(
         allow_unmapped=options.allow_unmapped,
         decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
     )
-    losses.others += c.packs.losses()
+    c = with_files(c, options.carry, [dst])
+    losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(with_dims_of_tensors(c), options)
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses

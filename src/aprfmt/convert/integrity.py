@@ -68,7 +68,7 @@ def altered_files(c: Canonical) -> list[str]:
     value = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     if value is None:
         raise UnsupportedError("the file holds no record of its source files")
-    recipe = read_recipe(value, c.all_tensors, c.tokenizer, str(model.path))
+    recipe = read_recipe(value, c.stored, c.tokenizer, str(model.path))
     if recipe is None:
         raise UnsupportedError("the model was edited since its import, so its source files are not restored from it")
     layouts = [layout for layout in recipe.layouts() if layout.digest is not None]

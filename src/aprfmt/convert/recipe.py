@@ -5,7 +5,8 @@ The recipe stands in the metadata under `aprfmt.source`:
     {"format": "gguf" | "hf" | "safetensors",
      "files": [{"name": str, "size": int, "blake3": hex, "segments": [...]}, ...],
      "literals": base64(zlib(bytes)),
-     "names": {name: name in the source}}    where a checkpoint begins its names otherwise
+     "names": {name: name in the source},    where a checkpoint begins its names otherwise
+     "partial": true}                        where it has only files that hold no tensors
 
 A file is its segments end to end:
 
@@ -27,27 +28,28 @@ import base64
 import binascii
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TypeVar
 
 from aprfmt.arch.links import MAX_TENSORS, Link, RowMap
 from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.packed import HF_QUANT
 from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError
-from aprfmt.formats import apr2
-from aprfmt.formats.apr_metadata import SOURCE_KEY
+from aprfmt.formats import HF_INDEX_SUFFIX, apr2
+from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType
 from aprfmt.formats.gguf_write import encode_value
 from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.digest import Follower, Trail, digest_of
+from aprfmt.io.digest import Follower, Trail, digest_of, new_hash
 from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import (
@@ -60,6 +62,7 @@ from aprfmt.limits import (
 )
 from aprfmt.model import Tensor
 from aprfmt.tokenizer import splice
+from aprfmt.tokenizer.hf import is_tokenizer_file
 from aprfmt.tokenizer.model import Tokenizer
 
 S = TypeVar("S")
@@ -120,12 +123,14 @@ class Recipe:
         files: every source file, ready to be written.
         names: what the source calls the tensors that have other names in the `.apr`.
         digests: BLAKE3 of those that have one, by name.
+        is_partial: whether files are missing: those of the weights, and perhaps of the tokenizer.
     """
 
     format: str
     files: Mapping[str, Sequence[Segment]]
     names: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    is_partial: bool = False
 
     def layouts(self) -> list[FileLayout]:
         """Every source file, ready to be written."""
@@ -152,6 +157,20 @@ class Recipe:
                 raise ChecksumError(f"{name} would not be the file that was imported: its BLAKE3 is another one")
         return found
 
+    def weight_layouts(self) -> list[FileLayout]:
+        """The files of the weights and their index, ready to be written."""
+        others = {layout.name for layout in self.other_layouts()}
+        texts = {name for name in self.text_files() if not name.endswith(HF_INDEX_SUFFIX)}
+        return [layout for layout in self.layouts() if layout.name not in others | texts]
+
+    def other_layouts(self) -> list[FileLayout]:
+        """The files that are neither texts nor weights, ready to be written."""
+        return [
+            layout
+            for layout in self.layouts()
+            if any(isinstance(s, Stream) and s.label.startswith(FILES_PREFIX) for s in layout.segments)
+        ]
+
 
 def read_recipe(
     value: object, tensors: Mapping[str, CanonicalTensor], tokenizer: Tokenizer | None, path: str
@@ -170,14 +189,13 @@ def read_recipe(
         _check_names(files)
         every = [segment for segments in files.values() for segment in segments]
         _check_sizes(files.values(), every)
-        n_literals = sum(_count(s[1]) for s in every if s[0] == "b")
-        source = _Source(_inflate(str(body["literals"]), n_literals), tensors, tokenizer)
+        source = _Source(_literals(body, every), tensors, tokenizer)
         if not all(map(source.has, every)):
             return None
         made = {name: [source.segment(s) for s in segments] for name, segments in files.items()}
         if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
             return None
-        return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests)
+        return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests, body.get("partial") is True)
     except AprError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
@@ -326,6 +344,44 @@ def _inflate(text: str, n_bytes: int) -> bytes:
     return data
 
 
+def _literals(body: Mapping[str, object], every: Iterable[list[object]]) -> bytes:
+    return _inflate(str(body["literals"]), sum(_count(s[1]) for s in every if s[0] == "b"))
+
+
+def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, object] | None:
+    """The recipe of a folder with only those files, as far as `keep` wants them, that hold no tensors of a model.
+
+    None where nothing is left, or where `value` is of something else. Raises what read_recipe does for its literals.
+    """
+    if not isinstance(value, Mapping) or value.get("format") != "hf":
+        return None
+    try:
+        files = [_mapping(file) for file in _list(value["files"])]
+        every = [[_list(s) for s in _list(file["segments"])] for file in files]
+        literals = _literals(value, chain.from_iterable(every))
+        kept, parts, position = [], [], 0
+        for file, segments in zip(files, every, strict=True):
+            n_bytes = sum(_count(s[1]) for s in segments if s[0] == "b")
+            name = str(file["name"])
+            if keep(name) and not name.endswith(HF_INDEX_SUFFIX) and not any(map(_holds_weights, segments)):
+                kept.append(file)
+                parts.append(literals[position : position + n_bytes])
+            position += n_bytes
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error):
+        return None  # read_recipe says what is wrong with it
+    if not kept:
+        return None
+    return {**value, "files": kept, "literals": _deflate(b"".join(parts)), "partial": True}
+
+
+def _holds_weights(segment: Sequence[object]) -> bool:
+    return segment[0] == "l" or (segment[0] == "t" and not str(segment[1]).startswith(FILES_PREFIX))
+
+
+def _deflate(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()
+
+
 def overlay(base: Mapping[str, S], then: Mapping[str, T], now: Mapping[str, T]) -> dict[str, S | T]:
     """`base` with only those keys changed that differ between `then` and `now`.
 
@@ -373,16 +429,16 @@ class RecipeWriter:
         self._format, self._c, self._stored, self._hashed = format, c, stored or {}, hashed
         self._files: list[_File] = []
         self._literals = bytearray()
-        self._tensors = c.all_tensors
+        self._tensors = c.stored
         self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
         self._links = {name: t.link for t in c.tensors.values() if t.link is not None for name in t.link.gguf}
 
-    def start(self, name: str, content: bytes | Source) -> None:
+    def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
         """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse.
 
-        `content` is the whole of it, or what it is streamed from.
+        `content` is the whole of it, or what it is streamed from; a carried file is read for its hash now.
         """
-        hashed = content if isinstance(content, Source) else digest_of(content) if self._hashed else None
+        hashed = content if isinstance(content, Source) else _hash_of(content) if self._hashed else None
         self._files.append(_File(safe_name(name), hashed))
 
     def _add(self, segment: list[object], n_bytes: int, n_literal: int = 0) -> None:
@@ -450,6 +506,11 @@ class RecipeWriter:
         made = produce(pieces, link.row_map, link.gguf.index(original.name))
         return made.dtype == original.dtype and made.data() == read_whole(original)
 
+    def blob(self, file: CanonicalTensor) -> None:
+        """Adds what a file holds that is carried as it is."""
+        if file.n_bytes:
+            self._add(["t", file.name, file.dtype, file.dtype], file.n_bytes)
+
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""
         inside = (t for t in self._c.model.tensors.entries if t.source is source and t.n_bytes)
@@ -489,7 +550,7 @@ class RecipeWriter:
             if self._hashed:
                 row["blake3"] = file.content if isinstance(file.content, str) else next(stand_ins)
             files.append(row | {"segments": file.segments})
-        literals = base64.b64encode(zlib.compress(bytes(self._literals), 9)).decode()
+        literals = _deflate(bytes(self._literals))
         names = source_names(self._c) if self._c.model.convention == "hf" else {}
         return {"format": self._format, "files": files, "literals": literals} | ({"names": names} if names else {})
 
@@ -497,6 +558,15 @@ class RecipeWriter:
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
     return {t.name: t.pieces[0].name for t in c.tensors.values() if t.pieces[0].name != t.name}
+
+
+def _hash_of(content: bytes | CanonicalTensor) -> str:
+    if isinstance(content, bytes):
+        return digest_of(content)
+    found = new_hash()
+    for chunk in content.chunks():
+        found.update(chunk)
+    return found.hexdigest()
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
@@ -533,7 +603,7 @@ def restorable(c: Canonical, format: str) -> Recipe | None:
         value = source_recipe(c) if c.model.format == format else None
     if value is None:
         return None
-    recipe = read_recipe(value, c.all_tensors, c.model.tokenizer, str(c.model.path))
+    recipe = read_recipe(value, c.stored, c.model.tokenizer, str(c.model.path))
     return recipe if recipe is not None and recipe.format == format else None
 
 
@@ -549,27 +619,46 @@ def _encoded_digest(trail: Trail) -> bytes:
 
 
 def source_recipe(
-    c: Canonical, stored: Mapping[str, str] | None = None, *, hashed: bool = False
+    c: Canonical,
+    stored: Mapping[str, str] | None = None,
+    *,
+    hashed: bool = False,
+    tensors_kept: bool = True,
+    tokenizer_kept: bool = True,
 ) -> Mapping[str, object] | None:
     """The recipe from which the source files can be rebuilt byte for byte; None for sources that have none.
 
     `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. With `hashed` the files
-    are hashed while they are streamed; the file that gets the recipe takes `late_digests`.
+    are hashed while they are streamed; the file that gets the recipe takes `late_digests`. Where tensors or the
+    tokenizer are not kept as they were, that of a folder still has its other files.
     """
+
+    def keeps(name: str) -> bool:
+        return tokenizer_kept or not holds_tokenizer(name)
+
+    is_whole = tensors_kept and tokenizer_kept
     if apr2.native_of(c.model) is not None:
-        recipe: Mapping[str, object] | None = c.model.metadata.get(SOURCE_KEY)
-        fits = recipe is not None and read_recipe(recipe, c.all_tensors, c.tokenizer, str(c.model.path))
-        return recipe if fits else None
+        value: object = c.model.metadata.get(SOURCE_KEY)
+        recipe = value if is_whole else without_weights(value, keeps)
+        fits = isinstance(recipe, Mapping) and read_recipe(recipe, c.stored, c.tokenizer, str(c.model.path))
+        return recipe if isinstance(recipe, Mapping) and fits else None
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return _hf_recipe(c, folder, hashed, keeps, with_weights=is_whole and not c.packs.decoded)
+    if not is_whole:
+        return None
     if (gguf := c.model.native_as(GgufNative)) is not None:
         return _gguf_recipe(c, gguf.parts, stored or {}, hashed)
-    if (folder := c.model.native_as(HfNative)) is not None:
-        return _hf_recipe(c, folder, hashed)
     if c.model.native_as(SafetensorsNative) and not c.packs.decoded:
         writer, source = RecipeWriter("safetensors", c, hashed=hashed), c.model.sources[0]
         writer.start(source.path.rpartition("/")[2], source)
         writer.tensors(source)
         return writer.value()
     return None
+
+
+def holds_tokenizer(name: str) -> bool:
+    """Whether a file of a folder is one of the tokenizer's; generation_config.json names ids, but it is another."""
+    return is_tokenizer_file(name) and name != "generation_config.json"
 
 
 def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str], hashed: bool) -> dict[str, object]:
@@ -586,17 +675,24 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
     return writer.value()
 
 
-def _hf_recipe(c: Canonical, folder: HfNative, hashed: bool) -> dict[str, object]:
+def _hf_recipe(
+    c: Canonical, folder: HfNative, hashed: bool, keeps: Callable[[str], bool], *, with_weights: bool
+) -> dict[str, object]:
     writer = RecipeWriter("hf", c, hashed=hashed)
     for path in folder.other_files:
+        if not keeps(path.as_posix()) or (c.packs.decoded and path.name == HF_QUANT):
+            continue
         data = read_text_file(folder.folder / path)
         writer.start(path.as_posix(), data)
         if path.name in _LIST_FILES:
             writer.tokenizer_file(data)
         else:
             writer.literal(data)
-    if c.packs.decoded:
-        return writer.value()
+    for name, file in c.files.items():
+        writer.start(name, file)
+        writer.blob(file)
+    if not with_weights:
+        return writer.value() | {"partial": True}
     if folder.index is not None and folder.index_name is not None:
         writer.start(folder.index_name, folder.index)
         writer.literal(folder.index)

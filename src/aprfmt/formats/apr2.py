@@ -42,6 +42,7 @@ from aprfmt.model import Model, Tensor
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
+    from aprfmt.formats.out import OutTensor
     from aprfmt.tokenizer.model import Tokenizer
 
 MAGIC = b"APR\0"
@@ -88,6 +89,11 @@ _KINDS: dict[int, tuple[str, int]] = {
 _FIRST_EDITION_KINDS = {**_KINDS, 2: ("BF16", 2)}
 
 
+def is_file_blob(tensor: Tensor | OutTensor) -> bool:
+    """Whether an entry of the index holds a file that the `.apr` carries beside the model."""
+    return tensor.dtype == "U8" and len(tensor.shape) == 1 and tensor.name.startswith(apr_metadata.FILES_PREFIX)
+
+
 @dataclass
 class Index:
     """A checked index.
@@ -110,6 +116,14 @@ class Index:
     is_aligned: bool
     stored_shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     joined_order: list[int] | None = None
+
+    def model_tensors(self) -> list[Tensor]:
+        """Those that are no files."""
+        return [tensor for tensor in self.tensors if not is_file_blob(tensor)]
+
+    def files(self) -> list[Tensor]:
+        """The files among the entries (see FILES_PREFIX)."""
+        return [tensor for tensor in self.tensors if is_file_blob(tensor)]
 
     def blob_order(self) -> list[int]:
         """Index positions in the order of their blobs; a zero-size tensor stands before the blob it shares a
@@ -240,7 +254,8 @@ def open_source(source: Source, path: Path, *, format: str = "apr-v2", label: st
         label=label,
         version=f"{header.version[0]}.{header.version[1]}",
         sources=[source],
-        tensors=index.tensors,
+        tensors=index.model_tensors(),
+        files=index.files(),
         load_metadata=lambda: native.metadata,
         load_tokenizer=load_tokenizer,
         load_hparams=load_hparams,

@@ -144,7 +144,7 @@ def layout_from_model(model: Model, metadata: bytes | None = None, flags: int | 
     flags = header.flags if flags is None else flags
     if model.format != "apr-v2":
         flags &= ~_COMPRESSED
-    entries = [_stored_entry(native, i, tensor) for i, tensor in enumerate(model.tensors.entries)]
+    entries = [_stored_entry(native, i, tensor) for i, tensor in enumerate(native.index.tensors)]
     return _assemble(
         stored if metadata is None else metadata,
         entries,

@@ -15,6 +15,8 @@ from aprfmt.limits import MAX_METADATA_BYTES
 
 TRUE_DTYPES_KEY = "aprfmt.tensors"
 SOURCE_KEY = "aprfmt.source"
+FILES_PREFIX = "aprfmt.files/"
+"""How the names of tensors begin that are no tensors but files, with their paths behind it."""
 """Custom key with the dtypes that the container has no id for; always the last one of the text."""
 
 _U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1

@@ -116,7 +116,7 @@ def _altered(path: Path, problem: str) -> RefusedError:
 def _mismatch(model: Model, info: ShardInfo, count: int) -> str | None:
     """What an opened shard and the manifest disagree in; the blobs are not read."""
     native = _native(model)
-    names = [tensor.name for tensor in model.tensors.entries]
+    names = [tensor.name for tensor in native.index.tensors]
     if len(names) != len(info.tensors) or set(names) != set(info.tensors):
         return "it holds other tensors"
     if info.crc32 is not None and int.from_bytes(native.source.read(info.size - 4, 4), "little") != info.crc32:
@@ -206,7 +206,7 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
     native = JoinedNative(
         source=natives[0].source,
         header=replace(
-            header, flags=header.flags & ~FLAGS["sharded"], tensor_count=sum(len(m.tensors) for m in models)
+            header, flags=header.flags & ~FLAGS["sharded"], tensor_count=sum(len(n.index.tensors) for n in natives)
         ),
         index=_join_index([native.index for native in natives]),
         manifest=manifest,
@@ -219,7 +219,8 @@ def _join(models: Sequence[Model], infos: Sequence[ShardInfo], manifest: Path, p
         label=f"APR v2, {plural(len(models), 'shard')}",
         version=models[0].version,
         sources=[native.source for native in natives],
-        tensors=native.index.tensors,
+        tensors=native.index.model_tensors(),
+        files=native.index.files(),
         load_metadata=lambda: native.metadata,
         load_tokenizer=apr2.load_tokenizer,
         load_hparams=apr2.load_hparams,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError
+from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import HF_INDEX_SUFFIX
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
@@ -26,7 +26,7 @@ from aprfmt.formats.hf_files import (
 )
 from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.source import is_file, is_folder
-from aprfmt.limits import MAX_SPLITS
+from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
 from aprfmt.model import Model
 from aprfmt.types import JsonObject
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+
+_MAX_DEPTH = 32
+"""Folders in folders that are looked into: the walk of a folder recurses."""
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
 
@@ -48,8 +51,8 @@ class HfNative:
         config: bytes of config.json, None where there is none.
         index: bytes of the index, None where there is none.
         index_name: file name of the index.
-        shards: the weights, by file name.
-        other_files: the other files worth keeping, relative to the folder, sorted, with config.json.
+        shards: the weights, by file name, those of modules in subfolders among them.
+        other_files: the other files that belong to the model, relative to the folder, sorted, with config.json.
     """
 
     folder: Path
@@ -63,16 +66,23 @@ class HfNative:
         """One of the other files by its name; None where there is none of that name."""
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
-    def unread_files(self) -> list[str]:
-        """Files of the folder that belong to no model and are not carried, relative; hidden folders do not count."""
-        known = {*self.shards} | {path.as_posix() for path in self.other_files}
+    def further_files(self) -> list[str]:
+        """What else lies in the folder, relative, sorted; hidden folders do not count. More than is looked at end it.
+
+        Links to folders and what lies too deep are among them, as folders.
+        """
+        known = {*self.shards, self.index_name} | {path.as_posix() for path in self.other_files}
         found = []
         for root, folders, files in os.walk(self.folder):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
-            found += [Path(root, name).relative_to(self.folder).as_posix() for name in files]
-            if len(found) > MAX_SPLITS:
+            place = os.path.relpath(root, self.folder)
+            deep = place.count(os.sep) >= _MAX_DEPTH
+            closed = [name for name in folders if deep or os.path.islink(os.path.join(root, name))]
+            folders[:] = [] if deep else folders
+            found += [name if place == os.curdir else os.path.join(place, name) for name in (*files, *closed)]
+            if len(found) > MAX_CARRIED_FILES:
                 break
-        return sorted(name for name in found if name not in known and name != self.index_name)
+        return sorted(name for name in found if name not in known)
 
 
 def open_model(path: Path) -> Model:
@@ -93,7 +103,7 @@ def open_model(path: Path) -> Model:
             index=index,
             index_name=index_name,
             shards=shards,
-            other_files=select_files(name for name in names if name != index_name),
+            other_files=[p for p in select_files(names) if p.as_posix() != index_name and _is_text(folder / p)],
         )
         model = Model(
             path=path,
@@ -109,6 +119,14 @@ def open_model(path: Path) -> Model:
         )
         stack.pop_all()
     return model
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file is to be kept as a text of the model; large ones that hold no tokenizer are not."""
+    from aprfmt.tokenizer.hf import is_tokenizer_file
+
+    with storage_errors(path):
+        return is_tokenizer_file(path.name) or path.stat().st_size <= MAX_TEXT_BYTES
 
 
 def _load_hparams(native: HfNative) -> Hyperparams:
@@ -162,13 +180,26 @@ def _read_weights(
     """Bytes of the index, shards by file name in order, warnings."""
     if index_name is None:
         shards = {name: read_shard(folder / name, stack) for name in _loose_shards(folder, names)}
+        shards |= _modules(folder, names, shards, stack)
         _owners(shards, folder)
         return None, shards, []
     path = folder / index_name
     raw = read_text_file(path)
     weight_map = read_weight_map(raw, path)
     shards = {name: _read_named_shard(folder / name, path, stack) for name in sorted(set(weight_map.values()))}
-    return raw, shards, _check_index(weight_map, shards, path)
+    warnings = _check_index(weight_map, shards, path)
+    return raw, shards | _modules(folder, names, shards, stack), warnings
+
+
+def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: ExitStack) -> dict[str, Shard]:
+    """The weights of modules in subfolders (sentence-transformers); their tensors are named after the subfolder."""
+    shards = {}
+    for name in names:
+        if "/" in name and name.endswith(".safetensors") and name not in known:
+            shards[name] = shard = read_shard(folder / name, stack)
+            for tensor in shard.tensors:
+                tensor.name = f"{name.partition('/')[0]}.{tensor.name}"
+    return shards
 
 
 def _read_named_shard(path: Path, index: Path, stack: ExitStack) -> Shard:
@@ -183,6 +214,7 @@ def _read_named_shard(path: Path, index: Path, stack: ExitStack) -> Shard:
 def _loose_shards(folder: Path, names: Sequence[str]) -> list[str]:
     """Weights of a folder without an index: one file, or a complete series of numbered ones."""
     weights = [name for name in names if name.endswith(".safetensors")]
+    weights = [name for name in weights if "/" not in name] or weights
     if SINGLE_NAME in weights or len(weights) == 1:
         name = SINGLE_NAME if SINGLE_NAME in weights else weights[0]
         if (match := _SHARD.fullmatch(name)) is None or int(match["count"]) <= 1:

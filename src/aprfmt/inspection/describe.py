@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import spellings
+from aprfmt.arch.outside import is_adapter, outside, parts
+from aprfmt.arch.table import row_of
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.model import Model, Tensor
@@ -113,6 +115,22 @@ class Compatibility:
     reasons: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a file holds beside the network.
+
+    Attributes:
+        tensors: how many are no part of it.
+        kinds: what these are of, the largest first: {"vision tower": {"tensors", "bytes"}}.
+        files, file_bytes: files of the folder that an `.apr` was imported from, which belong to no model.
+    """
+
+    tensors: int
+    kinds: Mapping[str, Mapping[str, int]]
+    files: int
+    file_bytes: int
+
+
 # Fields of Inspection that its JSON has only where they were asked for.
 _ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors")
 
@@ -127,6 +145,7 @@ class Inspection:
         checksum: {"header", "footer"}: "ok", "bad", "none"; of the footer also "absent" and "unchecked".
         metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
         dtypes: most bytes first.
+        carried: what else it holds than the network.
         tensors: all of them where they were asked for.
         vocabulary: the tokens where they were asked for (`with_vocabulary`); None without a tokenizer.
         quality: the score, where it was asked for.
@@ -143,6 +162,7 @@ class Inspection:
     architecture: str | None
     metadata: Mapping[str, object]
     dtypes: Mapping[str, DtypeTotals]
+    carried: Carried
     tokenizer: TokenizerInfo | None
     compat: Compatibility
     warnings: list[str]
@@ -154,6 +174,7 @@ class Inspection:
     def to_json(self) -> dict[str, object]:
         """The keys of the JSON contract; `quality`, `vocabulary` and `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
+        body["carried"] = asdict(self.carried)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
         if self.quality is not None:
             body["quality"] = self.quality.to_json()
@@ -208,10 +229,25 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         architecture=model.hparams.architecture or (stated if isinstance(stated, str) else None),
         metadata=metadata,
         dtypes=dict(totals),
+        carried=carried(model),
         tokenizer=tokenizer,
         compat=compatibility(model, metadata),
         warnings=warnings,
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
+    )
+
+
+def carried(model: Model) -> Carried:
+    """What `model` holds beside the network."""
+    names = model.tensors
+    row = row_of(model.hparams, kv=model.metadata if model.convention == "gguf" else None, tensor_names=names)
+    others = {*names} if is_adapter(names) else outside(row, model.hparams, names) if row is not None else set[str]()
+    found = parts(row, {name: names[name].n_bytes for name in others})
+    return Carried(
+        tensors=len(others),
+        kinds={part.kind: {"tensors": part.n_tensors, "bytes": part.n_bytes} for part in found},
+        files=len(model.files),
+        file_bytes=sum(file.n_bytes for file in model.files),
     )
 
 

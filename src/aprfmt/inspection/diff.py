@@ -260,7 +260,10 @@ def _tokenizer_differences(a: Model, b: Model) -> Iterator[Difference]:
 def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
     """Tensors under Hugging Face names; under their own where either model has no such form."""
     try:
-        left, right = canonical(a).all_tensors, canonical(b).all_tensors
+        both = canonical(a), canonical(b)
+        # Of folders the files are compared by themselves, as far as they belong to the model.
+        with_files = all(model.convention == "apr" for model in (a, b))
+        left, right = (c.stored if with_files else c.all_tensors for c in both)
     except (UnmappedError, RefusedError, UnsupportedError):
         left, right = ({t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b))
     for name in dict.fromkeys((*left, *right)):

@@ -59,12 +59,12 @@ def layouts(c: Canonical, work: Work) -> Output:
         stay = (f"{part.stay} as stored: a mix is for the language model" for part in c.outside_parts())
         work.losses.warnings += stay
     metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=work.options.tokenizer is None)
-    if SOURCE_KEY not in metadata:
+    if not _is_whole(metadata.get(SOURCE_KEY)):
         own = c.all_tensors
         for tensor in tensors:
             work.losses.note(own[tensor.name].dtype, tensor.dtype)
     check_metadata(metadata)
-    segments = apr2_write.layout(apr_metadata.dump(metadata), tensors, flags=flags)
+    segments = apr2_write.layout(apr_metadata.dump(metadata), [*tensors, *_files(c)], flags=flags)
     layout = _with_digests(c, FileLayout(work.name, segments, crc_footer=True))
     return Output([layout], tensors, is_lossless(c, metadata))
 
@@ -94,13 +94,22 @@ def check_readable(model: Model) -> None:
 
 def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
     """Whether an `.apr` of this metadata gives every file of the source back, byte for byte."""
-    if SOURCE_KEY not in metadata or c.model.convention == "apr" or c.left_out:
+    if not _is_whole(metadata.get(SOURCE_KEY)) or c.model.convention == "apr" or c.left_out:
         return False
-    if c.model.native_as(SafetensorsNative) is not None:
-        return True
+    if c.model.native_as(SafetensorsNative) is not None or (c.outside and not c.tensors):
+        return True  # an adapter's config describes no network
     # What the user said of the network, or its tensors tell, is written into the keys or the config on the way back.
     tells = c.model.native_as(HfNative) is None or c.model.hparams.hidden_size is not None
     return tells and find_row(c.model) is c.arch
+
+
+def _is_whole(record: object) -> bool:
+    return isinstance(record, Mapping) and not record.get("partial")
+
+
+def _files(c: Canonical) -> list[OutTensor]:
+    """The files of the source's folder that the `.apr` carries."""
+    return [file.out(file.name) for file in c.files.values()]
 
 
 def copy(model: Model, name: str) -> Output | None:
@@ -126,7 +135,8 @@ def apr_contents(
 ) -> tuple[dict[str, object], list[OutTensor], int]:
     """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
 
-    The record of the source files (`with_source`) is written only when every tensor is kept: it must be exact.
+    The record of the source files has those of the weights only when every tensor is kept, and those of the tokenizer
+    only `with_source`: it must be exact.
     """
     narrow = _narrow_dtypes(c) if dtype == "keep" else {}
     tensors = []
@@ -141,7 +151,8 @@ def apr_contents(
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
-    if kept and with_source and (record := source_recipe(c, narrow, hashed=True)) is not None:
+    record = source_recipe(c, narrow, hashed=True, tensors_kept=kept, tokenizer_kept=with_source)
+    if record is not None:
         metadata[SOURCE_KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
         metadata["aprfmt.tensors"] = true_dtypes
@@ -227,7 +238,7 @@ def shard_layouts(c: Canonical, work: Work) -> Output:
     """The shards of the `.apr` that `c` becomes."""
     metadata, tensors, flags = apr_contents(c, "keep", work.losses)
     check_metadata(metadata)
-    in_order = sorted(tensors, key=lambda tensor: sort_key(tensor.name))
+    in_order = sorted((*tensors, *_files(c)), key=lambda tensor: sort_key(tensor.name))
     shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)
     (first, group), *others = shards
     return _shard_output([(_with_digests(c, first), group), *others], tensors, is_lossless(c, metadata))
@@ -247,7 +258,7 @@ def copy_shards(model: Model, options: Options) -> Output | None:
         )
     check_readable(model)
     metadata = native.metadata
-    tensors = [_stored(model.tensors.entries[i]) for i in native.index.blob_order()]
+    tensors = [_stored(native.index.tensors[i]) for i in native.index.blob_order()]
     shards = cut_shards(
         metadata,
         tensors,

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
+DEFAULT_CARRY_BYTES = 64_000_000
+"""What files of a folder that belong to no model may take together."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -49,6 +52,7 @@ class Options:
     data_license: str | None = None
     allow_no_config: bool = False
     allow_unmapped: bool = False
+    carry: int = DEFAULT_CARRY_BYTES
     format: str | None = None
     pre: str | None = None
     pad_style: str = "llama.cpp"
@@ -72,7 +76,7 @@ class Options:
 
 COMMON = frozenset(
     (
-        *("arch", "allow_no_config", "allow_unmapped", "format"),
+        *("arch", "allow_no_config", "allow_unmapped", "carry", "format"),
         *("plan", "force", "progress", "threads", "max_memory", "fsync"),
     )
 )
@@ -167,6 +171,7 @@ def _optional(parser: Parser) -> Parser:
 # By name what a type does not tell, the others by the annotation of their field.
 _PARSERS: dict[str, Parser] = {
     "threads": _optional(_threads),
+    "carry": lambda _, value: parse_size(value, least=0),
     "max_memory": _optional(lambda _, value: parse_size(value)),
     "shard_size": _optional(lambda _, value: parse_size(value, least=0)),
 }

@@ -17,6 +17,7 @@ from aprfmt.canonical.model import Canonical, apr_metadata_of, complete_from_sha
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
+from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe, overlay, restorable
@@ -162,6 +163,12 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
         )
     row = c.arch
+    if row is None and c.outside:
+        raise RefusedError(
+            "the file holds an adapter and no model",
+            path=c.model.path,
+            hint="write it as a folder with --format hf, or as -o adapter.safetensors",
+        )
     if row is None and not work.options.allow_unmapped:
         raise UnmappedError(
             f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
@@ -175,6 +182,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
     if placeless:
         losses.add(f"a GGUF has no place for {first_few(placeless)}")
+    losses.others += say_left_behind(c, "a GGUF")
     for part in c.outside_parts():
         losses.add(f"{part.stay} behind: a GGUF of the language model has no place for it")
     side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())

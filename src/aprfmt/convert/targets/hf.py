@@ -14,10 +14,11 @@ from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
+from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError
-from aprfmt.formats import apr_metadata, hf_files, safetensors
+from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, hf_files, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -46,7 +47,7 @@ def layouts(c: Canonical, work: Work) -> Output:
 
 def mlx_layouts(c: Canonical, work: Work) -> Output:
     """The folder marked as one for MLX; the text files are those of the imported folder."""
-    return _folder(c, work, restorable(c, "hf") if c.model.convention == "apr" else None, "mlx")
+    return _folder(c, work, restorable(c, "hf"), "mlx")
 
 
 def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
@@ -60,28 +61,31 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
-    kept = _keeps_all(c, tensors, own_names)
-    config, config_kept = _config(c, texts.get(CONFIG), tensors, kept)
+    kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
+    config: bytes | None
+    config, config_kept = _config(c, texts.get(CONFIG), tensors, kept) if not _is_adapter(c) else (None, True)
     if (
         recipe is not None
         and kept
         and config_kept
         and shard_bytes is None
         and framework == "pt"
-        and any(map(_is_weight_file, recipe.files))
+        and (weights := recipe.weight_layouts())
     ):
-        own = recipe.layouts()
         if texts == source:
-            return Output(own, tensors, lossless=not c.left_out)
-        weights = [layout for layout in own if _is_weight_file(layout.name)]
+            return Output(recipe.layouts(), tensors, lossless=not c.left_out)
         made = texts | _tokenizer_files(c, texts)
-        return Output([*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *weights], tensors)
-    files = {CONFIG: config, **_tokenizer_files(c, texts)}
-    files |= {name: data for name, data in texts.items() if name not in files and not _is_weight_file(name)}
+        whole = [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *recipe.other_layouts(), *weights]
+        return Output(whole, tensors)
+    files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
+    files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
     if shard_bytes is None:
         shard_bytes = DEFAULT_SHARD_BYTES
     shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
-    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *shards], tensors)
+    if _is_adapter(c):
+        shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
+    others = recipe.other_layouts() if recipe is not None else []
+    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], tensors)
 
 
 def _pooling_files(c: Canonical) -> dict[str, bytes]:
@@ -97,10 +101,6 @@ def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[st
         return texts
     card = to_card(c.info, c.general, named_by_folder=bool(texts))
     return texts if card is None else texts | {CARD: card}
-
-
-def _is_weight_file(name: str) -> bool:
-    return name.endswith((".safetensors", ".safetensors.index.json"))
 
 
 def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
@@ -144,6 +144,11 @@ def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
         if isinstance(value, dict) and key.endswith("_config") and value.keys() & {"dtype", "torch_dtype"}:
             out[key] = _with_dtype(value, word)
     return out
+
+
+def _is_adapter(c: Canonical) -> bool:
+    """Whether there is no network: an adapter's own config says what it adapts."""
+    return not c.tensors and bool(c.outside)
 
 
 def _source_names(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
@@ -235,6 +240,7 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
     recipe = restorable(c, "safetensors")
     own_names = _source_names(c, recipe)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
+    work.losses.others += say_left_behind(c, "one safetensors file")
     if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
         return Output([replace(recipe.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)

@@ -1,0 +1,137 @@
+"""Files of a folder that belong to no model (pictures, `original/`): which of them are carried, up to a size."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.convert.recipe import safe_name
+from aprfmt.errors import AprError, ChangedError
+from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
+from aprfmt.formats.apr_metadata import FILES_PREFIX
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.io.source import Identity, Source
+from aprfmt.limits import MAX_CARRIED_FILES
+from aprfmt.text import first_few, format_bytes, plural
+from aprfmt.types import PathLike, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """A file as the bytes of a tensor; it is open only while they are read, as a folder may hold thousands."""
+
+    name: str
+    path: Path
+    identity: Identity
+    dtype: str = "U8"
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.identity.size
+
+    @property
+    def shape(self) -> Shape:
+        """One row."""
+        return (self.n_bytes,)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the file. Raises ChangedError where it is another one by now."""
+        with Source.open(self.path) as source:
+            if source.identity != self.identity:
+                raise ChangedError("the file changed while it was read", path=self.path)
+            source.read_into(offset, buffer)
+
+    def raw(self) -> memoryview:
+        """All bytes."""
+        data = bytearray(self.n_bytes)
+        self.read_into(0, memoryview(data))
+        return memoryview(data)
+
+
+def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Canonical:
+    """`c` with the files of its folder that belong to no model, the smallest first, `most_bytes` of them together.
+
+    What is not carried is said in `left_out`. `outputs` are no files of the folder, wherever they lie.
+    """
+    folder = c.model.native_as(HfNative)
+    if folder is None:
+        return c
+    found: dict[str, Identity] = {}
+    odd: list[str] = []
+    own = [os.path.abspath(output) for output in outputs]
+    names = folder.further_files()
+    for name in names:
+        path = os.path.abspath(folder.folder / name)
+        if any(path == output or path.startswith(output + os.sep) for output in own):
+            continue
+        identity = _identity(folder.folder / name, name)
+        if identity is None:
+            odd.append(name)
+        else:
+            found[name] = identity
+    files: dict[str, CanonicalTensor] = {}
+    large: dict[str, int] = {}
+    n_bytes = 0
+    for name, identity in sorted(found.items(), key=lambda item: (item[1].size, item[0])):
+        n_bytes += identity.size
+        if n_bytes > most_bytes:
+            large[name] = identity.size
+        else:
+            piece = FilePiece(_blob_name(name), folder.folder / name, identity)
+            files[name] = CanonicalTensor(piece.name, (piece,))
+    reasons = _reasons(large, odd, most_bytes, n_bytes)
+    if len(names) > MAX_CARRIED_FILES:
+        reasons.append(f"not carried: what the folder holds beyond {MAX_CARRIED_FILES:,} files")
+    return replace(c, files=dict(sorted(files.items())), left_out=reasons)
+
+
+def _blob_name(name: str) -> str:
+    """The name of a file's tensor: its path where that fits into an index, else the digest of it."""
+    whole = FILES_PREFIX + name
+    if len(whole.encode()) <= MAX_WRITTEN_NAME_BYTES:
+        return whole
+    return FILES_PREFIX + hashlib.sha256(name.encode()).hexdigest()
+
+
+def _identity(path: Path, name: str) -> Identity | None:
+    """What tells a file from another; None where it cannot be read, or no `.apr` could name it."""
+    try:
+        safe_name(name)
+        name.encode()
+        with Source.open(path) as source:
+            return source.identity
+    except (AprError, UnicodeEncodeError):
+        return None
+
+
+def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: int) -> list[str]:
+    """`large` files had no room in `most_bytes`; all files together have `n_bytes`."""
+    out = []
+    if large:
+        shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
+        limit = f"files that belong to no model may take {format_bytes(most_bytes)} together"
+        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} takes all")
+    if odd:
+        out.append(f"not carried: {first_few(odd)}; no plain file that can be read and named")
+    return out
+
+
+def _option(n_bytes: int) -> str:
+    """A round size, at least `n_bytes`, as an option takes it."""
+    unit, name = next(pair for pair in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B")) if n_bytes >= pair[0])
+    return f"{-(-n_bytes // unit)}{name}"
+
+
+def say_left_behind(c: Canonical, container: str) -> list[str]:
+    """A sentence about the files that `container` has no place for; [] without any."""
+    if not c.files:
+        return []
+    verb, those = ("stays", "belongs") if len(c.files) == 1 else ("stay", "belong")
+    what = f"{plural(len(c.files), 'file')} of the folder that {those} to no model ({first_few(c.files)})"
+    return [f"{what} {verb} behind: {container} has no place for files"]
