@@ -240,7 +240,7 @@ APRFMT = (
         "test_cli_main.py::test_outcomes",
         '    code = "storage"\n    exit_code = 7\n', '    code = "storage"\n'),
     Mutation("a refusal is exit 4", "aprfmt/errors.py",
-        "test_cli_commands.py::test_round_trip_through_the_commands",
+        "test_cli_commands.py::test_refusals",
         '    code = "refused"\n    exit_code = 5\n', '    code = "refused"\n'),
     Mutation("a defect looks like bad input", "aprfmt/cli/failures.py",
         "test_cli_main.py::test_outcomes",
@@ -249,5 +249,14 @@ APRFMT = (
         "test_cli_main.py::test_errors_as_text_go_to_stderr",
         "    if error.errno in (errno.ENOENT, errno.ENOTDIR):", "    if False:"),
     # llama.cpp
+    Mutation("a llama.cpp that died is not tried again", "aprfmt/llama/client.py",
+        "test_llama.py::test_a_worker_that_dies_is_started_once_more_without_extra_buffers",
+        "                if death.late or not self._request.extra_buffers:", "                if True:"),
+    Mutation("a vocabulary of another size is verified", "aprfmt/llama/client.py",
+        "test_llama.py::test_the_vocabulary_must_have_the_rows_of_the_embedding",
+        "        if embedding_rows is not None and llama.n_vocab != embedding_rows:", "        if False:"),
+    Mutation("an embedding of zeros is verified", "aprfmt/llama/client.py",
+        "test_llama.py::test_an_embedding_of_zeros_is_no_result",
+        "            if not norm:", "            if False:"),
 )
 # fmt: on

@@ -17,6 +17,7 @@ from demo_model import HIDDEN, N_TOKENS, build
 import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
+from aprfmt.llama import client
 from aprfmt.llama.client import PROMPT, Llama, reason_in, verify_gguf
 from aprfmt.llama.engine import ENGINES
 
@@ -123,6 +124,13 @@ def test_the_vocabulary_must_have_the_rows_of_the_embedding(gguf: Path) -> None:
     assert verify_gguf(gguf, N_TOKENS)["tokens"]
     with pytest.raises(RunError, match=r"300 tokens, the embedding 301 rows"):
         verify_gguf(gguf, N_TOKENS + 1)
+
+
+def test_an_embedding_of_zeros_is_no_result(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "encoder_pooling", lambda path: ("mean", gguf.stat().st_size))
+    monkeypatch.setattr(Llama, "embed", lambda self, text: [0.0, 0.0])
+    with pytest.raises(RunError, match="embedding of zeros"):
+        verify_gguf(gguf, None)
 
 
 # --- death ---

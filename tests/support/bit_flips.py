@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import plain_models
+from flips import flip
 
 import aprfmt
 from aprfmt.errors import AprError
@@ -115,7 +116,7 @@ def passed(subject: Subject, bit: int, names: list[str], out: Path) -> list[str]
 
     The file is as before afterwards.
     """
-    _turn(subject.file, bit)
+    flip(subject.file, bit)
     found = []
     try:
         for name in names:
@@ -132,13 +133,5 @@ def passed(subject: Subject, bit: int, names: list[str], out: Path) -> list[str]
         except AprError:
             pass
     finally:
-        _turn(subject.file, bit)
+        flip(subject.file, bit)
     return found
-
-
-def _turn(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        byte = file.read(1)[0]
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
