@@ -152,3 +152,11 @@ def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any,
     aprfmt.import_model(tmp_path / "m.safetensors", tmp_path / "again.apr", allow_no_config=True, arch="llama")
     hashes = "the record of the source files has the BLAKE3 of 1 file"
     assert messages(validate(tmp_path / "again.apr"), "container.protection") == [covered, hashes]
+
+
+def test_a_signalling_nan_is_found_like_any_other(write: Callable[..., Path], arrays: Any) -> None:
+    arrays[EMBEDDING].view(np.uint32)[3, 5] = 0x7F800001
+    found = validate(write(arrays))
+    assert [check.message for check in found.checks if check.status == "fail"] == [
+        f"1 NaN and 0 infinite of {arrays[EMBEDDING].size:,} values"
+    ]
