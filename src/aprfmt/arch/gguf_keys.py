@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
@@ -26,13 +27,15 @@ _FIELD_OF = {
     "hidden": "hidden_size", "ffn": "intermediate_size", "heads": "num_heads", "q": "num_heads",
     "experts": "num_experts", "moe_ffn": "moe_intermediate_size",
 }  # fmt: skip
-_HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers"))
+_HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers", "moe_num_shared_experts"))
 
 # Needed where a tensor of one of these names is there, whatever its sizes are written with.
 _BY_TENSOR = {
     "attention.head_count": ("attn_q.weight", "attn_qkv.weight"),
     "feed_forward_length": ("ffn_up.weight", "ffn_down.weight"),
 }
+
+_ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")
 
 # One number for all layers, or one a layer.
 _BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
@@ -43,8 +46,30 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
 
     `shapes` are those of its tensors, row-major.
     """
+    wanted = _wanted(row, kv, shapes)
+    for key in wanted:
+        if key not in kv:
+            yield key, "is missing"
+    layers = kv.get(full_key(row, "block_count"))
+    for key in (full_key(row, suffix) for suffix in _BY_LAYER):
+        value = kv.get(key)
+        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
+            yield key, f"has {len(value)} numbers for {layers} layers"
+    yield from _wrong_defaults(row, kv, shapes)
+    kinds = full_key(row, "attention.recurrent_layers")
+    if (
+        any(key.gguf == "attention.recurrent_layers" for key in row.keys)
+        and kinds not in kv
+        and not _is_every_fourth(shapes)
+    ):
+        yield kinds, "is missing, and not each fourth layer has attention"
+
+
+def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, None]:
+    """The keys that must be there, in the order in which they are told."""
     own = {key.gguf for key in row.keys}
-    usual = [*(key for key in _USUAL if key in own), *[key for key in _EPS if key in own][:1]]
+    recurrent = any(".ssm_" in name for name in shapes)
+    usual = [*(key for key in _USUAL if key in own and recurrent), *[key for key in _EPS if key in own][:1]]
     family = [key for key, when in row.required.items() if not when or holds(when, lambda w: kv.get(full_key(row, w)))]
     wanted = dict.fromkeys(full_key(row, key) for key in (*ALWAYS, *usual, *family))
     for name in shapes:
@@ -58,19 +83,19 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
             wanted[full_key(row, key)] = None
     if kv.get(experts):
         wanted[used] = None
+    if kv.get(full_key(row, "expert_group_count"), 0) != 0:
+        wanted[full_key(row, "expert_group_used_count")] = None
     if kv.get(used):
         wanted[experts] = None
     if "leading_dense_block_count" in own and "blk.0.ffn_gate_inp.weight" not in shapes:
         wanted[dense] = None
-    for key in wanted:
-        if key not in kv:
-            yield key, "is missing"
-    layers = kv.get(full_key(row, "block_count"))
-    for key in (full_key(row, suffix) for suffix in _BY_LAYER):
-        value = kv.get(key)
-        if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
-            yield key, f"has {len(value)} numbers for {layers} layers"
-    yield from _wrong_defaults(row, kv, shapes)
+    return wanted
+
+
+def _is_every_fourth(shapes: Mapping[str, Shape]) -> bool:
+    """Whether each fourth layer, and no other, has attention: what llama.cpp takes where nothing is said."""
+    found = (_ATTENTION.fullmatch(name) for name in shapes)
+    return all((int(match[1]) + 1) % 4 == 0 for match in found if match)
 
 
 def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
@@ -110,7 +135,7 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
     for word in words - _HAS_DEFAULT:
         field = _FIELD_OF.get(word)
         named = [key for key in row.keys if key.gguf and (key.field == field if field else word in key.hf)]
-        if any("{e}" in name for name in tensor.hf):  # the width of one expert, under its own key where there is one
+        if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own
             named.sort(key=lambda key: not key.gguf.startswith("expert_"))
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]

@@ -112,6 +112,7 @@ _DEEPSEEK_V2_DEFAULTS = {
 _REQUIRED_KEYS = {
     "expert_shared_count": "",
     "attention.head_count_kv": "",
+    "attention.key_length": "",
     # The layer counts of the Lite models, whose Q has no low rank.
     "attention.q_lora_rank": "!block_count=26&!block_count=27&!block_count=48",
 }

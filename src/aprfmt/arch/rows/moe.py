@@ -208,7 +208,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="granitemoeshared",
-        required={"logit_scale": ""},
+        required={"logit_scale": "", "expert_shared_feed_forward_length": ""},
         gguf="granitemoe",
         when="expert_shared_feed_forward_length",
         **hf_names("GraniteMoeShared", "granitemoeshared"),
@@ -228,7 +228,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="ernie4_5_moe",
-        required={"interleave_moe_layer_step": ""},
+        required={"interleave_moe_layer_step": "", "expert_shared_feed_forward_length": "expert_shared_count"},
         gguf="ernie4_5-moe",
         **hf_names("Ernie4_5_Moe", "ernie4_5_moe"),
         rope_type=0,

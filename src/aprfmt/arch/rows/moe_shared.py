@@ -190,7 +190,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="dots1",
-        required={"expert_shared_count": ""},
+        required={"expert_shared_count": "", "expert_gating_func": ""},
         gguf="dots1",
         **hf_names("Dots1", "dots1"),
         head_always=True,
@@ -244,6 +244,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="minimax_m2",
+        required={"expert_gating_func": ""},
         gguf="minimax-m2",
         **hf_names("MiniMaxM2", "minimax_m2"),
         head_always=True,
