@@ -69,14 +69,14 @@ def test_what_is_written_from_the_apr_keeps_them(folder: Path, tmp_path: Path) -
     own = files(folder)
     names = [name for name in own if name.endswith((".png", ".dat", ".bin"))]
     for name in ("parts", "joined.apr", "stamped.apr", "other.apr", "q.apr", "q2.apr", "t.apr", "half.apr"):
-        aprfmt.export_model(tmp_path / name, tmp_path / "back", format="hf", force=True, dtype="f32")
-        back = files(tmp_path / "back")
+        aprfmt.export_model(tmp_path / name, tmp_path / f"{name}-back", format="hf", dtype="f32")
+        back = files(tmp_path / f"{name}-back")
         assert {n: back.get(n) for n in names} == {n: own[n] for n in names}, name
         assert own.keys() - {"README.md"} <= back.keys(), name
     whole = files(folder)
     for name in ("parts", "joined.apr"):
-        aprfmt.export_model(tmp_path / name, tmp_path / "exact", format="hf", force=True)
-        assert files(tmp_path / "exact") == whole
+        aprfmt.export_model(tmp_path / name, tmp_path / f"{name}-exact", format="hf")
+        assert files(tmp_path / f"{name}-exact") == whole
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "mlx", format="mlx")
     assert {n: files(tmp_path / "mlx").get(n) for n in names} == {n: own[n] for n in names}
 

@@ -11,6 +11,7 @@ from aprfmt import formats
 from aprfmt.arch.hparams import EXTRA_KEY
 from aprfmt.canonical.model import canonical, check_vocabulary, read_tokenizer
 from aprfmt.convert.integrity import open_checked
+from aprfmt.convert.recipe import holds_tokenizer, without_weights
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.convert.targets.base import parse_flag
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
@@ -133,8 +134,8 @@ def _segments(model: Model, flags: int, patch: Mapping[str, object], tokenizer: 
     if tokenizer is not None:
         values = _with_tokenizer(model, values, Path(tokenizer))
         flags |= HAS_VOCAB
-    if _outdates_record(values, patch):
-        values.pop(SOURCE_KEY, None)
+    if tokenizer is not None or _outdates_record(values, patch):
+        values = _without_tokenizer_files(values)
     values = _apply_patch(values, patch)
     if "license" in patch:
         values |= provenance.to_metadata(provenance.without_license(values.get(provenance.GENERAL)))
@@ -153,6 +154,13 @@ def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) 
     return any(key in _LISTS if of_gguf else key.startswith("tokenizer.") for key in patch)
 
 
+def _without_tokenizer_files(values: Mapping[str, object]) -> dict[str, object]:
+    """`values` with a record of the source files that has none of the weights and the tokenizer, or without any."""
+    record = without_weights(values.get(SOURCE_KEY), lambda name: not holds_tokenizer(name))
+    rest = {key: value for key, value in values.items() if key != SOURCE_KEY}
+    return rest if record is None else rest | {SOURCE_KEY: record}
+
+
 def _apply_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[str, object]:
     removed = {key for key, value in patch.items() if value is None}
     edits = apr_metadata.canonicalize_aliases({k: v for k, v in patch.items() if v is not None})
@@ -169,10 +177,8 @@ def _apply_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> d
 
 
 def _with_tokenizer(model: Model, values: dict[str, object], folder: Path) -> dict[str, object]:
-    """`values` with the tokenizer replaced; the record of the source files goes, since it names the old lists."""
+    """`values` with the tokenizer replaced."""
     new = read_tokenizer(folder)
     check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))
-    kept = {
-        k: v for k, v in values.items() if not k.startswith("tokenizer.") and k not in (SOURCE_KEY, "aprfmt.tokenizer")
-    }
+    kept = {k: v for k, v in values.items() if not k.startswith(("tokenizer.", "aprfmt.tokenizer"))}
     return kept | tokenizer_apr.to_metadata(new)
