@@ -83,7 +83,8 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
             wanted[full_key(row, key)] = None
     if kv.get(experts):
         wanted[used] = None
-    if kv.get(full_key(row, "expert_group_count"), 0) != 0:
+    groups = kv.get(full_key(row, "expert_group_count"))
+    if isinstance(groups, int) and groups > 1:
         wanted[full_key(row, "expert_group_used_count")] = None
     if kv.get(used):
         wanted[experts] = None
@@ -135,9 +136,9 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
     for word in words - _HAS_DEFAULT:
         field = _FIELD_OF.get(word)
         named = [key for key in row.keys if key.gguf and (key.field == field if field else word in key.hf)]
-        if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own
-            named.sort(key=lambda key: not key.gguf.startswith("expert_"))
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]
+        if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own
+            named.sort(key=lambda key: not key.gguf.startswith("expert_"))
         if named:
             yield full_key(row, named[0].gguf)
