@@ -147,6 +147,23 @@ def test_hidden_folders_outputs_and_what_is_no_file_are_left(folder: Path, tmp_p
     assert loss.startswith("not carried: back\\slash, gone.png, loop and 1 more; no plain file that can be read")
 
 
+def test_the_modules_of_an_encoder_stay_in_their_folders(carried_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    source = carried_folder("sentence_transformers")
+    aprfmt.import_model(source, tmp_path / "m.apr")
+    aprfmt.convert_model(source, tmp_path / "q.apr", dtype="q8_0")
+    for number, start in enumerate((source, tmp_path / "m.apr", tmp_path / "q.apr")):
+        back = tmp_path / str(number)
+        aprfmt.convert_model(start, back, format="hf", dtype="f16")
+        assert files(back).keys() == files(source).keys()
+        with aprfmt.open(back / "2_Dense" / "model.safetensors") as model:
+            assert {name: t.dtype for name, t in model.tensors.items()} == {
+                "linear.weight": "F16",
+                "linear.bias": "F16",
+            }
+        with aprfmt.open(back) as model:
+            assert "2_Dense.linear.weight" in model.tensors
+
+
 def test_two_aprs_with_another_picture_differ(folder: Path, tmp_path: Path) -> None:
     aprfmt.import_model(folder, tmp_path / "a.apr")
     (folder / "assets" / "small.png").write_bytes(b"\x89PNH" * 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
@@ -81,11 +81,12 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
     if shard_bytes is None:
         shard_bytes = DEFAULT_SHARD_BYTES
-    shards = _shards(tensors, shard_bytes or sum(t.n_bytes for t in tensors), framework)
+    own, modules = _modules(c, tensors, files, framework)
+    shards = _shards(own, shard_bytes or sum(t.n_bytes for t in own), framework)
     if _is_adapter(c):
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
     others = recipe.other_layouts() if recipe is not None else []
-    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], tensors)
+    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
 
 def _pooling_files(c: Canonical) -> dict[str, bytes]:
@@ -213,6 +214,28 @@ def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, byte
     if "tokenizer.json" in texts or "tokenizer.model" in texts:
         return {}  # the source's own files are carried as they are
     return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name"))
+
+
+def _modules(
+    c: Canonical, tensors: list[OutTensor], files: Collection[str], framework: str
+) -> tuple[list[OutTensor], list[FileLayout]]:
+    """The tensors of the model itself, and the files of its modules in subfolders, whose tensors are named after them.
+
+    `files` are those of the folder; a module has its own config.json among them.
+    """
+    groups: dict[str, list[OutTensor]] = {"": []}
+    for tensor in tensors:
+        folder, _, name = tensor.name.partition(".")
+        if tensor.name in c.outside and f"{folder}/{CONFIG}" in files:
+            groups.setdefault(folder, []).append(replace(tensor, name=name))
+        else:
+            groups[""].append(tensor)
+    own = groups.pop("")
+    metadata = {"format": framework}
+    return own, [
+        FileLayout(f"{folder}/model.safetensors", safetensors.layout(group, metadata))
+        for folder, group in groups.items()
+    ]
 
 
 def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[FileLayout]:
