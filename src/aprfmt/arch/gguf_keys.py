@@ -139,6 +139,6 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]
         if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own
-            named.sort(key=lambda key: not key.gguf.startswith("expert_"))
+            named.sort(key=lambda key: key.gguf != "expert_feed_forward_length")
         if named:
             yield full_key(row, named[0].gguf)

@@ -244,7 +244,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="minimax_m2",
-        required={"expert_gating_func": ""},
+        required={"expert_gating_func": "", "feed_forward_length": ""},
         gguf="minimax-m2",
         **hf_names("MiniMaxM2", "minimax_m2"),
         head_always=True,
