@@ -119,7 +119,8 @@ def _with_draft_layer(case: ArchCase, folder: Path) -> None:
     arrays[f"{before}embed_tokens.weight"] = arrays["model.embed_tokens.weight"].copy()
     arrays[f"{before}shared_head.head.weight"] = arrays["lm_head.weight"].copy()
     write_arrays(path, arrays)
-    edit_config(folder, num_nextn_predict_layers=1)
+    # transformers leaves out the number of dense layers, which published files of GLM-4.7-Flash have.
+    edit_config(folder, num_nextn_predict_layers=1, first_k_dense_replace=1)
 
 
 def _with_mtp(case: ArchCase, folder: Path) -> None:

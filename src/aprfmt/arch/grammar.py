@@ -210,6 +210,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "moe": _is_moe,
     "dense": lambda h, layer: not _is_moe(h, layer),
     "first": lambda h, layer: layer == 0,
+    "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
 }
 """Word of a `layers` condition -> whether a layer is meant."""
 

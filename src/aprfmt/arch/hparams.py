@@ -11,6 +11,7 @@ Every way in fills one Hyperparams, every way out reads it:
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 
@@ -70,6 +71,9 @@ _OF_THE_WHOLE = (
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
 _STRUCTURAL = frozenset(("rope", "rotary_dim", "head_dim"))
+DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="other_drafts")
+"""How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
+is made anew holds none."""
 _VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -96,7 +100,7 @@ def keys_of(row: Architecture, defaults: Mapping[str, object]) -> Iterator[Key]:
     for name in (*defaults, *KEPT):
         if name not in named:
             named.add(name)
-            yield Key("", (name,))
+            yield DRAFTS if name in DRAFTS.hf else Key("", (name,))
 
 
 def _row_of(h: Hyperparams) -> Architecture | None:
@@ -301,6 +305,7 @@ def from_gguf(
     row = row or find_gguf(kv, tensor_names)
     h = Hyperparams(architecture=row.id if row else word, rope_type=row.rope_type if row else None)
     known = row or replace(_UNKNOWN, gguf=word or "")
+    kv = _without_drafts(kv, known)
     flags = _flags_of(known, tensor_names)
     defaults = defaults_of(row)
     scopes = [Scope(h, known, key, defaults, kv, tensor_names) for key in keys_of(known, defaults)]
@@ -323,6 +328,20 @@ def from_gguf(
     if tensor_names:
         h.tied = "output.weight" not in tensor_names
     return h
+
+
+def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str, object]:
+    """`kv` with the network's own layers alone: a GGUF counts its draft layers, which stand last, with them."""
+    count_key, drafts_key = full_key(row, "block_count"), full_key(row, "nextn_predict_layers")
+    layers, drafts = (as_int(kv.get(key), key) for key in (count_key, drafts_key))
+    if not layers or not drafts:
+        return kv
+    if drafts > layers:
+        raise CorruptError(f"{drafts_key} is {drafts}, of {layers} layers")
+    prefix, n = f"{row.gguf}.", layers - drafts
+    values = {key: kv[key] for key in kv if key.startswith(prefix)}
+    own = {key: value[:n] for key, value in values.items() if isinstance(value, list) and len(value) == layers}
+    return ChainMap({**own, count_key: n}, kv)  # type: ignore[arg-type]  # it is only read
 
 
 def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
@@ -407,6 +426,10 @@ def to_gguf(
         if key.via == "head_dim":
             out |= {pair[0]: pair for pair in late}
             late = []
+    count, drafts = (full_key(arch, suffix) for suffix in ("block_count", "nextn_predict_layers"))
+    if drafts in out and count in out:
+        layers = [as_int(out[key][2], key) or 0 for key in (count, drafts)]
+        out[count] = (count, out[count][1], sum(layers))
     return [*out.values(), *late]
 
 

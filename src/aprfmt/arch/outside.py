@@ -59,6 +59,32 @@ def is_adapter(all_names: Collection[str]) -> bool:
     return bool(all_names) and all(_part_of(None, name)[0] == ADAPTER for name in all_names)
 
 
+def names_drafts(arch: Architecture) -> bool:
+    """Whether the row names the tensors of draft layers, on both sides."""
+    return any(row.layers == "draft" for row in arch.tensors)
+
+
+# `general.type` or `general.architecture` of a GGUF that holds no network -> what it holds instead.
+_NO_NETWORK = {
+    "adapter": "an adapter",
+    "mmproj": "towers and projectors",
+    "clip": "towers and projectors",
+    "imatrix": "an importance matrix",
+    "controlvector": "a control vector",
+}
+
+
+def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams, all_names: Collection[str]) -> str:
+    """What a GGUF holds that is no network of its own ("an adapter"); "" for a network, or a vocabulary alone."""
+    told = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
+    if (found := next(filter(None, told), None)) is not None:
+        return found
+    if arch is None or not h.num_layers or not h.extra.get("num_nextn_predict_layers"):
+        return ""
+    layers = {layer for name in all_names if (layer := _layer(arch, name)) is not None}
+    return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} alone"
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Tensors outside the network that belong together: what they are, how their names begin, count and bytes."""

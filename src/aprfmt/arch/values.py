@@ -502,10 +502,9 @@ def _shared_width(value: object, scope: Scope) -> int | None:
     return count * scope.h.moe_intermediate_size if count and scope.h.moe_intermediate_size else None
 
 
-def _without_drafts(value: object, scope: Scope) -> object:
-    """A GGUF counts the layers of its draft head with the network's own."""
-    layers = as_int(value, scope.key.gguf)
-    return DEFAULT if layers is None else layers - _gguf_int(scope, "nextn_predict_layers")
+def _lite_drafts_to(value: object, scope: Scope) -> object:
+    """llama.cpp's converter leaves the draft layers of DeepSeek-V3 itself aside, and writes those of GLM-4.7-Flash."""
+    return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
 
 
 def _last_layer_to(value: object, scope: Scope) -> None:
@@ -798,9 +797,9 @@ CONVERTERS: dict[str, Converter] = {
     "mla_key_length": Converter(_sum_of("qk_nope_head_dim", "qk_rope_head_dim"), _mla_key_from),
     "mla_value_length": Converter(from_gguf=_mla_value_from),
     "shared_width": Converter(_shared_width),
-    "without_drafts": Converter(from_gguf=_without_drafts),
-    "no_drafts": Converter(lambda value, scope: None if value is None else 0, lambda value, scope: value or 0),
-    "unsaid_drafts": Converter(nothing, lambda value, scope: value or 0),
+    "drafts": Converter(from_gguf=lambda value, scope: value or 0),
+    "other_drafts": Converter(nothing, lambda value, scope: value or DEFAULT),
+    "lite_drafts": Converter(_lite_drafts_to, lambda value, scope: value or 0),
     "last_layer": Converter(_last_layer_to),
     "leading_dense": Converter(_dense_first_to, default, settle=_dense_first),
     "odd_layer_types": replace(LAYER_TYPES, to_gguf=_odd_layer_types),

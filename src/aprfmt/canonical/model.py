@@ -14,7 +14,7 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, is_adapter, outside, parts
+from aprfmt.arch.outside import Part, is_adapter, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
@@ -50,7 +50,9 @@ class Canonical:
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        outside: the source's tensors that are no part of the network (see arch.outside), under their own names.
+        outside: the source's tensors that are no part of the network (see arch.outside), under their own names; draft
+            layers of a GGUF under Hugging Face names, where the row has them.
+        part: what the source holds where it is no network ("an adapter"); "" for a network.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know of the source; targets collect theirs in Losses.
         general: descriptive facts without a typed name, see provenance; None when the source cannot tell.
@@ -75,6 +77,7 @@ class Canonical:
     files: dict[str, CanonicalTensor] = field(default_factory=dict)
     left_out: Sequence[str] = ()
     outside: dict[str, CanonicalTensor] = field(default_factory=dict)
+    part: str = ""
     packs: Packing = field(default_factory=Packing)
 
     def __repr__(self) -> str:
@@ -119,10 +122,11 @@ def canonical(
     `decoding` says what becomes of packed weights.
     Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
     """
-    row = None if is_adapter(model.tensors) else find_row(model, arch)
+    row = find_row(model, arch)
+    if part := _part(model, row):
+        row = None
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
-    known_by_name = model.convention == "apr" or is_adapter(model.tensors)
-    if row is None and not (allow_unmapped or known_by_name or not model.tensors):
+    elif row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
     hparams = deepcopy(model.hparams)
     warnings = list(model.warnings)
@@ -165,6 +169,7 @@ def canonical(
         envelope=kept,
         files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
         outside=others,
+        part=part,
         packs=packs,
     )
 
@@ -212,6 +217,16 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
         return row
     kv = model.metadata if model.convention == "gguf" else None
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
+
+
+def _part(model: Model, row: Architecture | None) -> str:
+    """What the source holds, where that is no network: its tensors keep their names, whatever they are."""
+    if is_adapter(model.tensors):
+        return "an adapter"
+    if model.convention == "gguf":
+        return part_of(row, model.metadata, model.hparams, model.tensors)
+    told = model.metadata.get(PART_KEY) if model.convention == "apr" else None
+    return told if isinstance(told, str) else ""
 
 
 def _unknown_architecture(model: Model) -> UnmappedError:
@@ -270,8 +285,37 @@ def embedding_rows(c: Canonical) -> int | None:
     return tensor.shape[0] if tensor is not None else c.hparams.vocab_size
 
 
+def from_gguf(c: Canonical) -> bool:
+    """Whether the model is a GGUF, or an `.apr` that was imported from one: what is outside has names of a GGUF."""
+    return c.model.convention == "gguf" or (
+        c.model.convention == "apr" and c.model.metadata.get("original_format") == _ORIGINAL["gguf"]
+    )
+
+
+def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
+    """The tensors of draft layers whose names the row has on both sides."""
+    if c.arch is None or not names_drafts(c.arch):
+        return {}
+    return {n: t for n, t in c.outside.items() if t.link is not None or names.matches(c.arch, n)}
+
+
+def with_drafts_counted(c: Canonical) -> Canonical:
+    """`c` for a container made anew: with the number of draft layers that have names there."""
+    (key,) = hp.DRAFTS.hf
+    if key not in c.hparams.extra or c.arch is None:
+        return c
+    extra = {name: value for name, value in c.hparams.extra.items() if name != key}
+    if names_drafts(c.arch):
+        found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
+        extra[key] = len({match.layer for matches in found for match in matches})
+    return replace(c, hparams=replace(c.hparams, extra=extra))
+
+
 # Convention of the source -> APR's `original_format`.
 _ORIGINAL = {"gguf": "gguf", "hf": "safetensors"}
+
+PART_KEY = "aprfmt.part"
+"""APR metadata key that tells what a file holds which is no network."""
 
 
 def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]:
@@ -285,6 +329,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
         "param_count": c.n_params,
         **hp.to_apr(h),
         **provenance.to_metadata(c.general),
+        PART_KEY: c.part or None,
     }
     if c.tokenizer is not None:
         metadata |= tokenizer_apr.to_metadata(c.tokenizer)
@@ -356,7 +401,7 @@ def check_vocabulary(c: Canonical) -> list[str]:
     """
     if c.tokenizer is None:
         missing = "no tokenizer: the output is not self-contained; add one with --tokenizer DIR"
-        return [missing] if c.tensors else []
+        return [missing] if c.tensors and not c.part else []
     warnings = list(c.tokenizer.notes)
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
         warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME")
@@ -409,7 +454,7 @@ def name_tensors(
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):
-        found = others if tensor.name in elsewhere else tensors
+        found = others if tensor.name in elsewhere or tensor.pieces[0].name in elsewhere else tensors
         if tensor.name in found:
             raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
         found[tensor.name] = tensor
@@ -429,14 +474,15 @@ def _named(
             return None
         return names.canonical_name(row, name)
 
+    def is_linked(name: str) -> bool:
+        if row is None or found[name] is not None or not names.matches(row, name, "gguf"):
+            return False
+        return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
+
     # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
     entries = model.tensors.entries
     found = {t.name: hf_name(t.name) for t in entries}
-    from_gguf = {
-        t.name: t
-        for t in entries
-        if row is not None and found[t.name] is None and t.name not in elsewhere and names.matches(row, t.name, "gguf")
-    }
+    from_gguf = {t.name: t for t in entries if is_linked(t.name)}
     shapes = {name: t.shape for name, t in from_gguf.items()}
     done: set[str] = set()
     for tensor in entries:
@@ -445,7 +491,7 @@ def _named(
             # The weight comes in the place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
                 yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))
-        elif row is None or tensor.name in packs.parts or tensor.name in elsewhere:
+        elif row is None or tensor.name in packs.parts or (tensor.name in elsewhere and tensor.name not in from_gguf):
             yield CanonicalTensor(tensor.name, (tensor,))
         elif name is not None:
             yield CanonicalTensor(name, (tensor,))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
 from aprfmt.arch.links import Link
-from aprfmt.canonical.model import Canonical, links
+from aprfmt.canonical.model import Canonical, from_gguf, links
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float
 from aprfmt.codecs import ggml
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
@@ -175,9 +175,12 @@ def network_of(c: Canonical) -> Network:
     else:
         word = c.hparams.architecture or ""
     heads = _first(kv.get(f"{word}.attention.head_count", c.hparams.num_heads))
+    n_layers = _first(kv.get(f"{word}.block_count", c.hparams.num_layers))
+    if from_gguf(c) and f"{word}.{hp.DRAFTS.gguf}" not in kv:
+        n_layers += _first(c.hparams.extra.get(hp.DRAFTS.hf[0]))
     return Network(
         architecture=word,
-        n_layers=_first(kv.get(f"{word}.block_count", c.hparams.num_layers)),
+        n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=_first(kv.get(f"{word}.attention.head_count_kv", heads)),
         n_experts=_first(kv.get(f"{word}.expert_count", 0)),

@@ -431,7 +431,7 @@ class RecipeWriter:
         self._literals = bytearray()
         self._tensors = c.stored
         self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
-        self._links = {name: t.link for t in c.tensors.values() if t.link is not None for name in t.link.gguf}
+        self._links = {name: t.link for t in self._tensors.values() if t.link is not None for name in t.link.gguf}
 
     def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
         """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse.
@@ -489,8 +489,8 @@ class RecipeWriter:
         if own is not None:
             dtype = self._tensors[own].dtype
             self._add(["t", own, self._stored.get(own, dtype), dtype], original.n_bytes)
-        elif link is not None and (not link.row_map.value or self._is_exact(link, original)):
-            kept = [self._stored.get(name, c.tensors[name].dtype) for name in link.hf]
+        elif link is not None and self._is_exact(link, original):
+            kept = self._kept(link)
             dtypes = kept[0] if len(set(kept)) == 1 else kept
             body, position = link.row_map.to_json(), link.gguf.index(name)
             self._add(["l", _fold_experts(link), dtypes, original.dtype, body, position], original.n_bytes)
@@ -498,10 +498,15 @@ class RecipeWriter:
             self.literal_of(original.source, original.offset, original.offset + original.n_bytes)
 
     def _is_exact(self, link: Link, original: Tensor) -> bool:
-        """Whether the mapped values of the `.apr` give the source's again, bit by bit."""
+        """Whether the tensors of the `.apr` give the source's again, bit by bit: mapped values are made to see it."""
+        if link.row.pack:
+            return True
+        if not link.row_map.value:
+            kept = set(self._kept(link))
+            return len(kept) == 1 and is_exact(kept.pop(), original.dtype)
         if original.n_bytes > MAX_MAPPED_BYTES:
             return False
-        outs = [self._c.tensors[name].out(name, self._stored.get(name)) for name in link.hf]
+        outs = [self._tensors[name].out(name, self._stored.get(name)) for name in link.hf]
         pieces = [BufferedPiece(out.name, out.dtype, out.shape, partial(_bytes_of, out)) for out in outs]
         made = produce(pieces, link.row_map, link.gguf.index(original.name))
         return made.dtype == original.dtype and made.data() == read_whole(original)
@@ -510,6 +515,10 @@ class RecipeWriter:
         """Adds what a file holds that is carried as it is."""
         if file.n_bytes:
             self._add(["t", file.name, file.dtype, file.dtype], file.n_bytes)
+
+    def _kept(self, link: Link) -> list[str]:
+        """The dtypes that the `.apr` has the tensors of a link in."""
+        return [self._stored.get(name, self._tensors[name].dtype) for name in link.hf]
 
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""

@@ -240,7 +240,7 @@ def _names(subject: Subject) -> Iterator[Check]:
         yield Check("skip" if found.tensor is None else "fail", found.message, found.tensor)
         return
     if found.arch is None:
-        yield Check("skip", "the architecture is unknown")
+        yield Check("skip", f"the file holds {found.part}" if found.part else "the architecture is unknown")
         return
     check_tensors(found.arch, found.hparams, found.tensors)
 
@@ -275,6 +275,10 @@ def _special_ids(subject: Subject) -> Iterator[Check]:
 
 
 def _required_keys(subject: Subject) -> Iterator[Check]:
+    found = subject.canonical
+    if isinstance(found, Canonical) and found.part:
+        yield Check("skip", f"the file holds {found.part}")
+        return
     hparams = subject.model.hparams
     row = ARCHITECTURES.get(hparams.architecture or "")
     # A state space model has no attention heads, some networks no plain MLP.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    DIMS,
     RMS_EPS,
     ROPE,
     SILU,
@@ -21,12 +22,12 @@ from aprfmt.arch.rows.parts import (
 from aprfmt.arch.rows.parts_moe import (
     COUNT,
     DENSE_LAYERS,
-    DRAFTED_DIMS,
     GROUPS,
     SHARED_COUNT,
     USED,
     WEIGHTS_SCALE,
     WIDTH,
+    draft_layer,
     moe_decoder,
     router_and_experts,
     selection_bias,
@@ -59,18 +60,19 @@ def _latent_attention() -> tuple[TensorRow, ...]:
     )
 
 
-def _decoder(*router: TensorRow) -> tuple[TensorRow, ...]:
+def _decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
     return moe_decoder(
         *_latent_attention(),
         *router_and_experts("moe", router),
         *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
         *gated_mlp(layers="dense"),
+        *more,
     )
 
 
 def _keys(*family: Key) -> tuple[Key, ...]:
     return (
-        *DRAFTED_DIMS,
+        *DIMS,
         # The runtime sees one key-value head, the latent vector.
         Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"),
         ROPE,
@@ -144,10 +146,10 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),
         prefixes=TEXT_PREFIXES,
         rope_type=0,
-        tensors=_decoder(selection_bias()),
+        tensors=_decoder((selection_bias(),), draft_layer()),
         keys=_keys(
             must_be("rope_interleave", True),
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="unsaid_drafts"),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="lite_drafts"),
             Key("", ("moe_layer_freq",)),
             Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import REQUIRED, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     EXPERTS,
@@ -28,8 +28,6 @@ from aprfmt.arch.rows.parts import (
 )
 
 COUNT, USED, WIDTH = EXPERTS
-DRAFTED_DIMS = (replace(DIMS[0], via="without_drafts"), *DIMS[1:])
-"""Sizes of a network whose GGUF may count draft layers too; they are not carried."""
 GROUPS = (
     Key("expert_group_count", ("n_group",), via="absent_1"),
     Key("expert_group_used_count", ("topk_group",), via="absent_1"),
@@ -45,13 +43,11 @@ EQUAL_HEADS = Key("", via="equal_heads")
 """llama.cpp takes as many key-value heads as heads only."""
 
 
-def moe_keys(
-    *family: Key, count: str = "num_experts", used: str = "num_experts_per_tok", dims: tuple[Key, ...] = DIMS
-) -> tuple[Key, ...]:
+def moe_keys(*family: Key, count: str = "num_experts", used: str = "num_experts_per_tok") -> tuple[Key, ...]:
     """A decoder's keys with the experts' among them, named `count` and `used` in config.json, and the family's."""
     counts = (count, *(name for name in COUNT.hf if name != count))
     routed = rename((COUNT, USED), num_experts=counts, num_experts_per_tok=(used,))
-    return (*dims, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
+    return (*DIMS, GROUPED, ROPE, RMS_EPS, *routed, HEAD_DIM, *family, SILU)
 
 
 def moe_decoder(*layer: TensorRow, norm_bias: str | None = None, head_bias: str | None = None) -> tuple[TensorRow, ...]:
@@ -92,3 +88,15 @@ def shared_expert(
 def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
     """What is added to the scores when experts are chosen."""
     return tensor("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", need, layers=layers)
+
+
+def draft_layer() -> tuple[TensorRow, ...]:
+    """What a layer that predicts a further token has beside the tensors of a layer; it stands behind the last."""
+    names = {"enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm"}
+    matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
+    rows = (
+        *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden", need=OPTIONAL),
+        *(row for hf, gguf in names.items() for row in norm(hf, f"nextn.{gguf}", need=OPTIONAL)),
+        *(row for hf, gguf in matrices.items() for row in linear(hf, f"nextn.{gguf}", "vocab,hidden", need=OPTIONAL)),
+    )
+    return tuple(replace(row, layers="draft") for row in rows)

@@ -100,7 +100,7 @@ def is_lossless(c: Canonical, metadata: Mapping[str, object]) -> bool:
         return True  # an adapter's config describes no network
     # What the user said of the network, or its tensors tell, is written into the keys or the config on the way back.
     tells = c.model.native_as(HfNative) is None or c.model.hparams.hidden_size is not None
-    return tells and find_row(c.model) is c.arch
+    return tells and (bool(c.part) or find_row(c.model) is c.arch)
 
 
 def _is_whole(record: object) -> bool:
@@ -144,7 +144,9 @@ def apr_contents(
         name = narrow.get(t.name) or matrix_dtype(t, dtype, _gguf_name(c, t.name))
         target = (targets or {}).get(t.name, Recoding(name))
         tensors.append(t.out(t.name, target.dtype, losses.overflow, target.weights, padded=True))
-    tensors += [t.out(t.name, outside_dtype(t, dtype), losses.overflow, padded=True) for t in c.outside.values()]
+    for t in c.outside.values():
+        name = narrow.get(t.name) or outside_dtype(t, dtype)
+        tensors.append(t.out(t.name, name, losses.overflow, padded=True))
     _check_lengths(c, tensors)
     own = c.all_tensors
     kept = not c.packs.decoded and all(out.dtype in (own[out.name].dtype, narrow.get(out.name)) for out in tensors)
@@ -192,7 +194,8 @@ def _with_envelope(
 def _narrow_dtypes(c: Canonical) -> dict[str, str]:
     """Tensors of a GGUF that an `.apr` held in fewer bytes and that still fit: {name: dtype}."""
     wanted = c.envelope.dtypes if c.envelope is not None else {}
-    return {name: dtype for name, dtype in wanted.items() if name in c.tensors and _fits(c.tensors[name], dtype)}
+    own = c.all_tensors
+    return {name: dtype for name, dtype in wanted.items() if name in own and _fits(own[name], dtype)}
 
 
 def _fits(tensor: CanonicalTensor, dtype: str) -> bool:

@@ -13,7 +13,17 @@ from aprfmt.arch import names, rope
 from aprfmt.arch.differences import differences
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.model import Canonical, apr_metadata_of, complete_from_shapes, embedding_rows, gguf_side, links
+from aprfmt.canonical.model import (
+    Canonical,
+    apr_metadata_of,
+    complete_from_shapes,
+    embedding_rows,
+    from_gguf,
+    gguf_side,
+    links,
+    named_drafts,
+    with_drafts_counted,
+)
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
@@ -46,6 +56,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     # The keys of a GGUF are at hand without a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
+    c = c if base is not None else with_drafts_counted(c)
     if (
         base is not None
         and recipe is not None
@@ -90,6 +101,15 @@ def _check_name_of_model(c: Canonical) -> None:
             path=c.model.path,
             hint="give another name: apr import SRC -o X.apr; apr stamp X.apr --in-place --set 'name=\"tiny\"'",
         )
+
+
+def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
+    """The tensors outside the network that a GGUF for `c` has: those of a GGUF, and draft layers that the row names."""
+    if c.arch is None or from_gguf(c):
+        return c.outside
+    counted = with_drafts_counted(c).hparams
+    keys = {key: value for key, _, value in hp.to_gguf(counted, c.arch, complete=False)}
+    return named_drafts(c) if keys.get(hp.full_key(c.arch, hp.DRAFTS.gguf)) else {}
 
 
 def _is_model(c: Canonical, base: KvMapping | None) -> bool:
@@ -148,7 +168,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     """Stored dtype, by Hugging Face name, of the tensors that the GGUF has in more bytes and with the same values."""
     out = {t.name: t.dtype for t in tensors}
     wide = {}
-    for t in c.tensors.values():
+    for t in (c.tensors | _outside(c)).values():
         target = out.get((names.gguf_name(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
         if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
             wide[t.name] = t.dtype
@@ -163,13 +183,13 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
         )
     row = c.arch
-    if row is None and c.outside:
+    if row is None and c.outside and not from_gguf(c):
         raise RefusedError(
             "the file holds an adapter and no model",
             path=c.model.path,
             hint="write it as a folder with --format hf, or as -o adapter.safetensors",
         )
-    if row is None and not work.options.allow_unmapped:
+    if row is None and not (work.options.allow_unmapped or c.part):
         raise UnmappedError(
             f"architecture {c.hparams.architecture!r} has no row in the architecture table, so no GGUF names",
             path=c.model.path,
@@ -183,9 +203,12 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     if placeless:
         losses.add(f"a GGUF has no place for {first_few(placeless)}")
     losses.others += say_left_behind(c, "a GGUF")
-    for part in c.outside_parts():
+    carried = _outside(c)
+    stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
+    for part in stay.outside_parts():
         losses.add(f"{part.stay} behind: a GGUF of the language model has no place for it")
-    side = gguf_side(row, c.hparams, c.tensors) if row is not None else list(c.tensors.values())
+    tensors = c.tensors | carried
+    side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
     for tensor in side:
         _check_name(tensor.name, c)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
-from aprfmt.canonical.model import Canonical, hf_side
+from aprfmt.canonical.model import Canonical, from_gguf, hf_side, named_drafts, with_drafts_counted
 from aprfmt.canonical.packed import HF_QUANT, without_packing
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
@@ -127,7 +127,7 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     if c.arch is None:
         return source or b"{}", True
     # What the source's own config.json lacks, the new one may lack too.
-    now = hp.to_hf_config(c.hparams, complete=source is None)
+    now = hp.to_hf_config((with_drafts_counted(c) if source is None else c).hparams, complete=source is None)
     if source is None:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     base = parse_config(source, c.model.path / CONFIG if is_folder(c.model.path) else c.model.path)
@@ -149,7 +149,7 @@ def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
 
 def _is_adapter(c: Canonical) -> bool:
     """Whether there is no network: an adapter's own config says what it adapts."""
-    return not c.tensors and bool(c.outside)
+    return not c.tensors and bool(c.outside) and not from_gguf(c)
 
 
 def _source_names(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
@@ -285,9 +285,13 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
             path=c.model.path,
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
+    drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
+    stay = {name: t for name, t in c.outside.items() if name not in drafts and name not in others}
+    for part in replace(c, outside=stay).outside_parts():
+        losses.add(f"{part.stay} behind: a checkpoint has no names for it")
     out = []
-    for tensor in (*hf_side(c.arch, c.tensors), *c.outside.values()):
-        target = outside_dtype(tensor, dtype) if tensor.name in c.outside else _dtype(tensor, wanted)
+    for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
+        target = outside_dtype(tensor, dtype) if tensor.name in others else _dtype(tensor, wanted)
         losses.note(tensor.original_dtype, target)
         out.append(tensor.out(own_names.get(tensor.name, tensor.name), target, overflow=losses.overflow))
     return out
