@@ -47,7 +47,8 @@ from fuzz_seeds import Seed, seeds, write  # noqa: E402
 _HARD_SECONDS = 6.0
 """Processor time after which a process that heard no signal is killed."""
 
-_WALL_SECONDS = 90.0
+_WALL_SECONDS = 25.0
+_SAVE_SECONDS = 30.0
 _FILE_BYTES = 64 << 20
 _KEPT_CASES = 400
 _MOST_LIVES = 50
@@ -197,15 +198,21 @@ class Fuzzer:
         self.total = Total()
         self._workers: list[_Worker] = []
 
-    def run(self, jobs: int, *, seconds: float | None = None, cases: int | None = None) -> None:
-        """Until the time is over, or each worker has had its share of the cases."""
+    def run(
+        self, jobs: int, *, seconds: float | None = None, cases: int | None = None, out: Path | None = None
+    ) -> None:
+        """Until the time is over, or each worker has had its share of the cases; saves now and then in `out`."""
         end = time.monotonic() + seconds if seconds is not None else None
         share = -(-cases // jobs) if cases is not None else None
         for number in range(jobs):
             self._start(number, 0, end, share)
+        saved = time.monotonic()
         try:
-            while self._workers:
+            while self._workers and (end is None or time.monotonic() < end + _WALL_SECONDS):
                 time.sleep(0.1)
+                if out is not None and time.monotonic() > saved + _SAVE_SECONDS:
+                    save(self.total, self._known, out)
+                    saved = time.monotonic()
                 for worker in list(self._workers):
                     self._watch(worker, end)
         finally:
@@ -250,7 +257,9 @@ class Fuzzer:
         if pid == 0:
             used = _cpu_seconds(worker.pid) - began
             if at and not worker.killed and (used > _HARD_SECONDS or time.monotonic() - worker.since > _WALL_SECONDS):
-                worker.killed = f"killed after {used:.1f} s of processor time"
+                worker.killed = (
+                    f"killed after {used:.1f} s of processor time, {time.monotonic() - worker.since:.0f} s of waiting"
+                )
                 os.kill(worker.pid, signal.SIGKILL)
             return
         self._read(worker)
@@ -343,7 +352,8 @@ def minimized(seed: Seed, finding: Finding, at: Path) -> Seed:
     return seed
 
 
-def _save(total: Total, known: Mapping[str, Seed], out: Path) -> None:
+def save(total: Total, known: Mapping[str, Seed], out: Path) -> None:
+    """Writes the summary, and the files of each distinct finding."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(total.to_json(), indent=1))
     for number, finding in enumerate({f.key: f for f in total.findings}.values()):
@@ -396,11 +406,13 @@ def main() -> int:
     minutes: float | None = arguments.minutes
     cases = arguments.cases if minutes is not None else arguments.cases or 2000
     try:
-        fuzzer.run(arguments.jobs, seconds=minutes * 60 if minutes is not None else None, cases=cases)
+        fuzzer.run(
+            arguments.jobs, seconds=minutes * 60 if minutes is not None else None, cases=cases, out=arguments.out
+        )
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     if arguments.out:
-        _save(fuzzer.total, known, arguments.out)
+        save(fuzzer.total, known, arguments.out)
     print(json.dumps(fuzzer.total.to_json(), indent=1))
     return 1 if fuzzer.total.findings else 0
 
