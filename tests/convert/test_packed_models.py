@@ -28,7 +28,7 @@ def folder_of(path: Path, packed: dict[str, Packed], drop: str = "") -> Path:
     arrays: dict[str, Array] = dict(weights())
     tensors: list[tuple[str, str, tuple[int, ...], bytes]] = []
     for module, case in packed.items():
-        del arrays[f"{module}.weight"]
+        arrays.pop(f"{module}.weight", None)
         tensors += [(t.name.replace(BASE, module), *_stored(t)) for t in case.tensors.values()]
     tensors += [(name, "F32", a.shape, a.tobytes()) for name, a in arrays.items()]
     _safetensors(path, [t for t in tensors if not (drop and t[0].endswith(drop))])
@@ -71,6 +71,22 @@ def test_kept_pieces_come_back_as_the_same_files(tmp_path: Path) -> None:
     aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back")
     for file in folder.iterdir():
         assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_packed_draft_layers_are_carried_and_no_mix_blows_them_up(tmp_path: Path) -> None:
+    draft = "model.layers.2.mlp.up_proj"
+    folder = folder_of(tmp_path / "f", FP8 | {draft: fp8("block", FFN, HIDDEN, seed=2)})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert aprfmt.import_model(folder, tmp_path / "m.apr").lossless
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back")
+    for file in folder.iterdir():
+        assert (tmp_path / "back" / file.name).read_bytes() == file.read_bytes()
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    assert any("1 tensor of the MTP layers (model.layers.2.*, " in loss for loss in report.losses)
+    aprfmt.convert_model(folder, tmp_path / "q.apr", dtype="q8_0", allow_requantize=True)
+    with aprfmt.open(tmp_path / "q.apr") as model:
+        assert (model.tensors[f"{draft}.weight"].dtype, model.tensors[f"{UP}.weight"].dtype) == ("BF16", "Q8_0")
 
 
 @pytest.mark.parametrize("through_apr", [False, True])

@@ -136,8 +136,9 @@ def canonical(
             warnings += _complete_from_gguf(model, row, hparams)
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
             complete_from_shapes(hparams, model.tensors)
-    packs = packing(model, row, hparams, decoding, allow_unmapped=allow_unmapped)
-    tensors, others = name_tensors(model, row, hparams, allow_unmapped, packs)
+    elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
+    packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
+    tensors, others = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
@@ -440,17 +441,22 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def name_tensors(
-    model: Model, row: Architecture | None, h: Hyperparams, allow_unmapped: bool, packs: Packing
+    model: Model,
+    row: Architecture | None,
+    h: Hyperparams,
+    allow_unmapped: bool,
+    packs: Packing,
+    elsewhere: Collection[str],
 ) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor]]:
-    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others.
+    """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
+    those `elsewhere`.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    elsewhere = outside(row, h, model.tensors) if row is not None else set[str]()
     if row is None and is_adapter(model.tensors):
         elsewhere = {*model.tensors}
-    elsewhere |= {weight.name for weight in packs.weights if weight.parts[0] in elsewhere}
+    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.parts[0] in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):

@@ -7,7 +7,7 @@ weight becomes one Piece that decodes what is read of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -146,9 +146,15 @@ class Packing:
 
 
 def packing(
-    model: Model, row: Architecture | None, h: Hyperparams, decoding: Decoding, *, allow_unmapped: bool
+    model: Model,
+    row: Architecture | None,
+    h: Hyperparams,
+    decoding: Decoding,
+    elsewhere: Collection[str] = (),
+    *,
+    allow_unmapped: bool,
 ) -> Packing:
-    """How the packed weights of `model` travel.
+    """How the packed weights of `model` travel; those of tensors `elsewhere`, outside the network, in a natural dtype.
 
     Sets `h`'s quantization_config to what the folder says, and takes it away where the weights are decoded.
     Raises RefusedError for weights that look packed and cannot be decoded, unless they are kept unmapped.
@@ -177,7 +183,7 @@ def packing(
         return Packing(weights, parts, warning=warning)
     h.extra.pop("quantization_config", None)
     if decoding.dtype is not None:
-        weights = [replace(weight, dtype=decoding.dtype) for weight in weights]
+        weights = [w if w.parts[0] in elsewhere else replace(w, dtype=decoding.dtype) for w in weights]
     return Packing(weights, parts, decoded=True)
 
 
