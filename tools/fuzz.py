@@ -14,7 +14,6 @@ its source, something left behind, "lossless" that is not. The summary is JSON, 
 from __future__ import annotations
 
 import argparse
-import gc
 import io
 import json
 import mmap
@@ -87,8 +86,10 @@ class Total:
 
 
 def limit_memory() -> None:
-    """From here on the process may take MEMORY_BYTES more than it has, and write no file above 64 MiB."""
-    gc.collect()
+    """From here on the process may take MEMORY_BYTES more than it has, and write no file above 64 MiB.
+
+    For each case anew, because memory that was freed stays with the process.
+    """
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -151,11 +152,11 @@ def work(known: Mapping[str, Seed], next_case: Callable[[], str | None], guide: 
     stream = os.fdopen(pipe, "w", buffering=1)
     try:
         prepare(known, folder)
-        limit_memory()
         while (case := next_case()) is not None:
             began = time.process_time()
             tell = partial(_tell, slot, case, began)
             tell("build")
+            limit_memory()
             run = run_case(case, build(known, case), folder / "case", tell=tell)
             guide.saw(case, run.outcomes)
             row = {
