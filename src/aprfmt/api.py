@@ -119,17 +119,18 @@ def validate(
     """
     from aprfmt.convert.integrity import altered_files
     from aprfmt.inspection import validate as rules
+    from aprfmt.io.digest import altered
 
     def look(subject: rules.Subject) -> Iterator[rules.Check]:
         try:
             if isinstance(subject.canonical, AprError):
                 raise subject.canonical
-            altered = altered_files(subject.canonical)
+            names = altered_files(subject.canonical)
         except (UnmappedError, UnsupportedError) as error:
             yield rules.Check("skip", error.message)
             return
-        for name in altered:
-            yield rules.Check("fail", f"{name} would not be the file that was imported: its BLAKE3 is another one")
+        for name in names:
+            yield rules.Check("fail", altered(name))
 
     restored = rules.Rule("source.restored", 0, "every source file comes out with the BLAKE3 of its import", look)
     return rules.validate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import aprfmt
 from aprfmt.cli.main import main
 from aprfmt.errors import UsageError
+from aprfmt.formats import apr_metadata
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 
 PRINT_PEAK = "\nprint(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
@@ -109,7 +111,7 @@ def test_the_smallest_are_carried_up_to_the_size_and_the_rest_is_said(folder: Pa
             assert not report.lossless
             (loss,) = report.losses
             assert all(f"{name} (" in loss for name in left)
-            assert loss.endswith("together, --carry 26kB takes all")
+            assert loss.endswith("together, --carry 26kB would carry them all")
         back = tmp_path / f"back-{options['carry']}"
         aprfmt.export_model(tmp_path / "m.apr", back, format="hf")
         assert files(folder).keys() - files(back).keys() == set(left)
@@ -121,10 +123,13 @@ def test_the_smallest_are_carried_up_to_the_size_and_the_rest_is_said(folder: Pa
 def test_a_form_without_a_place_for_them_says_so(folder: Path, tmp_path: Path) -> None:
     aprfmt.import_model(folder, tmp_path / "m.apr")
     for source in (folder, tmp_path / "m.apr"):
-        for name, label in (("m.gguf", "a GGUF"), ("m.safetensors", "one safetensors file")):
+        for name, label in (
+            ("m.gguf", "a GGUF has no place for files"),
+            ("m.safetensors", "a safetensors file has no place for other files"),
+        ):
             losses = aprfmt.convert_model(source, tmp_path / name, force=True).losses
             assert [loss for loss in losses if loss.startswith("4 files of the folder that belong to no model (")]
-            assert [loss for loss in losses if loss.endswith(f"stay behind: {label} has no place for files")]
+            assert [loss for loss in losses if loss.endswith(f"stay behind: {label}")]
 
 
 def test_hidden_folders_outputs_and_what_is_no_file_are_left(folder: Path, tmp_path: Path) -> None:
@@ -144,7 +149,40 @@ def test_hidden_folders_outputs_and_what_is_no_file_are_left(folder: Path, tmp_p
     report = aprfmt.import_model(folder, tmp_path / "o.apr")
     assert not report.lossless
     (loss,) = report.losses
-    assert loss.startswith("not carried: back\\slash, gone.png, loop and 1 more; no plain file that can be read")
+    assert loss.startswith("not carried: back\\slash, gone.png, loop and 1 more; unreadable, no plain file")
+
+
+def test_a_folder_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scandir(path: str) -> Any:
+        if Path(path) == folder / "assets":
+            raise PermissionError(13, "Permission denied", path)
+        return found(path)
+
+    found = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+    report = aprfmt.import_model(folder, tmp_path / "m.apr")
+    assert not report.lossless
+    (loss,) = report.losses
+    assert loss.startswith("not carried: assets; unreadable")
+
+
+def test_files_whose_record_no_longer_fits_are_said_to_stay_behind(folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    with aprfmt.open(tmp_path / "m.apr") as model:
+        rest = {key: value for key, value in model.metadata.items() if key != SOURCE_KEY}
+        aprfmt.rewrite_file(model, tmp_path / "edited.apr", metadata=apr_metadata.dump(rest))
+    losses = aprfmt.export_model(tmp_path / "edited.apr", tmp_path / "out", format="hf").losses
+    assert [loss for loss in losses if loss.startswith("4 files") and "no longer fits the model" in loss]
+
+
+def test_an_edited_folder_in_shards_has_one_index(folder: Path, tmp_path: Path) -> None:
+    (folder / "README.md").unlink()  # a model card with the licence is written
+    aprfmt.convert_model(folder, tmp_path / "shards", format="hf", shard_size=60_000)
+    aprfmt.import_model(tmp_path / "shards", tmp_path / "m.apr")
+    aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="MIT")
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format="hf")
+    assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
+    assert report.output_bytes == sum(map(len, files(tmp_path / "out").values()))
 
 
 def test_the_modules_of_an_encoder_stay_in_their_folders(carried_folder: Callable[[str], Path], tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def test_a_gguf_leaves_them_behind_and_says_so(folder: Path, tmp_path: Path) -> 
         assert not each.lossless
         assert each.losses == [
             "3 tensors of the vision tower (vision_tower.*, 452 B) stay behind: "
-            "a GGUF of the language model has no place for it",
+            "a GGUF of the language model has no place for such tensors",
             "1 tensor of the projector (multi_modal_projector.weight, 256 B) stays behind: "
-            "a GGUF of the language model has no place for it",
+            "a GGUF of the language model has no place for such tensors",
         ]
     with aprfmt.open(tmp_path / "a.gguf") as a, aprfmt.open(tmp_path / "b.gguf") as b:
         assert list(a.tensors) == list(b.tensors)

@@ -126,6 +126,30 @@ def test_a_record_names_files_of_the_folder_only(folder: Path, monkeypatch: pyte
     assert tree(folder) == before
 
 
+def test_a_record_does_not_lead_out_of_the_folder_by_links(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    begin(folder, monkeypatch, 0)
+    (record,) = folder.glob(".*.tmp/.switch")
+    (folder / "link").symlink_to(elsewhere)
+    (record.parent / "link").mkdir()
+    (record.parent / "link" / "x").write_text("trap")
+    record.write_text('{"new": ["link/x"], "old": {}, "force": true}')
+    sweep(folder)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "1", '{"new": [1], "old": {}, "force": true}', '{"new": 1, "old": 2}'])
+def test_a_record_of_something_else_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    begin(folder, monkeypatch, 2)
+    (record,) = folder.glob(".*.tmp/.switch")
+    record.write_text(text)
+    before = tree(folder)
+    sweep(folder)
+    assert tree(folder) == before
+
+
 def test_a_record_that_is_not_complete_has_moved_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(folder, monkeypatch, 0)
     (record,) = folder.glob(".*.tmp/.switch")

@@ -347,7 +347,9 @@ def _older_outputs(report: Report, model: Model) -> list[str]:
     for path in (files[0].with_name(name) for name in older):
         if any(is_same(path, source) for source in _paths(model)):
             raise RefusedError(
-                "a part of the input is called as an older output", path=path, hint="choose another output with -o"
+                "the input has the name of an older part of this output",
+                path=path,
+                hint="choose another output with -o",
             )
     if older:
         report.warnings.append(f"the new parts replace {plural(len(older), 'older file')}: {first_few(older)}")

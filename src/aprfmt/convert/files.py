@@ -116,9 +116,9 @@ def _reasons(large: dict[str, int], odd: list[str], most_bytes: int, n_bytes: in
     if large:
         shown = first_few([f"{name} ({format_bytes(size)})" for name, size in sorted(large.items())])
         limit = f"files that belong to no model may take {format_bytes(most_bytes)} together"
-        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} takes all")
+        out.append(f"not carried: {shown}; {limit}, --carry {_option(n_bytes)} would carry them all")
     if odd:
-        out.append(f"not carried: {first_few(odd)}; no plain file that can be read and named")
+        out.append(f"not carried: {first_few(odd)}; unreadable, no plain file, or of a name that cannot be stored")
     return out
 
 
@@ -128,10 +128,10 @@ def _option(n_bytes: int) -> str:
     return f"{-(-n_bytes // unit)}{name}"
 
 
-def say_left_behind(c: Canonical, container: str) -> list[str]:
-    """A sentence about the files that `container` has no place for; [] without any."""
+def say_left_behind(c: Canonical, reason: str) -> list[str]:
+    """A sentence about the files that are not written, for the `reason` given; [] without any."""
     if not c.files:
         return []
     verb, those = ("stays", "belongs") if len(c.files) == 1 else ("stay", "belong")
     what = f"{plural(len(c.files), 'file')} of the folder that {those} to no model ({first_few(c.files)})"
-    return [f"{what} {verb} behind: {container} has no place for files"]
+    return [f"{what} {verb} behind: {reason}"]

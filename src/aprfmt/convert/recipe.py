@@ -49,7 +49,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.digest import Follower, Trail, digest_of, new_hash
+from aprfmt.io.digest import Follower, Trail, altered, digest_of, new_hash
 from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import (
@@ -154,7 +154,7 @@ class Recipe:
         }
         for name, data in found.items():
             if name in self.digests and digest_of(data) != self.digests[name]:
-                raise ChecksumError(f"{name} would not be the file that was imported: its BLAKE3 is another one")
+                raise ChecksumError(altered(name), hint="import the source again")
         return found
 
     def weight_layouts(self) -> list[FileLayout]:

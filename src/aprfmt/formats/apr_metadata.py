@@ -14,10 +14,13 @@ from aprfmt.io import jsonx
 from aprfmt.limits import MAX_METADATA_BYTES
 
 TRUE_DTYPES_KEY = "aprfmt.tensors"
-SOURCE_KEY = "aprfmt.source"
-FILES_PREFIX = "aprfmt.files/"
-"""How the names of tensors begin that are no tensors but files, with their paths behind it."""
 """Custom key with the dtypes that the container has no id for; always the last one of the text."""
+
+SOURCE_KEY = "aprfmt.source"
+"""Custom key with the record of the source files, see convert.recipe."""
+
+FILES_PREFIX = "aprfmt.files/"
+"""How the names of tensors begin that hold files; the path of the file follows."""
 
 _U8, _U32, _U64 = (1 << 8) - 1, (1 << 32) - 1, (1 << 64) - 1
 

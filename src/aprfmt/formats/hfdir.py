@@ -67,13 +67,18 @@ class HfNative:
         return read_text_file(self.folder / name) if Path(name) in self.other_files else None
 
     def further_files(self) -> list[str]:
-        """What else lies in the folder, relative, sorted; hidden folders do not count. More than is looked at end it.
+        """What else lies in the folder, relative, sorted; hidden folders do not count.
 
-        Links to folders and what lies too deep are among them, as folders.
+        Of more than MAX_CARRIED_FILES some are left out. Folders that are links, lie too deep or cannot be read are
+        among them as they are.
         """
         known = {*self.shards, self.index_name} | {path.as_posix() for path in self.other_files}
-        found = []
-        for root, folders, files in os.walk(self.folder):
+        found: list[str] = []
+
+        def note(error: OSError) -> None:
+            found.append(os.path.relpath(error.filename, self.folder))
+
+        for root, folders, files in os.walk(self.folder, onerror=note):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             place = os.path.relpath(root, self.folder)
             deep = place.count(os.sep) >= _MAX_DEPTH

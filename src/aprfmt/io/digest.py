@@ -35,6 +35,11 @@ def digest_of(data: Buffer) -> str:
     return new_hash().update(data).hexdigest()
 
 
+def altered(name: str) -> str:
+    """What is wrong with a restored file whose digest does not fit."""
+    return f"{name} would not be the file that was imported: its BLAKE3 differs"
+
+
 class StreamDigest:
     """BLAKE3 of buffers that are handed over in order and stay as they are; use it in a `with` block."""
 

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, storage_errors
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.digest import StreamDigest
+from aprfmt.io.digest import StreamDigest, altered
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
 from aprfmt.io.system import keep_freed_memory, n_processors
@@ -179,7 +179,7 @@ def write_layout(
                     progress(len(data), label)
     if digest is not None and digest.hexdigest() != layout.digest:
         raise ChecksumError(
-            f"{layout.name} would not be the file that was imported: its BLAKE3 is another one",
+            altered(layout.name),
             path=sink.target,
             hint="the model was damaged after its import: import the source again",
         )

@@ -155,8 +155,9 @@ class Switch:
 def recover(temporary: str) -> bool:
     """Completes the switch that a process began and did not end, if any; returns whether the rest may be removed.
 
-    It may not where the record is another user's, or where somebody has put other files in the place of some of the
-    new ones; where others are in the place of all of them, the switch is out of date. Raises OSError.
+    It may not where the record is another user's or names what lies outside the folder, or where somebody has put other
+    files in the place of some of the new ones; where others are in the place of all of them, the switch is out of date.
+    Raises OSError.
     """
     record = os.path.join(temporary, _RECORD)
     try:
@@ -164,10 +165,14 @@ def recover(temporary: str) -> bool:
             return False
         with open(record, "rb") as file:
             values = json.loads(file.read())
-        switch = Switch(temporary, values["new"], values["old"], values["force"])
     except (FileNotFoundError, NotADirectoryError, ValueError):  # not begun, or the record not yet complete
         return True
-    if not all(map(_is_inside, (*switch.new, *switch.old))):
+    try:
+        switch = Switch(temporary, [*values["new"]], dict(values["old"]), values["force"] is True)
+    except (KeyError, TypeError, ValueError):
+        return False
+    folder = os.path.dirname(temporary)
+    if not all(_is_inside(folder, name) and _is_inside(temporary, name) for name in (*switch.new, *switch.old)):
         return False
     if superseded := switch.superseded():
         return superseded == switch.pending()
@@ -176,8 +181,12 @@ def recover(temporary: str) -> bool:
     return True
 
 
-def _is_inside(name: str) -> bool:
-    return not os.path.isabs(name) and os.pardir not in name.split(os.sep)
+def _is_inside(folder: str, name: object) -> bool:
+    """Whether `name` is that of a file in `folder`, also where links are followed: an unpacked archive may hold any."""
+    if not isinstance(name, str) or not name or "\0" in name or os.path.isabs(name) or os.pardir in name.split(os.sep):
+        return False
+    root = os.path.realpath(folder)
+    return os.path.commonpath([root, os.path.realpath(os.path.dirname(os.path.join(folder, name)))]) == root
 
 
 def _identity(info: os.stat_result) -> list[int]:

@@ -202,11 +202,11 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name)]
     if placeless:
         losses.add(f"a GGUF has no place for {first_few(placeless)}")
-    losses.others += say_left_behind(c, "a GGUF")
+    losses.others += say_left_behind(c, "a GGUF has no place for files")
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
     for part in stay.outside_parts():
-        losses.add(f"{part.stay} behind: a GGUF of the language model has no place for it")
+        losses.add(f"{part.stay} behind: a GGUF of the language model has no place for such tensors")
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}

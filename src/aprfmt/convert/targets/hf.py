@@ -75,8 +75,9 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
         if texts == source:
             return Output(recipe.layouts(), tensors, lossless=not c.left_out)
         made = texts | _tokenizer_files(c, texts)
-        whole = [*(FileLayout(n, [Literal(data)]) for n, data in made.items()), *recipe.other_layouts(), *weights]
-        return Output(whole, tensors)
+        kept_names = {layout.name for layout in weights}  # the index is a text, too
+        written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
+        return Output([*written, *recipe.other_layouts(), *weights], tensors)
     files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
     if shard_bytes is None:
@@ -86,6 +87,8 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     if _is_adapter(c):
         shards = [replace(shard, name=shard.name.replace("model", "adapter_model", 1)) for shard in shards]
     others = recipe.other_layouts() if recipe is not None else []
+    if recipe is None:
+        losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
 
@@ -263,7 +266,7 @@ def safetensors_layouts(c: Canonical, work: Work) -> Output:
     recipe = restorable(c, "safetensors")
     own_names = _source_names(c, recipe)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
-    work.losses.others += say_left_behind(c, "one safetensors file")
+    work.losses.others += say_left_behind(c, "a safetensors file has no place for other files")
     if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
         return Output([replace(recipe.layouts()[0], name=work.name)], tensors, lossless=True)
     own = c.model.native_as(SafetensorsNative)
@@ -288,7 +291,7 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
     stay = {name: t for name, t in c.outside.items() if name not in drafts and name not in others}
     for part in replace(c, outside=stay).outside_parts():
-        losses.add(f"{part.stay} behind: a checkpoint has no names for it")
+        losses.add(f"{part.stay} behind: a checkpoint has no names for such tensors")
     out = []
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         target = outside_dtype(tensor, dtype) if tensor.name in others else _dtype(tensor, wanted)
