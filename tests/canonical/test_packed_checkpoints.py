@@ -16,6 +16,7 @@ import aprfmt
 from aprfmt.canonical import packed
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.packed import Packing
+from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import RefusedError
 from aprfmt.model import Tensor
 
@@ -129,7 +130,7 @@ def test_mixed_groups_of_compressed_tensors() -> None:
     settings = four.quantization | {"format": "mixed-precision", "config_groups": groups}
     found = packed.packed_weights(four.tensors | renamed, {"quantization_config": settings})
     for tensor, case in zip(found, (four, eight), strict=True):
-        data = bytes(replace(tensor, dtype="F32").raw())
+        data = bytes(read_whole(replace(tensor, dtype="F32")))
         assert data == case.values.tobytes()
 
 
@@ -145,7 +146,7 @@ def test_weights_of_a_folder_on_disk(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, case)
     with aprfmt.open(tmp_path) as model:
         (found,) = packed.packed_weights(model.tensors, model.metadata)
-        data = bytes(replace(found, dtype="F32").raw())
+        data = bytes(read_whole(replace(found, dtype="F32")))
     assert data == case.values.tobytes()
 
 
@@ -157,7 +158,7 @@ def test_fp8_agrees_with_transformers() -> None:
     codes = torch.frombuffer(bytearray(case.tensors[f"{pm.BASE}.weight"].raw()), dtype=torch.float8_e4m3fn)
     scale = torch.frombuffer(bytearray(case.tensors[f"{pm.BASE}.weight_scale_inv"].raw()), dtype=torch.float32)
     theirs = finegrained.Fp8Dequantize(None)._dequantize_one(codes.reshape(6, 9), scale.reshape(3, 3), torch.bfloat16)
-    ours = bytes(replace(found, dtype="BF16").raw())
+    ours = bytes(read_whole(replace(found, dtype="BF16")))
     assert ours == theirs.view(torch.int16).numpy().tobytes()
 
 
@@ -173,5 +174,5 @@ def test_mxfp4_agrees_with_transformers() -> None:
     )
     theirs = integration.convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
     assert tuple(theirs.shape) == found.shape
-    ours = bytes(replace(found, dtype="BF16").raw())
+    ours = bytes(read_whole(replace(found, dtype="BF16")))
     assert ours == theirs.view(torch.int16).numpy().tobytes()

@@ -12,6 +12,7 @@ import packed_models as pm
 import pytest
 
 from aprfmt.canonical import packed
+from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import AprError, CorruptError, LimitError, RefusedError
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor
@@ -257,7 +258,7 @@ def test_a_file_that_ends_early_is_an_error_of_ours() -> None:
     short = Tensor(name, "I32", old.shape, 0, old.n_bytes, Source.from_bytes(b"\0" * 100, "short"))
     (found,) = packed.packed_weights(case.tensors | {name: short}, case.config)
     with pytest.raises(AprError):
-        found.raw()
+        read_whole(found)
 
 
 class Zeros(Source):

@@ -14,7 +14,7 @@ from aprfmt.canonical import packed
 from aprfmt.canonical.packed import PackedTensor
 from aprfmt.codecs import plain
 from aprfmt.codecs.packed import METHODS, SCHEMES, region
-from aprfmt.codecs.stream import STEP
+from aprfmt.codecs.stream import STEP, read_whole
 from aprfmt.io.source import Source
 from aprfmt.model import Tensor
 
@@ -25,7 +25,7 @@ def only(case: pm.Packed) -> PackedTensor:
 
 
 def floats(tensor: PackedTensor, dtype: str = "F32") -> Any:
-    data = bytes(replace(tensor, dtype=dtype).raw())
+    data = bytes(read_whole(replace(tensor, dtype=dtype)))
     return plain.decode(dtype, data).reshape(tensor.shape)
 
 
@@ -56,7 +56,7 @@ def test_pieces_give_what_the_whole_gives(name: str, step: int) -> None:
 def test_a_weight_can_be_read_at_any_place(name: str, dtype: str) -> None:
     found = only(pm.CASES[name]())
     piece = replace(found, dtype=dtype)
-    whole = bytes(piece.raw())
+    whole = bytes(read_whole(piece))
     assert (piece.name, piece.shape, piece.n_bytes) == (found.name, found.shape, len(whole))
     rng = np.random.default_rng(1)
     spans = [(0, len(whole)), (len(whole) - 1, len(whole)), (3, 3)]
@@ -80,12 +80,12 @@ def test_other_dtypes_are_rounded_from_the_exact_values(name: str, dtype: str) -
     from aprfmt.codecs.recode import encode
 
     case = pm.CASES[name]()
-    assert bytes(replace(only(case), dtype=dtype).raw()) == encode(dtype, case.values)
+    assert bytes(read_whole(replace(only(case), dtype=dtype))) == encode(dtype, case.values)
 
 
 def test_the_natural_dtype_is_the_default_and_counts_its_bytes() -> None:
     found = only(pm.fp8())
-    assert (found.dtype, len(found.raw()), found.n_bytes) == ("BF16", 70, 70)
+    assert (found.dtype, len(read_whole(found)), found.n_bytes) == ("BF16", 70, 70)
 
 
 @pytest.mark.parametrize(

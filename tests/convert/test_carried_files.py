@@ -15,7 +15,7 @@ import pytest
 
 import aprfmt
 from aprfmt.cli.main import main
-from aprfmt.errors import UsageError
+from aprfmt.errors import ChangedError, UsageError
 from aprfmt.formats import apr_metadata
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 
@@ -164,6 +164,23 @@ def test_a_folder_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, mon
     assert not report.lossless
     (loss,) = report.losses
     assert loss.startswith("not carried: assets; unreadable")
+
+
+@pytest.mark.parametrize("instead", ["nothing", "folder", "other"])
+def test_a_file_that_is_gone_or_another_one_meanwhile_is_exit_4(folder: Path, tmp_path: Path, instead: str) -> None:
+    def start(n_bytes: int) -> Callable[[int, str], None]:
+        picture = folder / "assets" / "large.png"
+        picture.unlink()
+        if instead == "folder":
+            picture.mkdir()
+        if instead == "other":
+            picture.write_bytes(bytes(25600))
+        return lambda n, label: None
+
+    with pytest.raises(ChangedError) as caught:
+        aprfmt.convert_model(folder, tmp_path / "m.apr", progress=start)
+    assert caught.value.path == str(folder / "assets" / "large.png")
+    assert not (tmp_path / "m.apr").exists()
 
 
 def test_files_whose_record_no_longer_fits_are_said_to_stay_behind(folder: Path, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
     for row in value["files"]:
         del row["blake3"]
     with_record(tmp_path / "m.apr", value)
-    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files is from before it held hashes"]
+    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files holds no hashes"]
     value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
     with_record(tmp_path / "m.apr", value)
     assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]

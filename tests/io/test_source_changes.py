@@ -37,8 +37,8 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "longer": (lambda path: os.truncate(path, 11), "it had 10 bytes and has 11"),
     "written": (_rewrite, "it was written to"),
     "touched": (lambda path: os.utime(path, ns=(0, 1)), "it was written to"),
-    "replaced": (_replace, "it is another one now"),
-    "removed": (Path.unlink, "it is gone since it was opened"),
+    "replaced": (_replace, "it was replaced by another file"),
+    "removed": (Path.unlink, "it no longer exists"),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_link_to_another_file_is_a_change(file: Path) -> None:
         source.check_unchanged()
         link.unlink()
         link.symlink_to(other)
-        with pytest.raises(ChangedError, match="another one"):
+        with pytest.raises(ChangedError, match="replaced by another"):
             source.check_unchanged()
 
 

@@ -92,12 +92,6 @@ class PackedTensor:
             buffer[done : done + len(part)] = part
             done += len(part)
 
-    def raw(self) -> memoryview:
-        """All bytes, decoded anew."""
-        data = bytearray(self.n_bytes)
-        self.read_into(0, memoryview(data))
-        return memoryview(data)
-
 
 @dataclass(frozen=True, slots=True)
 class Decoding:

@@ -41,13 +41,10 @@ class BufferedPiece:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded tensor."""
-        buffer[:] = self.raw()[offset : offset + len(buffer)]
-
-    def raw(self) -> memoryview:
-        """All bytes; made on first use."""
-        if self._data is None:
-            self._data = b"".join(self.make())
-        return memoryview(self._data)
+        data = self._data
+        if data is None:
+            data = self._data = b"".join(self.make())
+        buffer[:] = memoryview(data)[offset : offset + len(buffer)]
 
     def drop(self) -> None:
         """Frees the memory; the next use makes the bytes again."""
@@ -275,7 +272,7 @@ class _Lines:
         self._row_bytes = row_elements * self.element.itemsize
         self._matrix = shape[-2:] if transposed and len(shape) >= 2 else None
         if self._matrix is not None and self._matrix[0] != row_elements:
-            raise RefusedError(f"the columns of {list(shape)} are no rows of {row_elements} values", tensor=piece.name)
+            raise RefusedError(f"{list(shape)} does not transpose into rows of {row_elements}", tensor=piece.name)
         self._held: dict[int, Array] = {}
         self._lock = Lock()
 
@@ -356,12 +353,6 @@ class _Mxfp4Rows:
         self.scales.read_into(first, memoryview(scales))
         start = offset - first * mxfp4.ROW_BYTES
         buffer[:] = memoryview(mxfp4.pack(blocks, scales))[start : start + len(buffer)]
-
-    def raw(self) -> memoryview:
-        """All bytes, packed anew."""
-        data = bytearray(self.n_bytes)
-        self.read_into(0, memoryview(data))
-        return memoryview(data)
 
 
 def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool) -> Produced:

@@ -27,9 +27,6 @@ class Piece(Measured, Protocol):
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the tensor."""
 
-    def raw(self) -> memoryview:
-        """All bytes, where they are: those of a file are mapped."""
-
 
 def read_whole(piece: Piece) -> memoryview:
     """All bytes, read into writable memory of their own, which nothing that happens to the file can reach."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.convert.recipe import safe_name
-from aprfmt.errors import AprError, ChangedError
+from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatError
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
 from aprfmt.formats.apr_metadata import FILES_PREFIX
 from aprfmt.formats.hfdir import HfNative
@@ -41,17 +41,15 @@ class FilePiece:
         return (self.n_bytes,)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from byte `offset` of the file. Raises ChangedError where it is another one by now."""
-        with Source.open(self.path) as source:
-            if source.identity != self.identity:
-                raise ChangedError("the file changed while it was read", path=self.path)
-            source.read_into(offset, buffer)
-
-    def raw(self) -> memoryview:
-        """All bytes."""
-        data = bytearray(self.n_bytes)
-        self.read_into(0, memoryview(data))
-        return memoryview(data)
+        """Fills `buffer` from byte `offset` of the file. Raises ChangedError where it is gone or another one by now."""
+        try:
+            with Source.open(self.path) as source:
+                if source.identity == self.identity:
+                    source.read_into(offset, buffer)
+                    return
+        except (NotFoundError, UnknownFormatError):
+            pass
+        raise ChangedError("the file changed while it was read", path=self.path)
 
 
 def with_files(c: Canonical, most_bytes: int, outputs: Sequence[PathLike]) -> Canonical:

@@ -73,5 +73,5 @@ def altered_files(c: Canonical) -> list[str]:
         raise UnsupportedError("the model was edited since its import, so its source files are not restored from it")
     layouts = [layout for layout in recipe.layouts() if layout.digest is not None]
     if not layouts:
-        raise UnsupportedError("the record of the source files is from before it held hashes")
+        raise UnsupportedError("the record of the source files holds no hashes")
     return [layout.name for layout in layouts if layout_digest(layout) != layout.digest]

@@ -155,7 +155,7 @@ def _check_sources(c: Canonical, changing: Sequence[CanonicalTensor], chosen: Ma
                 tensor=tensor.name,
                 hint="start from the floats, or add --allow-requantize",
             )
-    return [f"the weights come as {name} from their maker and are decoded first" for name in sorted(released)]
+    return [f"the model was released in {name}: its weights are decoded first" for name in sorted(released)]
 
 
 def n_matrices(shape: Shape) -> int:

@@ -148,7 +148,7 @@ _ANSWERS = {
 _STATUS_HINTS = {
     401: "set HF_TOKEN to a valid token, or unset it: the hub did not take the one it got",
     403: "set HF_TOKEN to a token that may read the repository",
-    429: "wait some minutes, or set HF_TOKEN: the hub limits how much may be asked",
+    429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
 }
 _LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
 

@@ -472,7 +472,7 @@ def write_parts(
     first = layouts[0].name
     with AtomicFolder(folder, force=options.force, n_bytes=n_bytes, shared=True, stale=stale, last=first) as temporary:
         _write_all(temporary, layouts, options, advance)
-        options.confirm(str(temporary / layouts[0].name))
+        options.confirm(str(temporary / first))
         if check is not None:
             check(str(temporary / first))
 

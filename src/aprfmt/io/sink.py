@@ -82,7 +82,7 @@ def _behind_links(path: str) -> str:
         place = os.stat(folder)
         if place.st_mode & _SHARED_PLACE == _SHARED_PLACE and info.st_uid not in (os.geteuid(), place.st_uid):
             raise RefusedError(
-                "the output is another user's link in a folder that all may write to",
+                "the output is another user's symbolic link in a world-writable folder",
                 path=path,
                 hint="choose another output with -o",
             )

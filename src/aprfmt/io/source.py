@@ -118,7 +118,7 @@ class Source:
             try:
                 found.append(os.stat(self._place))
             except (FileNotFoundError, NotADirectoryError):
-                raise self._changed("is gone since it was opened") from None
+                raise self._changed("no longer exists") from None
         for info in found:
             if Identity.of(info) != self.identity:
                 raise self._changed(_difference(self.identity, Identity.of(info)))
@@ -223,7 +223,7 @@ def watch_opened() -> Iterator[list[Source]]:
 
 def _difference(then: Identity, now: Identity) -> str:
     if (then.device, then.inode) != (now.device, now.inode):
-        return "is another one now"
+        return "was replaced by another file"
     if then.size != now.size:
         return f"had {then.size} bytes and has {now.size}"
     return "was written to"
