@@ -86,8 +86,9 @@ def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path]) 
     row["blake3"] = row["blake3"][::-1]
     with_record(apr, value)
     before = sorted(target.parent.iterdir())
-    with pytest.raises(ChecksumError, match=rf"^.*{re.escape(row['name'])} would not be the file"):
+    with pytest.raises(ChecksumError, match=rf"^.*{re.escape(row['name'])} would not be the file") as caught:
         aprfmt.export_model(apr, target)
+    assert caught.value.path == str(apr)
     assert sorted(target.parent.iterdir()) == before
 
 

@@ -140,7 +140,7 @@ def messages(found: Validation, rule: str) -> list[str]:
 def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any, tmp_path: Path) -> None:
     path = write(arrays)
     covered = "the checksum at the end covers every byte (CRC-32)"
-    nothing = "no checksum in this container: size and content rules only"
+    nothing = "no checksum in this container: only sizes and contents can be checked"
     assert messages(validate(path), "container.protection") == [covered]
     aprfmt.convert_model(path, tmp_path / "shards", format="apr-shards", shard_size=4_000)
     n = len(list((tmp_path / "shards").glob("*.apr")))

@@ -324,8 +324,8 @@ def _check_line(status: str, name: str, message: str) -> str:
     if out.data_stream.isatty():  # whole lines where another program reads them
         import textwrap
 
-        text = "\n".join(textwrap.wrap(text, max(20, width() - 28), subsequent_indent=" " * 28))
-    return f"  {out.style(mark, style)}  {name:<18}  {text}"
+        text = "\n".join(textwrap.wrap(text, max(20, width() - 30), subsequent_indent=" " * 30))
+    return f"  {out.style(mark, style)}  {name:<20}  {text}"
 
 
 def diff(

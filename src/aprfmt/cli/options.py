@@ -61,7 +61,7 @@ class Run:
     carry: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="Most that a folder's files which belong to no model may take together; 0: none."
+            metavar="SIZE", help="Carry a folder's other files (pictures, ...) up to this much together; 0: none."
         ),
     ] = "64MB"
     plan: Annotated[

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from aprfmt import formats
 from aprfmt.canonical.model import Canonical
 from aprfmt.convert.recipe import read_recipe
-from aprfmt.errors import AprError, RefusedError, StorageError, UnsupportedError
+from aprfmt.errors import AprError, ChecksumError, RefusedError, StorageError, UnsupportedError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.io.pipe import layout_digest
@@ -35,7 +35,11 @@ def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[str], None]]
             model.check_intact()
             read_back(output)
 
-        yield model, confirm
+        try:
+            yield model, confirm
+        except ChecksumError as error:  # of a file that would be restored: what is damaged is the source
+            error.path = error.path or str(model.path)
+            raise
 
 
 def read_back(output: str) -> None:

@@ -162,7 +162,7 @@ def _protection(subject: Subject) -> Iterator[Check]:
     if state in ("ok", "bad"):
         yield Check("pass", "the checksum at the end covers every byte (CRC-32)")
     else:
-        yield Check("pass", "no checksum in this container: size and content rules only")
+        yield Check("pass", "no checksum in this container: only sizes and contents can be checked")
     record = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
     hashed = [row for row in files if isinstance(row, Mapping) and "blake3" in row] if isinstance(files, list) else []

@@ -179,9 +179,7 @@ def write_layout(
                     progress(len(data), label)
     if digest is not None and digest.hexdigest() != layout.digest:
         raise ChecksumError(
-            altered(layout.name),
-            path=sink.target,
-            hint="the model was damaged after its import: import the source again",
+            altered(layout.name), hint="the model was damaged after its import: import the source again"
         )
     for late in layout.late:
         crc = _put_in(late, layout, sink, crc)
