@@ -3,7 +3,7 @@
     python tools/fuzz.py [--minutes M | --cases N] [--jobs J] [--seed S] [--plain] [--only PATTERN] [--out DIR]
     python tools/fuzz.py --case NAME          one case again, every target
     python tools/fuzz.py --file FILE.zip      the files of a finding again, every target
-    python tools/fuzz.py --minimize NAME --out DIR
+    python tools/fuzz.py --minimize NAME --out FILE.zip
 
 A case is a seed and the numbers of its edits, "gguf-bpe/12/77" (tests/support/fuzz_seeds.py, fuzz_formats.py). It is
 opened, read, validated and converted (tests/support/fuzz_cases.py) within 2 s of processor time and 512 MB of memory.
