@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from blake3 import blake3
 from plain_models import write_folder
 
 import aprfmt
+from aprfmt.cli.main import main
 from aprfmt.errors import ChecksumError, CorruptError
 from aprfmt.io import crc
 
@@ -182,3 +184,16 @@ def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
     value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
     with_record(tmp_path / "m.apr", value)
     assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]
+
+
+def test_a_new_checksum_over_a_file_without_one_is_told(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    os.truncate(tmp_path / "m.apr", (tmp_path / "m.apr").stat().st_size - 4)
+    warning = "the file has no checksum footer"
+    assert aprfmt.stamp(tmp_path / "m.apr", tmp_path / "s.apr", license="MIT").warnings == [warning]
+    with pytest.raises(SystemExit, match="0"):
+        main(["stamp", str(tmp_path / "m.apr"), "--in-place", "--license", "MIT"])
+    assert warning in capsys.readouterr().err
+    assert aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="Apache-2.0").warnings == []

@@ -196,6 +196,8 @@ class Stamp(Common, Identity):
             in_place=self.in_place,
             force=self.force,
         )
+        for warning in report.warnings:
+            out.warning(warning)
         rows = [(key, as_text(value)) for key, value in report.stamped.items()]
         rows.append(("size", format_bytes(report.output_bytes)))
         name = out.style(printable(report.output), "bold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from aprfmt import formats
@@ -38,6 +38,7 @@ class StampReport:
         input_bytes, output_bytes: sizes of all files read and written.
         tensor_count: tensors, all unchanged.
         stamped: what was set, None for what was removed.
+        warnings: what the user should know of the file that was read, and of the tokenizer.
     """
 
     source: str
@@ -46,6 +47,7 @@ class StampReport:
     output_bytes: int
     tensor_count: int
     stamped: dict[str, object]
+    warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """The object of `apr stamp --json`."""
@@ -120,19 +122,22 @@ def stamp(
         target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
         if not in_place:
             check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
-        layout = FileLayout(
-            os.path.basename(target), _segments(model, native.header.flags, patch, tokenizer), crc_footer=True
-        )
+        warnings = list(model.warnings)
+        segments = _segments(model, native.header.flags, patch, tokenizer, warnings)
+        layout = FileLayout(os.path.basename(target), segments, crc_footer=True)
         write_file(target, layout, WriteOptions(force or in_place, confirm=confirm))
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
         n_tensors = len(model.tensors.entries)
-        return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done)
+        return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done, warnings)
 
 
-def _segments(model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None) -> list[Segment]:
+def _segments(
+    model: Model, flags: int, patch: Mapping[str, object], tokenizer: PathLike | None, warnings: list[str]
+) -> list[Segment]:
+    """The edited file; `warnings` takes what is odd about the new tokenizer."""
     values = dict(model.metadata)
     if tokenizer is not None:
-        values = _with_tokenizer(model, values, Path(tokenizer))
+        values = _with_tokenizer(model, values, Path(tokenizer), warnings)
         flags |= HAS_VOCAB
     if tokenizer is not None or _outdates_record(values, patch):
         values = _without_tokenizer_files(values)
@@ -176,9 +181,9 @@ def _apply_patch(values: Mapping[str, object], patch: Mapping[str, object]) -> d
     return out
 
 
-def _with_tokenizer(model: Model, values: dict[str, object], folder: Path) -> dict[str, object]:
+def _with_tokenizer(model: Model, values: dict[str, object], folder: Path, warnings: list[str]) -> dict[str, object]:
     """`values` with the tokenizer replaced."""
     new = read_tokenizer(folder)
-    check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))
+    warnings += check_vocabulary(replace(canonical(model, allow_unmapped=True), tokenizer=new))
     kept = {k: v for k, v in values.items() if not k.startswith(("tokenizer.", "aprfmt.tokenizer"))}
     return kept | tokenizer_apr.to_metadata(new)
