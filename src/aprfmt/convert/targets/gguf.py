@@ -11,6 +11,7 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.differences import differences
+from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import (
@@ -130,9 +131,22 @@ def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor
     for item in keys:  # the vocabulary was encoded a moment ago
         if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
+    _check_keys(c, pairs, tensors)
     imported = _metadata_after_import(c, pairs)
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept))
+
+
+def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:
+    """Refuses keys without which llama.cpp loads no GGUF of the family: the metadata of an `.apr` may lack any."""
+    if c.arch is None or not _is_model(c, pairs):
+        return
+    for key, problem in key_problems(c.arch, pairs, {tensor.name: tensor.shape for tensor in tensors}):
+        raise RefusedError(
+            f"llama.cpp would not load the GGUF: {key} {problem}",
+            path=c.model.path,
+            hint="the metadata does not give it; apr stamp FILE --in-place --set KEY=JSON adds what is missing",
+        )
 
 
 def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
