@@ -62,7 +62,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         and kinds not in kv
         and not _is_every_fourth(shapes)
     ):
-        yield kinds, "is missing, and not each fourth layer has attention"
+        yield kinds, "is missing, and it is not every fourth layer that has attention"
 
 
 def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> dict[str, None]:

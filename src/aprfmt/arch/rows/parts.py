@@ -196,7 +196,7 @@ HEAD_DIM = replace(number("head_dim"), via="head_dim")
 """Stands for key_length and value_length; written where the config names a head size or it is not hidden / heads."""
 VOCAB = number("vocab_size")
 NO_WINDOW = Difference(
-    "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens compute otherwise",
+    "llama.cpp attends to all positions: texts longer than the sliding window of {window} tokens get other logits",
     "window",
 )
 WHOLE_HEADS = Key("", via="whole_heads")

@@ -122,8 +122,9 @@ def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
 def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
     """config.json, and whether it is the source's own."""
     if c.arch is None and source is None:
+        what = c.part or f"architecture {c.hparams.architecture or 'unknown'!r}"
         raise RefusedError(
-            f"architecture {c.hparams.architecture!r} has no config.json mapping",
+            f"{what} has no config.json mapping",
             path=c.model.path,
             hint="export to one safetensors file instead: -o model.safetensors",
         )
