@@ -166,6 +166,15 @@ def test_a_folder_that_cannot_be_read_is_named(folder: Path, tmp_path: Path, mon
     assert loss.startswith("not carried: assets; unreadable")
 
 
+@pytest.mark.parametrize("name", ["back\\slash.md", "note\udcff.txt"])
+def test_texts_with_names_that_cannot_be_stored_are_named(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / name).write_text("x")
+    for output, format in (("m.apr", None), ("out", "hf")):
+        report = aprfmt.convert_model(folder, tmp_path / output, format=format)
+        assert not report.lossless
+        assert report.losses == [f"not carried: {name}; unreadable, no plain file, or of a name that cannot be stored"]
+
+
 @pytest.mark.parametrize("instead", ["nothing", "folder", "other"])
 def test_a_file_that_is_gone_or_another_one_meanwhile_is_exit_4(folder: Path, tmp_path: Path, instead: str) -> None:
     def start(n_bytes: int) -> Callable[[int, str], None]:

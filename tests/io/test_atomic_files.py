@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.errors import ExistsError, RefusedError, StorageError
-from aprfmt.io.sink import AtomicFile, AtomicFolder
+from aprfmt.errors import ExistsError, NotFoundError, RefusedError, StorageError
+from aprfmt.io.sink import AtomicFile, AtomicFolder, check_target
 from aprfmt.io.switch import Switch
 from aprfmt.io.temporary import sweep
 
@@ -208,3 +208,12 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
         os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("f", "d")]
     assert modes == [0o640, 0o750]
+
+
+def test_a_working_folder_that_is_gone_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for call in (lambda: check_target("x", [], False), lambda: AtomicFile("x"), lambda: AtomicFolder("x")):
+        with pytest.raises(NotFoundError):
+            call()

@@ -127,9 +127,14 @@ def open_model(path: Path) -> Model:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether a file is to be kept as a text of the model; large ones that hold no tokenizer are not."""
+    """Whether a file is to be kept as a text of the model.
+
+    Large ones that hold no tokenizer are not, nor those whose names no `.apr` can hold.
+    """
     from aprfmt.tokenizer.hf import is_tokenizer_file
 
+    if "\\" in path.name or any("\ud800" <= char <= "\udfff" for char in path.name):
+        return False
     with storage_errors(path):
         return is_tokenizer_file(path.name) or path.stat().st_size <= MAX_TEXT_BYTES
 

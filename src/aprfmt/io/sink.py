@@ -49,7 +49,8 @@ def check_target(target: PathLike, sources: list[str], force: bool, *, folder: b
             raise RefusedError("the output is the input", path=name, hint="choose another output with -o")
     if not force and exists(name, follow=False):
         raise exists_error(name)
-    parent = os.path.dirname(os.path.abspath(name))
+    with storage_errors(name):  # the folder that this process works in may be gone
+        parent = os.path.dirname(os.path.abspath(name))
     if not is_folder(parent):
         raise StorageError("the output's folder does not exist", path=parent, hint=f"mkdir -p {parent}")
 
@@ -99,7 +100,8 @@ class AtomicFile:
     """
 
     def __init__(self, target: PathLike, *, force: bool = False, n_bytes: int = 0, fsync: bool = True) -> None:
-        self.target = os.path.abspath(target)
+        with storage_errors(target):
+            self.target = os.path.abspath(target)
         self._force = force
         self._n_bytes = n_bytes
         self._fsync = fsync
@@ -246,7 +248,8 @@ class AtomicFolder:
         last: str = "",
         shared: bool = False,
     ) -> None:
-        self.target = os.path.abspath(target)
+        with storage_errors(target):
+            self.target = os.path.abspath(target)
         self._force = force
         self._n_bytes = n_bytes
         self._stale = stale
