@@ -48,9 +48,13 @@ def test_damage_is_refused_or_passed_over(seed: int, packed: tuple[Any, Any], tm
         container, key = rng.choice(places(rng.choice(links) if rng.random() < 0.8 else record))
         container[key] = copy.deepcopy(rng.choice(VALUES))
     aprfmt.save_file(tensors, tmp_path / "m.apr", metadata | {"aprfmt.source": record})
+    failure: aprfmt.AprError | None = None
     try:
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
-    except aprfmt.AprError:
+    except aprfmt.AprError as error:
+        failure = error
+    if failure is not None:
+        assert failure.path
         assert not (tmp_path / "m.gguf").exists()
     else:
         with aprfmt.open(tmp_path / "m.gguf") as model:

@@ -88,6 +88,8 @@ _FORMATS = ("gguf", "hf", "safetensors")
 _ZEROS = bytes(1 << 16)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
+_HINT = "import the source again"
+
 _MAX_NAME_BYTES = 255  # of a file, on every common file system
 _MAX_EXPERTS = 1 << 14
 
@@ -154,7 +156,7 @@ class Recipe:
         }
         for name, data in found.items():
             if name in self.digests and digest_of(data) != self.digests[name]:
-                raise ChecksumError(altered(name), hint="import the source again")
+                raise ChecksumError(altered(name), hint=_HINT)
         return found
 
     def weight_layouts(self) -> list[FileLayout]:
@@ -196,13 +198,12 @@ def read_recipe(
         if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
             return None
         return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests, body.get("partial") is True)
-    except AprError:
+    except AprError as error:
+        error.path, error.hint = error.path or path, error.hint or _HINT
         raise
     except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as error:
         raise CorruptError(
-            f"the record of the source files ({SOURCE_KEY}) is damaged: {error}",
-            path=path,
-            hint="import the source again",
+            f"the record of the source files ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT
         ) from error
 
 
