@@ -70,6 +70,16 @@ def test_it_is_completed(folder: Path, monkeypatch: pytest.MonkeyPatch, moves: i
     assert tree(folder) == NEW
 
 
+def test_it_is_completed_in_a_folder_that_a_link_leads_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    begin(folder, monkeypatch, 2)
+    link = tmp_path_factory.mktemp("links") / "link"
+    link.symlink_to(folder)
+    sweep(link)
+    assert tree(folder) == NEW
+
+
 def test_new_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(tmp_path, monkeypatch, 1, force=False)
     assert (tmp_path / "m-2").read_text() == "new"
@@ -136,6 +146,11 @@ def test_a_record_does_not_lead_out_of_the_folder_by_links(
     (record.parent / "link").mkdir()
     (record.parent / "link" / "x").write_text("trap")
     record.write_text('{"new": ["link/x"], "old": {}, "force": true}')
+    sweep(folder)
+    (record.parent / ".replaced").rmdir()
+    (record.parent / ".replaced").symlink_to(elsewhere)
+    (record.parent / "fresh").write_text("new")
+    record.write_text('{"new": ["fresh"], "old": {"notes": [4, 0]}, "force": true}')
     sweep(folder)
     assert not list(elsewhere.iterdir())
 

@@ -171,8 +171,10 @@ def recover(temporary: str) -> bool:
         switch = Switch(temporary, [*values["new"]], dict(values["old"]), values["force"] is True)
     except (KeyError, TypeError, ValueError):
         return False
-    folder = os.path.dirname(temporary)
-    if not all(_is_inside(folder, name) and _is_inside(temporary, name) for name in (*switch.new, *switch.old)):
+    folder = os.path.realpath(os.path.dirname(temporary))
+    inner = os.path.join(folder, os.path.basename(temporary))
+    folders = (folder, inner, os.path.join(inner, _ASIDE))
+    if not all(_is_inside(folder, name) for name in (*switch.new, *switch.old) for folder in folders):
         return False
     if superseded := switch.superseded():
         return superseded == switch.pending()
@@ -182,11 +184,13 @@ def recover(temporary: str) -> bool:
 
 
 def _is_inside(folder: str, name: object) -> bool:
-    """Whether `name` is that of a file in `folder`, also where links are followed: an unpacked archive may hold any."""
+    """Whether `name` is that of a file in `folder`, also where links are followed: an unpacked archive may hold any.
+
+    No link is among the `folder` and those that it lies in.
+    """
     if not isinstance(name, str) or not name or "\0" in name or os.path.isabs(name) or os.pardir in name.split(os.sep):
         return False
-    root = os.path.realpath(folder)
-    return os.path.commonpath([root, os.path.realpath(os.path.dirname(os.path.join(folder, name)))]) == root
+    return os.path.commonpath([folder, os.path.realpath(os.path.dirname(os.path.join(folder, name)))]) == folder
 
 
 def _identity(info: os.stat_result) -> list[int]:
