@@ -73,12 +73,17 @@ def test_a_tied_head_under_its_gguf_name_comes_back(tmp_path: Path) -> None:
     assert_comes_back(folder, tmp_path)
 
 
-def test_a_file_that_could_not_be_written_again_is_refused_at_import(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_written_again_is_left_and_named_at_import(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f")
     (folder / "a\\b.md").write_text("x")
-    with pytest.raises(aprfmt.AprError, match="plain relative path"):
-        aprfmt.import_model(folder, tmp_path / "m.apr")
-    assert not (tmp_path / "m.apr").exists()
+    report = aprfmt.import_model(folder, tmp_path / "m.apr")
+    assert not report.lossless
+    (loss,) = report.losses
+    assert loss.startswith("not carried: a\\b.md; ")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format="hf")
+    assert {path.name for path in folder.iterdir()} - {path.name for path in (tmp_path / "out").iterdir()} == {
+        "a\\b.md"
+    }
 
 
 def pieces(tensor: aprfmt.Tensor) -> list[memoryview]:
