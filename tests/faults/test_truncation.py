@@ -71,6 +71,8 @@ def _points(n_reads: int) -> list[int]:
 
 def _judged(cut: Cut, outcome: Outcome) -> str:
     """What is wrong with it, "" where nothing is."""
+    if not outcome.file and outcome.reads < cut.after:  # threads read side by side: fewer reads this time, no cut
+        return "" if outcome.exit == 0 else "failed without a cut"
     if outcome.left:
         return f"left {outcome.left}"
     if not cut.words and outcome.exit == 0:  # a program that has read what it wanted is told nothing

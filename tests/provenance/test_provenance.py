@@ -140,15 +140,15 @@ def test_a_card_fills_the_typed_fields_and_gguf_gets_the_converters_keys(folder:
     assert any("'other' (tiny-community-license)" in w for w in report.warnings)
     found = typed(tmp_path / "m.apr")
     assert {key: value for key, value in found.items() if key != provenance.GENERAL} == TYPED
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
     assert general_keys(tmp_path / "m.gguf") == CONVERTER_KEYS
-    aprfmt.convert_model(source, tmp_path / "direct.gguf")
+    aprfmt.convert_model(source, tmp_path / "direct.gguf", no_tokenizer=True)
     assert general_keys(tmp_path / "direct.gguf") == CONVERTER_KEYS
 
 
 def test_the_same_metadata_comes_back_from_gguf_and_from_a_folder(folder: Folder, tmp_path: Path) -> None:
     aprfmt.import_model(folder(card=CARD), tmp_path / "m.apr")
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", no_tokenizer=True)
     aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "g.apr")
     assert typed(tmp_path / "g.apr") == typed(tmp_path / "m.apr")
     aprfmt.export_model(tmp_path / "g.apr", tmp_path / "hf")
@@ -159,7 +159,7 @@ def test_the_same_metadata_comes_back_from_gguf_and_from_a_folder(folder: Folder
 
 def test_a_written_card_reads_as_hugging_face_spells_it(folder: Folder, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    aprfmt.convert_model(folder(card=CARD), tmp_path / "m.gguf")
+    aprfmt.convert_model(folder(card=CARD), tmp_path / "m.gguf", no_tokenizer=True)
     aprfmt.convert_model(tmp_path / "m.gguf", tmp_path / "hf")
     front = yaml.safe_load((tmp_path / "hf" / "README.md").read_text().split("---\n")[1])
     assert front["license"] == "other"
@@ -296,7 +296,7 @@ def test_an_edited_licence_changes_its_keys_only(tmp_path: Path) -> None:
     ]
     aprfmt.import_model(write_gguf(tmp_path / "m.gguf", *keys), tmp_path / "m.apr")
     aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="MIT")
-    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back.gguf", no_tokenizer=True)
     assert [(k, v) for k, _, v in general_keys(tmp_path / "back.gguf")] == [
         ("general.license", "MIT"),
         ("general.tags", ["a"]),
@@ -326,7 +326,7 @@ def test_a_crafted_record_does_no_harm(value: Any, folder: Folder, tmp_path: Pat
         values = dict(model.metadata) | {provenance.GENERAL: value}
         tensors = {name: tensor.numpy() for name, tensor in model.tensors.items()}
     aprfmt.save_file(tensors, tmp_path / "c.apr", metadata=values)
-    aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c.gguf")
+    aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c.gguf", no_tokenizer=True)
     aprfmt.export_model(tmp_path / "c.apr", tmp_path / "c")
     aprfmt.stamp(tmp_path / "c.apr", in_place=True, license="MIT")
     assert {key for key, _, _ in general_keys(tmp_path / "c.gguf")} <= {

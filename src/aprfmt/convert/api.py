@@ -31,6 +31,7 @@ from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import (
     DEFAULT_CARRY_BYTES,
+    TARGETS,
     Options,
     Output,
     Target,
@@ -314,7 +315,7 @@ def _convert(given: dict[str, object]) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with open_checked(src) as (model, confirm):
+    with open_checked(src, reopens=target in TARGETS) as (model, confirm):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization)

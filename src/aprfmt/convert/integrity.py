@@ -18,8 +18,10 @@ from aprfmt.types import PathLike
 
 
 @contextmanager
-def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[str], None]]]:
+def open_checked(path: PathLike, *, reopens: bool = True) -> Iterator[tuple[Model, Callable[[str], None]]]:
     """Opens the model at `path`; gives it, and the check to make when all of the output is written, at a path.
+
+    `reopens`: whether the output is opened again; a package may know its own form by a name that it has not got yet.
 
     The check raises ChecksumError where a checksum of the container does not fit, ChangedError where one of the files
     that the block opened has changed since, RefusedError where the output cannot be read again. What was streamed
@@ -33,7 +35,8 @@ def open_checked(path: PathLike) -> Iterator[tuple[Model, Callable[[str], None]]
             for source in opened:
                 source.check_unchanged()
             model.check_intact()
-            read_back(output)
+            if reopens:
+                read_back(output)
 
         try:
             yield model, confirm
