@@ -139,7 +139,7 @@ def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor
 
 def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:
     """Refuses keys without which llama.cpp loads no GGUF of the family: the metadata of an `.apr` may lack any."""
-    if c.arch is None or not _is_model(c, pairs):
+    if c.arch is None or not tensors or not _is_model(c, pairs):
         return
     for key, problem in key_problems(c.arch, pairs, {tensor.name: tensor.shape for tensor in tensors}):
         raise RefusedError(
