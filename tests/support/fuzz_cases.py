@@ -257,7 +257,7 @@ def _convert(run: Run, name: str) -> None:
             run.wrong(f"convert {name}", "left", name, f"left behind: {sorted(found)[:9]}")
         return
     strange = [n for n in found if n.endswith((".tmp", ".part")) or Path(n).name.startswith(".")]
-    strange = [n for n in strange if n.partition("/")[2] not in run.seed.files]
+    strange = [n for n in strange if n.partition("/")[2] not in run.seed.files.keys() | _recorded_names(run)]
     if strange:
         run.wrong(f"convert {name}", "left", name, f"left behind: {strange[:9]}")
     written = Path(report.files[0]) if report.files else out / main
@@ -302,6 +302,21 @@ def _has_record(run: Run) -> bool:
         return "aprfmt.source" in model.metadata
 
 
+def _recorded_names(run: Run) -> set[str]:
+    """The files that the record of the source names, where there is one; an edit may have renamed them."""
+    with aprfmt.open(run.path) as model:
+        record = model.metadata.get("aprfmt.source")
+    files = record.get("files") if isinstance(record, Mapping) else None
+    return {str(file.get("name")) for file in files or () if isinstance(file, Mapping)}
+
+
+def _parts(run: Run) -> Files:
+    """The files that a GGUF was opened from; a part that an edit made a whole model of stands alone."""
+    with aprfmt.open(run.path) as model:
+        names = {Path(source.path).name for source in model.sources}
+    return {name: data for name, data in run.seed.files.items() if name in names}
+
+
 def _go_back(run: Run, name: str, written: Path, report: Report) -> None:
     """What is called lossless gives its source again."""
     target, format = f"back from {name}", aprfmt.detect(run.path)
@@ -344,7 +359,7 @@ def _go_back(run: Run, name: str, written: Path, report: Report) -> None:
     given = run.seed.files if form == "hf" else {main: run.path.read_bytes()}
     found = _contents(back / main) if form == "hf" else _contents(back)
     if len(run.seed.files) > 1 and form == "gguf":
-        given = {n: data for n, data in run.seed.files.items() if n.endswith(".gguf")}
+        given = _parts(run)
         if set(map(len, given.values())) != set(map(len, found.values())):
             found = dict.fromkeys(found, b"")
         given, found = ({str(i): d for i, d in enumerate(sorted(x.values()))} for x in (given, found))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.errors import AprError, CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
 
 GgufKey = tuple[str, str | tuple[str, str], object]
 """(key, type name as in GgufType or ("ARRAY", element type name), value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A value that its GGUF key cannot hold, and the error that says so."""
+
+    value: object
+    error: AprError = field(compare=False, repr=False)
 
 
 def as_int(value: object, key: str) -> int | None:

@@ -19,6 +19,7 @@ from aprfmt.arch import rope
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, look_up
 from aprfmt.arch.fields import (
     GgufKey,
+    Misfit,
     as_float,
     as_id,
     as_int,
@@ -391,12 +392,14 @@ def to_gguf(
     vocab_size: int | None = None,
     file_type: int | None = None,
     complete: bool = True,
+    misfits: bool = False,
 ) -> list[GgufKey]:
     """The architecture's GGUF keys, in the order of its row.
 
     `vocab_size` replaces the field. `file_type` (llama.cpp's number) adds `general.file_type` behind the sizes of a
     head, else last, where llama.cpp's converter has it.
-    Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out.
+    Raises RefusedError for what is missing or has no GGUF form; with `complete` False it is left out. A value that
+    its key cannot hold is refused too; with `misfits` it is a Misfit.
     """
     missing = _missing(h, arch)
     if missing and complete:
@@ -420,14 +423,20 @@ def to_gguf(
             value = GgufKeys({key.gguf: (key.kind, value)} if value is not None and key.gguf else {})
         for suffix, (kind, item) in value.items():
             name = full_key(arch, suffix)
-            out.setdefault(name, typed_key(name, kind, item))
-            if key.via:
-                converter_value(name, kind, item)  # refused here rather than by who reads it
+            try:
+                pair = typed_key(name, kind, item)
+                if key.via:
+                    converter_value(name, kind, item)  # refused here rather than by who reads it
+            except (CorruptError, RefusedError) as error:
+                if not misfits:
+                    raise
+                pair = (name, "STRING", Misfit(item, error))
+            out.setdefault(name, pair)
         if key.via == "head_dim":
             out |= {pair[0]: pair for pair in late}
             late = []
     count, drafts = (full_key(arch, suffix) for suffix in ("block_count", "nextn_predict_layers"))
-    if drafts in out and count in out:
+    if drafts in out and count in out and not any(isinstance(out[key][2], Misfit) for key in (count, drafts)):
         layers = [as_int(out[key][2], key) or 0 for key in (count, drafts)]
         out[count] = (count, out[count][1], sum(layers))
     return [*out.values(), *late]

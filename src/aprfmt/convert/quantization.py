@@ -170,7 +170,7 @@ def network_of(c: Canonical) -> Network:
         kv = c.model.metadata
         word = str(kv.get("general.architecture", ""))
     elif c.arch is not None:
-        kv = {key: value for key, _, value in hp.to_gguf(c.hparams, c.arch, complete=False)}
+        kv = {key: value for key, _, value in hp.to_gguf(c.hparams, c.arch, complete=False, misfits=True)}
         word = c.arch.gguf
     else:
         word = c.hparams.architecture or ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.differences import differences
+from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
@@ -63,7 +64,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         and recipe is not None
         and not (options.shard_size or (options.shard_size == 0 and len(recipe.files) > 1))
         and options.dtype == "keep"
-        and _keys(c, work, base, []) == list(_unsplit_entries(base).values())
+        and _keys(c, work, base, [], copied=True) == list(_unsplit_entries(base).values())
         and _envelope_holds(c, base)
     ):
         kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
@@ -132,7 +133,7 @@ def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor
         if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
     _check_keys(c, pairs, tensors)
-    imported = _metadata_after_import(c, pairs)
+    imported = _metadata_after_import(c, pairs, _outside(c))
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept))
 
@@ -157,7 +158,7 @@ def _envelope_holds(c: Canonical, base: KvMapping) -> bool:
     if warning is not None or c.model.metadata.get(envelope.LEFT_ASIDE):
         return True  # it had no part in the import either
     pairs = _pairs(c, envelope.strip(_unsplit_entries(base).values()))
-    missing = envelope.differences(c.model, _metadata_after_import(c, pairs))
+    missing = envelope.differences(c.model, _metadata_after_import(c, pairs, c.outside))
     # A GGUF by another program needs one only for what it cannot have brought itself.
     return found.metadata == missing if found is not None else not envelope.folder_fields(missing)
 
@@ -167,15 +168,16 @@ def _pairs(c: Canonical, entries: list[bytes]) -> KvMapping:
     return gguf.read_pairs(head, str(c.model.path))
 
 
-def _metadata_after_import(c: Canonical, pairs: KvMapping) -> dict[str, object]:
-    """The metadata that an import of a GGUF with these keys and the tensors of `c` gives."""
-    source = _as_import(c, pairs)
+def _metadata_after_import(c: Canonical, pairs: KvMapping, outside: dict[str, CanonicalTensor]) -> dict[str, object]:
+    """The metadata that an import of a GGUF with these keys, the network of `c` and the tensors `outside` it gives."""
+    source = replace(_as_import(c, pairs), outside=outside)
     if c.arch is not None:
         identity = hp.hf_identity(source.hparams, c.arch)
         source.hparams.hf_architecture, source.hparams.hf_model_type = identity
     if source.hparams.vocab_size is None:
         source.hparams.vocab_size = embedding_rows(c)
-    return apr_metadata_of(source, [t.out(t.name) for t in c.tensors.values()]) | {"original_format": "gguf"}
+    tensors = [t.out(t.name) for t in source.all_tensors.values()]
+    return apr_metadata_of(source, tensors) | {"original_format": "gguf"}
 
 
 def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
@@ -274,19 +276,32 @@ def _base_keys(c: Canonical, recipe: Recipe | None) -> KvMapping | None:
     return None
 
 
-def _keys(c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor]) -> list[KV | bytes]:
-    """The keys to write; those of `base` that no edit or option touches stay as their bytes."""
+def _keys(
+    c: Canonical, work: Work, base: KvMapping | None, tensors: list[OutTensor], *, copied: bool = False
+) -> list[KV | bytes]:
+    """The keys to write; those of `base` that no edit or option touches stay as their bytes.
+
+    Raises RefusedError, CorruptError for a value that its key cannot hold; `copied` takes it as the source has it.
+    """
     if base is None:
         return list(derive_keys(c, work, tensors))
-    now = {kv[0]: kv for kv in derive_keys(c, work, tensors, overlaid=True)}
+    now = {kv[0]: _rounded(kv) for kv in derive_keys(c, work, tensors, overlaid=True)}
     # What derive_keys gives for the source itself, before any edit.
     plain = replace(work, options=Options(), quantization=None)
-    then = {kv[0]: kv for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
+    then = {kv[0]: _rounded(kv) for kv in derive_keys(_as_import(c, base), plain, [], overlaid=True)}
     if work.options.dtype == "keep":  # the source's own word for its mix of types stands
         del now["general.file_type"]
     del then["general.file_type"]
-    whole = _unsplit_entries(base)
-    return list(overlay(whole, then, now).values())
+    misfit = next((value for _, _, value in now.values() if isinstance(value, Misfit)), None)
+    if misfit is not None and not copied:
+        raise misfit.error
+    return list(overlay(_unsplit_entries(base), then, now).values())
+
+
+def _rounded(kv: KV) -> KV:
+    """`kv` with a float32 as an `.apr` has it: a source may hold the number in another type."""
+    key, kind, value = kv
+    return (key, kind, shorten(value)) if kind is GgufType.FLOAT32 and isinstance(value, float) else kv
 
 
 def _unsplit_entries(base: KvMapping) -> dict[str, bytes]:
@@ -321,7 +336,7 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
     keys += provenance.to_gguf(c.info, c.general)
     n_rows = embedding_rows(c)
     if c.arch is not None:
-        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid)
+        found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid, misfits=overlaid)
         keys += [_with_type(kv) for kv in found]
     if c.tokenizer is not None and c.tokenizer.model == NO_VOCABULARY and n_rows is not None:
         size: KV = (f"{architecture}.vocab_size", GgufType.UINT32, n_rows)  # llama.cpp counts no tokens then
