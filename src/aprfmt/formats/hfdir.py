@@ -69,13 +69,16 @@ class HfNative:
     def further_files(self) -> list[str]:
         """What else lies in the folder, relative, sorted; hidden folders do not count.
 
-        Of more than MAX_CARRIED_FILES some are left out. Folders that are links, lie too deep or cannot be read are
-        among them as they are.
+        Of more than MAX_CARRIED_FILES some are left out. Folders inside that are links, lie too deep or cannot be read
+        are among them as they are. Raises StorageError.
         """
         known = {*self.shards, self.index_name} | {path.as_posix() for path in self.other_files}
         found: list[str] = []
 
         def note(error: OSError) -> None:
+            if error.filename == os.fspath(self.folder):
+                with storage_errors(self.folder):
+                    raise error
             found.append(os.path.relpath(error.filename, self.folder))
 
         for root, folders, files in os.walk(self.folder, onerror=note):
