@@ -381,8 +381,19 @@ def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
         shapes = _shapes(c)
         if not allow_unmapped:
             names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
-        names.check_shapes(c.arch, c.hparams, shapes)
+        names.check_shapes(c.arch, c.hparams, shapes | shapes_after_links(c.tensors))
     return check_vocabulary(c)
+
+
+def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes that tensors kept under GGUF names will have in a checkpoint, by Hugging Face name."""
+    found = {id(t.link): t.link for t in tensors.values() if t.link is not None and t.name not in t.link.hf}
+    return {
+        name: shape
+        for link in found.values()
+        if not link.row.pack  # a checkpoint has these as packed parts
+        for name, shape in zip(link.hf, link.row_map.before, strict=True)
+    }
 
 
 def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from aprfmt import formats
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.names import check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
-from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.model import Canonical, canonical, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats import apr2
@@ -250,7 +250,8 @@ def _shapes(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError) or found.arch is None:
         yield Check("skip", "the architecture is unknown or its names do not fit")
         return
-    check_shapes(found.arch, found.hparams, {name: t.shape for name, t in found.tensors.items()})
+    shapes = {name: t.shape for name, t in found.tensors.items()} | shapes_after_links(found.tensors)
+    check_shapes(found.arch, found.hparams, shapes)
 
 
 def _vocabulary(subject: Subject) -> Iterator[Check]:

@@ -46,6 +46,11 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
     """
     if tok.files:
         return dict(tok.files)
+    if not tok.tokens:
+        raise UnsupportedError(
+            "the tokenizer has no tokens, and no tokenizer.json goes without",
+            hint="give the original tokenizer with --tokenizer",
+        )
     tok = _add_assumed(tok)
     added = _list_added(tok, name or "")
     files = {

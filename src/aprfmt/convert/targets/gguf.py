@@ -84,8 +84,8 @@ def layouts(c: Canonical, work: Work) -> Output:
         _tell_no_tokenizer(c, work.losses)
     tensors = list(_tensors(c, work))
     keys = _keys(c, work, base, tensors)
-    if apr2.native_of(c.model) is not None:
-        keys = list(_with_envelope(c, keys, tensors))
+    if c.model.convention != "gguf":  # what another program's GGUF says is for it to answer for
+        keys = list(_checked(c, keys, tensors))
     alignment = base.get("general.alignment", DEFAULT_ALIGNMENT) if base is not None else DEFAULT_ALIGNMENT
     if type(alignment) is not int:
         raise CorruptError(f"general.alignment is {alignment!r}, not a size", path=c.model.path)
@@ -126,27 +126,36 @@ def _tell_no_tokenizer(c: Canonical, losses: Losses) -> None:
         losses.add(f"the tokenizer of {plural(len(known.tokens), 'token')} is left out")
 
 
-def _with_envelope(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
+def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> list[bytes]:
+    """The encoded keys, which llama.cpp can load, with what an `.apr` says beside them."""
     entries = [item if isinstance(item, bytes) else gguf_write.encode_kv(*item) for item in keys]
-    pairs = _pairs(c, envelope.strip(entries))
+    is_apr = apr2.native_of(c.model) is not None
+    pairs = _pairs(c, envelope.strip(entries) if is_apr else entries)
     for item in keys:  # the vocabulary was encoded a moment ago
         if not isinstance(item, bytes) and isinstance(item[2], list) and item[1] == (GgufType.ARRAY, GgufType.STRING):
             pairs.remember(item[0], [*item[2]])
     _check_keys(c, pairs, tensors)
+    if not is_apr:
+        return entries
     imported = _metadata_after_import(c, pairs, _outside(c))
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
     return envelope.seal(entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept))
 
 
 def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:
-    """Refuses keys without which llama.cpp loads no GGUF of the family: the metadata of an `.apr` may lack any."""
+    """Refuses keys without which llama.cpp loads no GGUF of the family: a config.json or an `.apr` may lack any."""
     if c.arch is None or not tensors or not _is_model(c, pairs):
         return
-    for key, problem in key_problems(c.arch, pairs, {tensor.name: tensor.shape for tensor in tensors}):
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    rows = next(iter(shapes.get("token_embd.weight", ())), None)
+    vocabulary = ggml.key_problems(pairs, c.arch.gguf, rows) if c.tokenizer is not None else ()
+    for key, problem in (*key_problems(c.arch, pairs, shapes), *vocabulary):
         raise RefusedError(
             f"llama.cpp would not load the GGUF: {key} {problem}",
             path=c.model.path,
-            hint="the metadata does not give it; apr stamp FILE --in-place --set KEY=JSON adds what is missing",
+            hint="config.json and the tokenizer's files are where it comes from"
+            if c.model.convention == "hf"
+            else "it comes from the metadata; apr stamp FILE --in-place --set KEY=JSON changes that",
         )
 
 
