@@ -192,7 +192,7 @@ def test_validate_wraps_on_a_terminal(apr: Apr, tiny_apr: Path, monkeypatch: pyt
     monkeypatch.setenv("NO_COLOR", "1")
     lines = apr("validate", tiny_apr).stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert " " * 28 + "others" in lines
+    assert " " * 30 + "no others" in lines
 
 
 def test_validate(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> Non
         return
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     rows = next(iter(shapes.get("token_embd.weight", ())), None)
-    vocabulary = ggml.key_problems(pairs, c.arch.gguf, rows) if c.tokenizer is not None else ()
+    vocabulary = ggml.key_problems(pairs, c.arch.gguf, rows) if c.tokenizer is not None and c.tokenizer.tokens else ()
     for key, problem in (*key_problems(c.arch, pairs, shapes), *vocabulary):
         raise RefusedError(
             f"llama.cpp would not load the GGUF: {key} {problem}",
