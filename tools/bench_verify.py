@@ -1,7 +1,7 @@
 """What it costs to prove that nothing was damaged: python tools/bench_verify.py [--layers N] [--old SRC]
 
 Conversions of a model of Qwen2.5-1.5B's shape (see bench_material) as they are, and with every check of the source
-switched off in the same code: the checksum of an .apr while it streams, the hashes of the source files, the comparison
+switched off in the same code: the checksum of an .apr while it streams, the digests of the source files, the comparison
 of what is restored with them. Whole processes taking turns; a ratio is that of the fastest rounds, in brackets the
 median of the ratios within a round, of seconds and of CPU seconds.
 
@@ -57,7 +57,7 @@ def switch_off() -> None:
     layouts = recipe.Recipe.layouts
     recipe.Recipe.layouts = lambda self: [replace(file, digest=None) for file in layouts(self)]  # type: ignore[method-assign]
     make = recipe.source_recipe
-    setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "hashed": False}))  # noqa: B010
+    setattr(apr, "source_recipe", lambda *args, **options: make(*args, **{**options, "kind": None}))  # noqa: B010
 
 
 Case = tuple[str, str, tuple[str, ...]]

@@ -113,7 +113,7 @@ def validate(
 ) -> Validation:
     """Applies every rule to the model at `path`; every value is decoded.
 
-    `strict` counts warnings as failures and compares the source files that an `.apr` would give back with the hashes
+    `strict` counts warnings as failures and compares the source files that an `.apr` would give back with the digests
     that it was imported with. A score under `min_score` fails. A warning costs its rule's weight, too. `progress` is
     called with the bytes to decode, its result with (bytes, tensor) as they are.
     """
@@ -129,10 +129,10 @@ def validate(
         except (UnmappedError, UnsupportedError) as error:
             yield rules.Check("skip", error.message)
             return
-        for name in names:
-            yield rules.Check("fail", altered(name))
+        for name, kind in names:
+            yield rules.Check("fail", altered(name, kind))
 
-    restored = rules.Rule("source.restored", 0, "every source file comes out with the BLAKE3 of its import", look)
+    restored = rules.Rule("source.restored", 0, "every source file comes out with the digest of its import", look)
     return rules.validate(
         path, strict=strict, min_score=min_score, progress=progress, more=[restored] if strict else []
     )

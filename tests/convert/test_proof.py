@@ -1,9 +1,10 @@
-"""The record of the source files holds their BLAKE3, and what is restored is compared with it."""
+"""The record of the source files holds their digests, and what is restored is compared with them."""
 
 from __future__ import annotations
 
 import os
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from plain_models import write_folder
 
 import aprfmt
 from aprfmt.cli.main import main
-from aprfmt.errors import ChecksumError, CorruptError
+from aprfmt.errors import ChecksumError, CorruptError, UsageError
 from aprfmt.io import crc
+from aprfmt.io.digest import BLAKE3, CRC32, KINDS
 
 KEY = "aprfmt.source"
 
@@ -40,29 +42,38 @@ def with_record(path: Path, value: object) -> None:
     path.with_name("new").replace(path)
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which digest is recorded."""
+    return str(request.param)
+
+
 @pytest.fixture(params=["hf", "gguf", "gguf parts", "safetensors", "shards"])
-def imported(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> tuple[list[Path], Path, Path]:
+def imported(request: pytest.FixtureRequest, kind: str, folder: Path, tmp_path: Path) -> tuple[list[Path], Path, Path]:
     """The files of a source, the `.apr` made of it, and where it is restored."""
+    hash = kind == BLAKE3
     if request.param in ("hf", "shards"):
         out = tmp_path / ("m.apr" if request.param == "hf" else "shards")
         format = None if request.param == "hf" else "apr-shards"
-        aprfmt.convert_model(folder, out, format=format, shard_size=60_000 if format else None)
+        aprfmt.convert_model(folder, out, format=format, shard_size=60_000 if format else None, hash=hash)
         return sorted(folder.iterdir()), out, tmp_path / "out"
     name = {"gguf": "m.gguf", "gguf parts": "m.gguf", "safetensors": "m.safetensors"}[request.param]
     source = tmp_path / "source"
     source.mkdir()
     report = aprfmt.convert_model(folder, source / name, shard_size=100_000 if request.param == "gguf parts" else None)
     (tmp_path / "out").mkdir()
-    aprfmt.import_model(report.output, tmp_path / "m.apr", allow_no_config=True, arch="llama")
+    aprfmt.import_model(report.output, tmp_path / "m.apr", allow_no_config=True, arch="llama", hash=hash)
     return sorted(source.iterdir()), tmp_path / "m.apr", tmp_path / "out" / name
 
 
-def test_every_file_has_the_hash_of_its_bytes(imported: tuple[list[Path], Path, Path]) -> None:
+def test_every_file_has_the_digest_of_its_bytes(imported: tuple[list[Path], Path, Path], kind: str) -> None:
     files, apr, target = imported
     rows = record(apr)["files"]
-    assert {row["name"]: row["blake3"] for row in rows} == {
-        path.name: blake3(path.read_bytes()).hexdigest() for path in files
-    }
+    for row in rows:
+        data = next(path for path in files if path.name == row["name"]).read_bytes()
+        assert row[kind] == (f"{zlib.crc32(data):08x}" if kind == CRC32 else blake3(data).hexdigest())
+    assert len(rows) == len(files)
+    assert not any((set(KINDS) - {kind}) & row.keys() for row in rows)
     report = aprfmt.export_model(apr, target)
     assert report.lossless
     assert report.proven
@@ -71,21 +82,21 @@ def test_every_file_has_the_hash_of_its_bytes(imported: tuple[list[Path], Path, 
     assert [path.read_bytes() for path in outputs] == [path.read_bytes() for path in files]
 
 
-def test_an_import_is_the_same_each_time(folder: Path, tmp_path: Path) -> None:
+def test_an_import_is_the_same_each_time(kind: str, folder: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        report = aprfmt.import_model(folder, tmp_path / f"{name}.apr")
+        report = aprfmt.import_model(folder, tmp_path / f"{name}.apr", hash=kind == BLAKE3)
         assert (report.lossless, report.proven) == (True, False)
     assert (tmp_path / "a.apr").read_bytes() == (tmp_path / "b.apr").read_bytes()
 
 
-def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path]) -> None:
-    """Somebody edited a hash, or bytes that it covers: the file that would differ is named and nothing is left."""
+def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path], kind: str) -> None:
+    """Somebody edited a digest, or bytes that it covers: the file that would differ is named and nothing is left."""
     _, apr, target = imported
     if apr.is_dir():
         pytest.skip("shards are written again by a shard command only")
     value = record(apr)
     row = value["files"][-1]
-    row["blake3"] = row["blake3"][::-1]
+    row[kind] = ("1" if row[kind][0] == "0" else "0") + row[kind][1:]
     with_record(apr, value)
     before = sorted(target.parent.iterdir())
     with pytest.raises(ChecksumError, match=rf"^.*{re.escape(row['name'])} would not be the file") as caught:
@@ -94,25 +105,25 @@ def test_damage_that_the_checksum_fits(imported: tuple[list[Path], Path, Path]) 
     assert sorted(target.parent.iterdir()) == before
 
 
-def test_records_from_before_there_were_hashes(imported: tuple[list[Path], Path, Path]) -> None:
+def test_records_without_digests(imported: tuple[list[Path], Path, Path], kind: str) -> None:
     _, apr, target = imported
     if apr.is_dir():
         pytest.skip("shards are written again by a shard command only")
     value = record(apr)
     for row in value["files"]:
-        del row["blake3"]
+        del row[kind]
     with_record(apr, value)
     report = aprfmt.export_model(apr, target)
     assert (report.lossless, report.proven) == (True, False)
 
 
-@pytest.mark.parametrize("digest", [None, 3, "", "0" * 63, "G" * 64, ["0" * 64], "0" * 64 + "\n"])
-def test_a_hash_that_is_none(digest: object, folder: Path, tmp_path: Path) -> None:
-    aprfmt.import_model(folder, tmp_path / "m.apr")
+@pytest.mark.parametrize("digest", [None, 3, "", "0" * 63, "0" * 7, "G" * 64, "G" * 8, ["0" * 64], "0" * 8 + "\n"])
+def test_a_digest_that_is_none(digest: object, kind: str, folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr", hash=kind == BLAKE3)
     value = record(tmp_path / "m.apr")
-    value["files"][0]["blake3"] = digest
+    value["files"][0][kind] = digest
     with_record(tmp_path / "m.apr", value)
-    with pytest.raises(CorruptError, match="as a BLAKE3"):
+    with pytest.raises(CorruptError, match=f"as a {KINDS[kind][0]}"):
         aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -160,17 +171,18 @@ def restored(path: Path, *, strict: bool = True) -> tuple[bool, list[str]]:
     return found.passed, [check.message for check in (*found.checks, *found.skipped) if check.id == RESTORED]
 
 
-def test_validate_hashes_what_would_be_restored(imported: tuple[list[Path], Path, Path]) -> None:
+def test_validate_makes_what_would_be_restored(imported: tuple[list[Path], Path, Path], kind: str) -> None:
     _, apr, _ = imported
-    assert restored(apr)[1] == ["every source file comes out with the BLAKE3 of its import"]
+    assert restored(apr)[1] == ["every source file comes out with the digest of its import"]
     assert restored(apr, strict=False)[1] == []
     if apr.is_dir():
         return
     value = record(apr)
     row = value["files"][0]
-    row["blake3"] = "0" * 64
+    row[kind] = "0" * KINDS[kind][1]
     with_record(apr, value)
-    assert restored(apr) == (False, [f"{row['name']} would not be the file that was imported: its BLAKE3 differs"])
+    what = f"{row['name']} would not be the file that was imported: its {KINDS[kind][0]} differs"
+    assert restored(apr) == (False, [what])
 
 
 def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
@@ -178,9 +190,9 @@ def test_validate_of_what_has_no_record(folder: Path, tmp_path: Path) -> None:
     aprfmt.import_model(folder, tmp_path / "m.apr")
     value = record(tmp_path / "m.apr")
     for row in value["files"]:
-        del row["blake3"]
+        del row[CRC32]
     with_record(tmp_path / "m.apr", value)
-    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files holds no hashes"]
+    assert restored(tmp_path / "m.apr")[1] == ["the record of the source files holds no digests"]
     value["files"][-1]["segments"] = [["t", "gone", "F32", "F32"]]
     with_record(tmp_path / "m.apr", value)
     assert "edited since its import" in restored(tmp_path / "m.apr")[1][0]
@@ -197,3 +209,13 @@ def test_a_new_checksum_over_a_file_without_one_is_told(
         main(["stamp", str(tmp_path / "m.apr"), "--in-place", "--license", "MIT"])
     assert warning in capsys.readouterr().err
     assert aprfmt.stamp(tmp_path / "m.apr", in_place=True, license="Apache-2.0").warnings == []
+
+
+def test_no_digest_is_taken_of_files_that_are_not_there(folder: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(folder, tmp_path / "m.apr")
+    for target in ("again.apr", "shards"):
+        format = "apr-shards" if target == "shards" else None
+        with pytest.raises(UsageError, match="--hash is about the files"):
+            aprfmt.convert_model(tmp_path / "m.apr", tmp_path / target, format=format, hash=True)
+    with pytest.raises(UsageError, match="--hash does not apply to the format gguf"):
+        aprfmt.convert_model(folder, tmp_path / "m.gguf", hash=True)

@@ -149,9 +149,11 @@ def test_it_says_what_protects_the_file(write: Callable[..., Path], arrays: Any,
     assert messages(validate(tmp_path / "shards"), "container.protection") == [sums, covered]
     aprfmt.export_model(path, tmp_path / "m.safetensors")
     assert messages(validate(tmp_path / "m.safetensors", strict=True), "container.protection") == [nothing]
-    aprfmt.import_model(tmp_path / "m.safetensors", tmp_path / "again.apr", allow_no_config=True, arch="llama")
-    hashes = "the record of the source files has the BLAKE3 of 1 file"
-    assert messages(validate(tmp_path / "again.apr"), "container.protection") == [covered, hashes]
+    for hash, label in ((False, "CRC-32"), (True, "BLAKE3")):
+        again = tmp_path / f"{label}.apr"
+        aprfmt.import_model(tmp_path / "m.safetensors", again, allow_no_config=True, arch="llama", hash=hash)
+        digests = f"the record of the source files has the {label} of 1 file"
+        assert messages(validate(again), "container.protection") == [covered, digests]
 
 
 def test_a_signalling_nan_is_found_like_any_other(write: Callable[..., Path], arrays: Any) -> None:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import ChangedError, ChecksumError, CorruptError, RefusedError, StorageError
 from aprfmt.io.crc import combine, crc32
+from aprfmt.io.digest import BLAKE3, KINDS, Digest, digest_of
 from aprfmt.io.pipe import (
     CHUNK_BYTES,
     FileLayout,
@@ -248,24 +248,25 @@ def test_late_bytes_of_another_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 3_000_001])
-def test_a_file_with_the_hash_that_it_must_have(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_the_digest_that_it_must_have(kind: str, size: int, tmp_path: Path) -> None:
     data = random.Random(size).randbytes(size)
 
-    def layout(digest: str) -> FileLayout:
+    def layout(digest: Digest) -> FileLayout:
         items = [data[start : start + 700_000] for start in range(0, size, 700_000)]
         return FileLayout("f", [Stream(size, lambda: (late(item, 0.001) for item in items))], digest=digest)
 
-    write(layout(blake3(data).hexdigest()), tmp_path / "f", Flow(3))
+    write(layout(digest_of(kind, [data])), tmp_path / "f", Flow(3))
     assert (tmp_path / "f").read_bytes() == data
     with pytest.raises(ChecksumError, match="would not be the file that was imported"):
-        write(layout(blake3(data + b"x").hexdigest()), tmp_path / "g", Flow(3))
+        write(layout(digest_of(kind, [data, b"x"])), tmp_path / "g", Flow(3))
     assert os.listdir(tmp_path) == ["f"]
     assert not threads()
 
 
 def test_a_failing_piece_ends_the_hashing(tmp_path: Path) -> None:
     items = [bytes(300_000)] * 20 + [Job(300_000, broken(RefusedError("no such value")))]
-    layout = FileLayout("f", [Stream(21 * 300_000, lambda: items)], digest="0" * 64)
+    layout = FileLayout("f", [Stream(21 * 300_000, lambda: items)], digest=Digest(BLAKE3, "0" * 64))
     with pytest.raises(RefusedError, match="no such value"):
         write(layout, tmp_path / "f", Flow(2))
     assert not threads()

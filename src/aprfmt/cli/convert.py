@@ -284,7 +284,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
     yield "parameters", format_count(sum(row["params"] for row in report.dtypes.values()))
     if report.lossless:
-        proven = "yes, proven: every file has the BLAKE3 that was taken at import"
+        proven = "yes, proven: every file has the digest that was recorded at import"
         yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"
     elif report.losses:
         yield "losses", "; ".join(report.losses)

@@ -280,7 +280,9 @@ def validate(
     *,
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Count warnings as failures; hash again the files that an .apr was made from."),
+        typer.Option(
+            "--strict", help="Count warnings as failures; make the files that an .apr was made from and compare them."
+        ),
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
     as_json: JsonOption = False,

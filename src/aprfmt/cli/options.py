@@ -112,6 +112,9 @@ class Source(Identity):
     allow_no_config: Annotated[
         bool, typer.Option("--allow-no-config", help="Go on without config.json; infer dimensions from tensor shapes.")
     ] = False
+    hash: Annotated[
+        bool, typer.Option("--hash", help="Record the BLAKE3 of each source file in an .apr; by default its CRC-32.")
+    ] = False
 
 
 @dataclass(kw_only=True)

@@ -92,7 +92,7 @@ class Report:
         bits_per_weight: stored bits for each value of the output's tensors; None without any.
         lossless: whether the source can be restored byte for byte from the output.
         losses: what the output does not hold exactly, one sentence each.
-        proven: whether that is known: the BLAKE3 of each source file, in the record of an `.apr`, is that of the file
+        proven: whether that is known: the digest of each source file, in the record of an `.apr`, is that of the file
             written.
         verify: what llama.cpp made of the output, where that was asked for.
         memory_bytes: estimate of the peak working memory.
@@ -175,6 +175,7 @@ def import_model(
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
+    hash: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -201,6 +202,7 @@ def import_model(
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
+        hash: record the BLAKE3 of each source file instead of its CRC-32; an export compares what is recorded.
         plan: write nothing; the report says what would be written.
         force: replace an existing output.
         progress: called with the total bytes; gives the function to call with each piece.
@@ -242,6 +244,7 @@ def convert_model(
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
+    hash: bool = False,
     verify: bool = False,
     plan: bool = False,
     force: bool = False,

@@ -66,8 +66,10 @@ def read_back(output: str) -> None:
         ) from error
 
 
-def altered_files(c: Canonical) -> list[str]:
-    """The source files that the `.apr` `c` would not give back as they were imported; all are made for it.
+def altered_files(c: Canonical) -> list[tuple[str, str]]:
+    """The source files that the `.apr` `c` would not give back as they were imported, each with the kind of its digest.
+
+    All of them are made for it.
 
     Raises UnsupportedError where there is nothing to compare them with.
     """
@@ -78,7 +80,7 @@ def altered_files(c: Canonical) -> list[str]:
     recipe = read_recipe(value, c.stored, c.tokenizer, str(model.path))
     if recipe is None:
         raise UnsupportedError("the model was edited since its import, so its source files are not restored from it")
-    layouts = [layout for layout in recipe.layouts() if layout.digest is not None]
-    if not layouts:
-        raise UnsupportedError("the record of the source files holds no hashes")
-    return [layout.name for layout in layouts if layout_digest(layout) != layout.digest]
+    known = [(layout, layout.digest) for layout in recipe.layouts() if layout.digest is not None]
+    if not known:
+        raise UnsupportedError("the record of the source files holds no digests")
+    return [(layout.name, digest.kind) for layout, digest in known if layout_digest(layout) != digest]

@@ -3,7 +3,7 @@
 The recipe stands in the metadata under `aprfmt.source`:
 
     {"format": "gguf" | "hf" | "safetensors",
-     "files": [{"name": str, "size": int, "blake3": hex, "segments": [...]}, ...],
+     "files": [{"name": str, "size": int, "crc32": hex, "segments": [...]}, ...],     or "blake3" for "crc32"
      "literals": base64(zlib(bytes)),
      "names": {name: name in the source},    where a checkpoint begins its names otherwise
      "partial": true}                        where it has only files that hold no tensors
@@ -18,8 +18,8 @@ A file is its segments end to end:
     ["g", list]                   a list of the tokenizer as a GGUF array value: tokens, merges, types or scores
     ["j", piece]                  a piece of tokenizer.json, vocab.json or merges.txt, see tokenizer.splice
 
-Every segment is compared with the source when the recipe is made, so a recipe that exists is exact. `blake3`, which
-older recipes do not have, is the hash of the source file; what is restored is compared with it before it gets its name.
+Every segment is compared with the source when the recipe is made, so a recipe that exists is exact. The digest of the
+source file is one of io.digest, older recipes have none; what is restored is compared with it before it gets its name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from aprfmt.formats.hf_files import read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
-from aprfmt.io.digest import Follower, Trail, altered, digest_of, new_hash
+from aprfmt.io.digest import KINDS, Digest, PendingCrc, PendingDigest, Trail, altered, digest_of, follow
 from aprfmt.io.pipe import FileLayout, Late, Literal, Segment, Stream, Zeros, run_jobs, source_chunks
 from aprfmt.io.source import Buffer, Source
 from aprfmt.limits import (
@@ -86,7 +86,7 @@ _LIST_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 _FORMATS = ("gguf", "hf", "safetensors")
 
 _ZEROS = bytes(1 << 16)
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_HEX = re.compile(r"[0-9a-f]+")
 
 _HINT = "import the source again"
 
@@ -124,14 +124,14 @@ class Recipe:
         format: of the source: "gguf", "hf" or "safetensors".
         files: every source file, ready to be written.
         names: what the source calls the tensors that have other names in the `.apr`.
-        digests: BLAKE3 of those that have one, by name.
+        digests: of those that have one, by name.
         is_partial: whether files are missing: those of the weights, and perhaps of the tokenizer.
     """
 
     format: str
     files: Mapping[str, Sequence[Segment]]
     names: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, Digest] = field(default_factory=dict)
     is_partial: bool = False
 
     def layouts(self) -> list[FileLayout]:
@@ -155,8 +155,9 @@ class Recipe:
             if not any(isinstance(segment, Stream) for segment in segments)
         }
         for name, data in found.items():
-            if name in self.digests and digest_of(data) != self.digests[name]:
-                raise ChecksumError(altered(name), hint=_HINT)
+            digest = self.digests.get(name)
+            if digest is not None and digest_of(digest.kind, [data]) != digest:
+                raise ChecksumError(altered(name, digest.kind), hint=_HINT)
         return found
 
     def weight_layouts(self) -> list[FileLayout]:
@@ -187,7 +188,7 @@ def read_recipe(
         listed = [_mapping(file) for file in _list(body["files"])]
         files = {safe_name(f["name"]): [_list(s) for s in _list(f["segments"])] for f in listed}
         sizes = {str(f["name"]): _count(f["size"]) for f in listed}
-        digests = {str(f["name"]): _digest(f["blake3"]) for f in listed if "blake3" in f}
+        digests = {str(f["name"]): _digest(kind, f[kind]) for f in listed for kind in KINDS if kind in f}
         _check_names(files)
         every = [segment for segments in files.values() for segment in segments]
         _check_sizes(files.values(), every)
@@ -291,10 +292,11 @@ def _count(value: object) -> int:
     return value
 
 
-def _digest(value: object) -> str:
-    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-        raise CorruptError(f"the record of the source files gives {value!r:.80} as a BLAKE3")
-    return value
+def _digest(kind: str, value: object) -> Digest:
+    label, length = KINDS[kind]
+    if not isinstance(value, str) or len(value) != length or not _HEX.fullmatch(value):
+        raise CorruptError(f"the record of the source files gives {value!r:.80} as a {label}")
+    return Digest(kind, value)
 
 
 def safe_name(name: object) -> str:
@@ -411,7 +413,7 @@ class _File:
     """
 
     name: str
-    content: str | Source | None
+    content: Digest | Source | None
     segments: list[list[object]] = field(default_factory=list)
     size: int = 0
     n_literal: int = 0
@@ -420,14 +422,14 @@ class _File:
 class RecipeWriter:
     """Collects the files of the source of `c` and their literals, then gives the JSON value.
 
-    `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. With `hashed` the
-    files get their hashes; that of a file that is streamed is known at the end only, see late_digests.
+    `stored` gives the dtype of tensors that the `.apr` holds in fewer bytes than the source has them. The files get
+    digests of the `kind`, if any; that of a file that is streamed is known at the end only, see late_digests.
     """
 
     def __init__(
-        self, format: str, c: Canonical, stored: Mapping[str, str] | None = None, *, hashed: bool = False
+        self, format: str, c: Canonical, stored: Mapping[str, str] | None = None, *, kind: str | None = None
     ) -> None:
-        self._format, self._c, self._stored, self._hashed = format, c, stored or {}, hashed
+        self._format, self._c, self._stored, self._kind = format, c, stored or {}, kind
         self._files: list[_File] = []
         self._literals = bytearray()
         self._tensors = c.stored
@@ -437,10 +439,12 @@ class RecipeWriter:
     def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
         """Begins the next file. Raises CorruptError for a name that reading the recipe would refuse.
 
-        `content` is the whole of it, or what it is streamed from; a carried file is read for its hash now.
+        `content` is the whole of it, or what it is streamed from; a carried file is read for its digest now.
         """
-        hashed = content if isinstance(content, Source) else _hash_of(content) if self._hashed else None
-        self._files.append(_File(safe_name(name), hashed))
+        known: Digest | Source | None = content if isinstance(content, Source) else None
+        if self._kind is not None and not isinstance(content, Source):
+            known = digest_of(self._kind, [content] if isinstance(content, bytes) else content.chunks())
+        self._files.append(_File(safe_name(name), known))
 
     def _add(self, segment: list[object], n_bytes: int, n_literal: int = 0) -> None:
         file = self._files[-1]
@@ -552,13 +556,13 @@ class RecipeWriter:
 
     def value(self) -> dict[str, object]:
         """The value of the metadata key."""
-        streamed = [file.content for file in self._files if self._hashed and isinstance(file.content, Source)]
-        stand_ins = (trail.stand_in for trail in Follower(streamed).trails)
-        files = []
+        kind, files = self._kind, []
+        streamed = [file.content for file in self._files if isinstance(file.content, Source)]
+        pending = iter(follow(kind, streamed) if kind is not None else ())
         for file in self._files:
             row: dict[str, object] = {"name": file.name, "size": file.size}
-            if self._hashed:
-                row["blake3"] = file.content if isinstance(file.content, str) else next(stand_ins)
+            if kind is not None:
+                row[kind] = file.content.value if isinstance(file.content, Digest) else next(pending).stand_in
             files.append(row | {"segments": file.segments})
         literals = _deflate(bytes(self._literals))
         names = source_names(self._c) if self._c.model.convention == "hf" else {}
@@ -568,15 +572,6 @@ class RecipeWriter:
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
     return {t.name: t.pieces[0].name for t in c.tensors.values() if t.pieces[0].name != t.name}
-
-
-def _hash_of(content: bytes | CanonicalTensor) -> str:
-    if isinstance(content, bytes):
-        return digest_of(content)
-    found = new_hash()
-    for chunk in content.chunks():
-        found.update(chunk)
-    return found.hexdigest()
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
@@ -618,29 +613,32 @@ def restorable(c: Canonical, format: str) -> Recipe | None:
 
 
 def late_digests(sources: Iterable[Source], head: bytes) -> list[Late]:
-    """The hashes in a recipe that are known when the sources were streamed; `head` is the file's first bytes."""
-    trails = [source.record for source in sources if isinstance(source.record, Trail)]
-    places = [(head.find(trail.stand_in.encode()), trail) for trail in trails]
-    return [Late(at, t.stand_in.encode(), partial(_encoded_digest, t)) for at, t in places if at >= 0]
+    """The digests in a recipe that are known when the sources were streamed; `head` is the file's first bytes."""
+    out = []
+    for pending in (s.record for s in sources if isinstance(s.record, Trail | PendingCrc)):
+        before = f'"{pending.kind}":"'
+        if (at := head.find(f'{before}{pending.stand_in}"'.encode())) >= 0:
+            out.append(Late(at + len(before), pending.stand_in.encode(), partial(_encoded_digest, pending)))
+    return out
 
 
-def _encoded_digest(trail: Trail) -> bytes:
-    return trail.hexdigest().encode()
+def _encoded_digest(pending: PendingDigest) -> bytes:
+    return pending.digest().value.encode()
 
 
 def source_recipe(
     c: Canonical,
     stored: Mapping[str, str] | None = None,
     *,
-    hashed: bool = False,
+    kind: str | None = None,
     tensors_kept: bool = True,
     tokenizer_kept: bool = True,
 ) -> Mapping[str, object] | None:
     """The recipe from which the source files can be rebuilt byte for byte; None for sources that have none.
 
-    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. With `hashed` the files
-    are hashed while they are streamed; the file that gets the recipe takes `late_digests`. Where tensors or the
-    tokenizer are not kept as they were, that of a folder still has its other files.
+    `stored` gives the dtype of tensors that are kept in fewer bytes than the source has them. The files get digests of
+    the `kind`, if any, while they are streamed; the file that gets the recipe takes `late_digests`. Where tensors or
+    the tokenizer are not kept as they were, that of a folder still has its other files.
     """
 
     def keeps(name: str) -> bool:
@@ -653,13 +651,13 @@ def source_recipe(
         fits = isinstance(recipe, Mapping) and read_recipe(recipe, c.stored, c.tokenizer, str(c.model.path))
         return recipe if isinstance(recipe, Mapping) and fits else None
     if (folder := c.model.native_as(HfNative)) is not None:
-        return _hf_recipe(c, folder, hashed, keeps, with_weights=is_whole and not c.packs.decoded)
+        return _hf_recipe(c, folder, kind, keeps, with_weights=is_whole and not c.packs.decoded)
     if not is_whole:
         return None
     if (gguf := c.model.native_as(GgufNative)) is not None:
-        return _gguf_recipe(c, gguf.parts, stored or {}, hashed)
+        return _gguf_recipe(c, gguf.parts, stored or {}, kind)
     if c.model.native_as(SafetensorsNative) and not c.packs.decoded:
-        writer, source = RecipeWriter("safetensors", c, hashed=hashed), c.model.sources[0]
+        writer, source = RecipeWriter("safetensors", c, kind=kind), c.model.sources[0]
         writer.start(source.path.rpartition("/")[2], source)
         writer.tensors(source)
         return writer.value()
@@ -671,8 +669,10 @@ def holds_tokenizer(name: str) -> bool:
     return is_tokenizer_file(name) and name != "generation_config.json"
 
 
-def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str], hashed: bool) -> dict[str, object]:
-    writer = RecipeWriter("gguf", c, stored, hashed=hashed)
+def _gguf_recipe(
+    c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, str], kind: str | None
+) -> dict[str, object]:
+    writer = RecipeWriter("gguf", c, stored, kind=kind)
     for part in parts:
         source, position = part.source, 0
         writer.start(source.path.rpartition("/")[2], source)
@@ -686,9 +686,9 @@ def _gguf_recipe(c: Canonical, parts: Sequence[GgufPart], stored: Mapping[str, s
 
 
 def _hf_recipe(
-    c: Canonical, folder: HfNative, hashed: bool, keeps: Callable[[str], bool], *, with_weights: bool
+    c: Canonical, folder: HfNative, kind: str | None, keeps: Callable[[str], bool], *, with_weights: bool
 ) -> dict[str, object]:
-    writer = RecipeWriter("hf", c, hashed=hashed)
+    writer = RecipeWriter("hf", c, kind=kind)
     for path in folder.other_files:
         if not keeps(path.as_posix()) or (c.packs.decoded and path.name == HF_QUANT):
             continue

@@ -21,6 +21,7 @@ from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
+from aprfmt.io.digest import KINDS
 from aprfmt.io.pipe import StartProgress
 from aprfmt.model import Model, Tensor
 from aprfmt.text import first_few, plural
@@ -165,9 +166,10 @@ def _protection(subject: Subject) -> Iterator[Check]:
         yield Check("pass", "no checksum in this container: only sizes and contents can be checked")
     record = model.metadata.get(SOURCE_KEY) if apr2.native_of(model) is not None else None
     files = record.get("files") if isinstance(record, Mapping) else None
-    hashed = [row for row in files if isinstance(row, Mapping) and "blake3" in row] if isinstance(files, list) else []
-    if hashed:
-        yield Check("pass", f"the record of the source files has the BLAKE3 of {plural(len(hashed), 'file')}")
+    rows = [row for row in files if isinstance(row, Mapping)] if isinstance(files, list) else []
+    for kind, (label, _) in KINDS.items():
+        if n := sum(kind in row for row in rows):
+            yield Check("pass", f"the record of the source files has the {label} of {plural(n, 'file')}")
 
 
 def _extents(subject: Subject) -> Iterator[Check]:
@@ -296,7 +298,7 @@ def _required_keys(subject: Subject) -> Iterator[Check]:
 def _runtime_keys(subject: Subject) -> Iterator[Check]:
     gguf = subject.model.native_as(GgufNative)
     if gguf is None:
-        yield Check("skip", "the container is no GGUF")
+        yield Check("skip", "the container is not a GGUF")
         return
     kv, found = gguf.parts[0].kv, subject.canonical
     row = found.arch if isinstance(found, Canonical) else find_gguf(kv, subject.model.tensors)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, storage_errors
 from aprfmt.io.crc import combine, crc32
-from aprfmt.io.digest import StreamDigest, altered
+from aprfmt.io.digest import BLAKE3, CRC32, Digest, StreamDigest, altered, crc_digest
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
 from aprfmt.io.system import keep_freed_memory, n_processors
@@ -107,14 +107,14 @@ class FileLayout:
         segments: what it consists of.
         crc_footer: a little-endian CRC-32 of everything before it ends the file.
         late: parts of the segments' bytes that are replaced at the end.
-        digest: BLAKE3 that the file must have, in hex, where that is known.
+        digest: what the file must have, where that is known.
     """
 
     name: str
     segments: Sequence[Segment]
     crc_footer: bool = False
     late: Sequence[Late] = ()
-    digest: str | None = None
+    digest: Digest | None = None
 
     @property
     def n_bytes(self) -> int:
@@ -165,21 +165,16 @@ def write_layout(
     Raises ChecksumError where the file does not come out as `layout.digest` says.
     """
     keep_freed_memory()
-    crc = 0
-    line = _Line(_pieces(layout.segments), flow, with_crc=layout.crc_footer)
-    digest = StreamDigest() if layout.digest is not None else None
-    with digest or nullcontext(), closing(line.batches()) as batches:
-        for batch in batches:
-            crc = combine(crc, batch.crc, batch.n_bytes) if layout.crc_footer else 0
-            for data, label in batch.parts:
-                sink.write(data)
-                if digest is not None:
-                    digest.add(data)
-                if progress is not None:
-                    progress(len(data), label)
-    if digest is not None and digest.hexdigest() != layout.digest:
+
+    def write(data: Buffer, label: str) -> None:
+        sink.write(data)
+        if progress is not None:
+            progress(len(data), label)
+
+    crc, found = _run(layout, flow, write)
+    if found is not None and found != layout.digest:
         raise ChecksumError(
-            altered(layout.name), hint="the model was damaged after its import: import the source again"
+            altered(layout.name, found.kind), hint="the model was damaged after its import: import the source again"
         )
     for late in layout.late:
         crc = _put_in(late, layout, sink, crc)
@@ -190,14 +185,27 @@ def write_layout(
     return crc
 
 
-def layout_digest(layout: FileLayout, flow: Flow = DEFAULT_FLOW) -> str:
-    """BLAKE3 of the segments of `layout`, in hex; nothing is written."""
-    line = _Line(_pieces(layout.segments), flow, with_crc=False)
-    with StreamDigest() as digest, closing(line.batches()) as batches:
+def layout_digest(layout: FileLayout, flow: Flow = DEFAULT_FLOW) -> Digest | None:
+    """The digest of the segments of `layout`, of the kind that it must have; nothing is written."""
+    return _run(layout, flow, lambda data, label: None)[1]
+
+
+def _run(layout: FileLayout, flow: Flow, take: Callable[[Buffer, str], None]) -> tuple[int, Digest | None]:
+    """Hands every piece to `take`, in order; the CRC-32, as far as it is wanted, and the digest of what it was."""
+    crc, kind = 0, layout.digest.kind if layout.digest is not None else None
+    with_crc = layout.crc_footer or kind == CRC32
+    line = _Line(_pieces(layout.segments), flow, with_crc=with_crc)
+    stream = StreamDigest() if kind == BLAKE3 else None
+    with stream or nullcontext(), closing(line.batches()) as batches:
         for batch in batches:
-            for data, _ in batch.parts:
-                digest.add(data)
-    return digest.hexdigest()
+            crc = combine(crc, batch.crc, batch.n_bytes) if with_crc else 0
+            for data, label in batch.parts:
+                take(data, label)
+                if stream is not None:
+                    stream.add(data)
+    if stream is not None:
+        return crc, stream.digest()
+    return crc, crc_digest(crc) if kind == CRC32 else None
 
 
 def _put_in(late: Late, layout: FileLayout, sink: AtomicFile, crc: int) -> int:

@@ -53,7 +53,7 @@ class State(Mapping[str, Tensor]):
         self.path = model.path
         self._tensors = model.tensors
         if not {_TEXT, _SUM} <= set(model.metadata):
-            raise CorruptError("the file is no state of a training run, or one without checksums", path=self.path)
+            raise CorruptError("the file is not the state of a training run, or one without checksums", path=self.path)
         self.text: str = model.metadata[_TEXT]
         if model.metadata[_SUM] != _sum_of(self.text):
             raise ChecksumError("the checksum of its facts is wrong", path=self.path)

@@ -24,7 +24,7 @@ from aprfmt.codecs.recode import decode, encode
 from aprfmt.convert.quantization import Recoding, with_apr_names
 from aprfmt.convert.recipe import late_digests, source_recipe
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Options, Output, Work
-from aprfmt.errors import AprError, RefusedError
+from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
 from aprfmt.formats.apr2 import ALIGNMENT, FLAGS, HEADER_BYTES, Apr2Native
 from aprfmt.formats.apr_metadata import SOURCE_KEY, TRUE_DTYPES_KEY
@@ -32,6 +32,7 @@ from aprfmt.formats.apr_shards import MANIFEST_NAME, JoinedNative, ShardInfo, ma
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.io.digest import BLAKE3, CRC32
 from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, sha256_of_range, source_jobs, write_layout
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, padding
@@ -58,7 +59,8 @@ def layouts(c: Canonical, work: Work) -> Output:
         dtype = "keep"
         stay = (f"{part.stay} as stored: a mix is for the language model" for part in c.outside_parts())
         work.losses.warnings += stay
-    metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=work.options.tokenizer is None)
+    with_source, kind = work.options.tokenizer is None, _digest_kind(c, work.options)
+    metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=with_source, kind=kind)
     if not _is_whole(metadata.get(SOURCE_KEY)):
         own = c.all_tensors
         for tensor in tensors:
@@ -69,8 +71,19 @@ def layouts(c: Canonical, work: Work) -> Output:
     return Output([layout], tensors, is_lossless(c, metadata))
 
 
+def _digest_kind(c: Canonical, options: Options) -> str:
+    """Which digest of the source files is recorded. Raises UsageError where none can be taken any more."""
+    if options.hash and c.model.convention == "apr":
+        raise UsageError(
+            "--hash is about the files that an .apr is made from, which are not at hand",
+            path=c.model.path,
+            hint="give it when they are imported: apr import SOURCE -o FILE.apr --hash",
+        )
+    return BLAKE3 if options.hash else CRC32
+
+
 def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
-    """`layout`, whose metadata may hold a recipe, with the hashes of the files that are streamed into it."""
+    """`layout`, whose metadata may hold a recipe, with the digests of the files that are streamed into it."""
     head = layout.segments[0]
     assert isinstance(head, Literal)
     return replace(layout, late=late_digests(c.model.sources, bytes(head.data)))
@@ -131,12 +144,18 @@ def copy(model: Model, name: str) -> Output | None:
 
 
 def apr_contents(
-    c: Canonical, dtype: str, losses: Losses, targets: Mapping[str, Recoding] | None = None, *, with_source: bool = True
+    c: Canonical,
+    dtype: str,
+    losses: Losses,
+    targets: Mapping[str, Recoding] | None = None,
+    *,
+    with_source: bool = True,
+    kind: str = CRC32,
 ) -> tuple[dict[str, object], list[OutTensor], int]:
     """Metadata, tensors and header flags of the `.apr` for `c`; `targets` go before `dtype`.
 
     The record of the source files has those of the weights only when every tensor is kept, and those of the tokenizer
-    only `with_source`: it must be exact.
+    only `with_source`: it must be exact. Each has a digest of the `kind`.
     """
     narrow = _narrow_dtypes(c) if dtype == "keep" else {}
     tensors = []
@@ -153,7 +172,7 @@ def apr_contents(
     metadata = _further_metadata(c, with_tokenizer=with_source) | apr_metadata_of(c, tensors)
     if kept and with_source and c.envelope is not None:
         metadata = _with_envelope(c, metadata, c.envelope.metadata, losses)
-    record = source_recipe(c, narrow, hashed=True, tensors_kept=kept, tokenizer_kept=with_source)
+    record = source_recipe(c, narrow, kind=kind, tensors_kept=kept, tokenizer_kept=with_source)
     if record is not None:
         metadata[SOURCE_KEY] = record
     if true_dtypes := apr2_write.true_dtypes(tensors):
@@ -239,7 +258,7 @@ _STALE = ("model-*-of-*.apr", MANIFEST_NAME)
 
 def shard_layouts(c: Canonical, work: Work) -> Output:
     """The shards of the `.apr` that `c` becomes."""
-    metadata, tensors, flags = apr_contents(c, "keep", work.losses)
+    metadata, tensors, flags = apr_contents(c, "keep", work.losses, kind=_digest_kind(c, work.options))
     check_metadata(metadata)
     in_order = sorted((*tensors, *_files(c)), key=lambda tensor: sort_key(tensor.name))
     shards = cut_shards(metadata, in_order, flags=flags, max_bytes=work.options.shard_size or DEFAULT_SHARD_BYTES)

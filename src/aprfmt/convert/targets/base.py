@@ -53,6 +53,7 @@ class Options:
     allow_no_config: bool = False
     allow_unmapped: bool = False
     carry: int = DEFAULT_CARRY_BYTES
+    hash: bool = False
     format: str | None = None
     pre: str | None = None
     pad_style: str = "llama.cpp"
@@ -225,7 +226,7 @@ class Output:
 
     @property
     def is_proven(self) -> bool:
-        """Whether every file is compared with the hash of the source file that it is, before it gets its name."""
+        """Whether every file is compared with the digest of the source file that it is, before it gets its name."""
         return self.lossless and all(layout.digest is not None for layout in self.layouts)
 
 
@@ -271,8 +272,8 @@ class _BuiltIn:
 _HF = PROVENANCE | {"dtype", "tokenizer", "shard_size"}
 
 TARGETS: tuple[Target, ...] = (
-    _BuiltIn("apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer"}, ".apr"),
-    _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size"}),
+    _BuiltIn("apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer", "hash"}, ".apr"),
+    _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
     _BuiltIn(
         "gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"no_tokenizer", "pre", "pad_style", "verify"}, ".gguf"
     ),
