@@ -180,6 +180,8 @@ _INTRO = (
 
 
 def _docs_row(name: str, row: Any, results: Sequence[Result]) -> str:
+    from aprfmt.arch.table import classes_of
+
     base = next((r for r in results if r.case.base), None)
     ticks = ["–"] * 4
     if base is not None:
@@ -190,7 +192,7 @@ def _docs_row(name: str, row: Any, results: Sequence[Result]) -> str:
             base.peer_ok,
         )
         ticks = ["✓" if tick else "–" for tick in held]
-    classes = ", ".join(f"`{name}`" for name in row.hf_classes)
+    classes = ", ".join(f"`{name}`" for name in classes_of(row))
     good = sum(r.ok for r in results)
     if not results and name in multimodal_rows():
         return f"| {name} | {classes} | `{row.gguf}` | ✓ | ✓ | – | – | tests/formats/hf/test_multimodal.py |"

@@ -96,6 +96,16 @@ def look_up(config: Mapping[str, object], names: tuple[str, ...]) -> tuple[objec
     return None, found
 
 
+# Where the config.json of a multimodal model has that of its language model.
+_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "lm_config", "thinker_config.text_config", "lfm")
+
+
+def language_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The language model's own config in that of a multimodal model; empty where there is none."""
+    found = (look_up(config, (name,))[0] for name in _LANGUAGE_PARTS)
+    return next((part for part in found if isinstance(part, Mapping) and part), {})
+
+
 def check_layers(h: Hyperparams) -> None:
     """Raises LimitError for more layers than lists may be made for."""
     if h.num_layers is not None and h.num_layers > MAX_LAYERS:

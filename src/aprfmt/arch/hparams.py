@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, look_up
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, language_part, look_up
 from aprfmt.arch.fields import (
     GgufKey,
     Misfit,
@@ -64,7 +64,6 @@ _REQUIRED = (
 )  # fmt: skip
 # Model types that no transformers class registers.
 _MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
-_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
     "quantization_config", "model_type", "vision_config",
@@ -159,15 +158,19 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     A list of numbers, one a layer, for a typed field stays in `extra` under its config name, and the field is what
     all the layers share, None where they differ. `row` reads it as that family's.
     """
-    classes = config.get("architectures")
-    hf_class = as_text(classes[0]) if isinstance(classes, list) and classes else None
+    hf_class = _first_class(config)
     whole, whole_type = config, as_text(config.get("model_type"))
-    part = next((p for key in _LANGUAGE_PARTS if isinstance(p := config.get(key), Mapping) and p), None)
-    if part is not None:  # the language model of a multimodal one, with what only the whole says
+    part = language_part(config)
+    if part:  # the language model of a multimodal one, with what only the whole says
         config = {**{key: config[key] for key in _OF_THE_WHOLE if key in config}, **part}
     text_type = as_text(config.get("model_type"))
-    row = row or find(hf_class=hf_class, model_type=whole_type, config=config)
-    row = row or find(model_type=text_type, config=config)
+    row = row or find(
+        hf_class=hf_class,
+        model_type=whole_type,
+        config=config,
+        part_class=_first_class(part),
+        part_type=as_text(part.get("model_type")),
+    )
     h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
     h.architecture = row.id if row else h.hf_model_type
     defaults = defaults_of(row, text_type, whole_type)
@@ -199,6 +202,11 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
         h.extra["pad_token_id"] = config["pad_token_id"]
     _set_token_ids(h, full)
     return h
+
+
+def _first_class(config: Mapping[str, object]) -> str | None:
+    classes = config.get("architectures")
+    return as_text(classes[0]) if isinstance(classes, list) and classes else None
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:

@@ -12,6 +12,7 @@ from itertools import islice
 from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.arch.rows.wrappers import BEGINNINGS
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.text import first_few
@@ -71,16 +72,19 @@ def spell(template: str, layer: int | None, expert: int | None = None) -> str:
 
 
 def canonical_name(arch: Architecture, name: str) -> str | None:
-    """The table's spelling of the Hugging Face tensor `name`; None if the family has no such tensor.
+    """The table's spelling of the Hugging Face tensor `name`; None if the family has no such tensor."""
+    return next((spelled for spelled in ways_to_spell(arch, name) if matches(arch, spelled)), None)
 
-    Checkpoints of bare models and of multimodal ones put another beginning before the same names.
-    """
-    if matches(arch, name):
-        return name
-    for beginning, instead in (*arch.prefixes, ("", "model.")):
-        if name.startswith(beginning) and matches(arch, spelled := instead + name[len(beginning) :]):
-            return spelled
-    return None
+
+def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
+    """`name`, then what it may be in the table: bare models and wrappers begin the same names otherwise."""
+    yield name
+    insides = [name[len(beginning) :] for beginning in BEGINNINGS if name.startswith(beginning)]
+    yield from insides
+    for inside in (name, *insides):
+        for beginning, instead in (*arch.prefixes, ("", "model.")):
+            if inside.startswith(beginning) and not (beginning == "" and inside.startswith(instead)):
+                yield instead + inside[len(beginning) :]
 
 
 def ignorable(arch: Architecture, name: str) -> bool:

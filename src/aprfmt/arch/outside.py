@@ -9,13 +9,14 @@ in one of its modules or layers, or beside them, is no other part but a sign of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from aprfmt.arch import names
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import wrapper_of
 from aprfmt.text import first_few, format_bytes, plural
 
 DRAFT_LAYERS = "MTP layers"
@@ -48,10 +49,12 @@ _DRAFT_MARK = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
 
 def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> set[str]:
     """Those of a checkpoint's or a GGUF's tensor names that are no part of the network."""
-    layers = {name: layer for name in all_names if (layer := _layer(arch, name)) is not None}
+    wrapper = wrapper_of(h.hf_architecture)
+    beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
+    layers = {name: n for name in all_names if name not in beside and (n := _layer(arch, name)) is not None}
     drafts = _draft_layers(h, layers)
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
-    return in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+    return beside | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
 
 
 def is_adapter(all_names: Collection[str]) -> bool:
@@ -127,7 +130,7 @@ def _is_elsewhere(arch: Architecture, name: str) -> bool:
         return False
     if names.canonical_name(arch, name) is not None or names.matches(arch, name, "gguf"):
         return False
-    return not any(_is_own(arch, spelled) for spelled in _spellings(arch, name))
+    return not any(_is_own(arch, spelled) for spelled in names.ways_to_spell(arch, name))
 
 
 def _is_own(arch: Architecture, name: str) -> bool:
@@ -150,14 +153,6 @@ def _modules(arch: Architecture) -> dict[str, set[str]]:
     return found
 
 
-def _spellings(arch: Architecture, name: str) -> Iterator[str]:
-    """`name` as it is and as the family's other checkpoints begin it."""
-    yield name
-    for beginning, instead in (*arch.prefixes, ("", "model.")):
-        if name.startswith(beginning) and not (beginning == "" and name.startswith(instead)):
-            yield instead + name[len(beginning) :]
-
-
 # --- layers ---
 
 
@@ -169,7 +164,7 @@ def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
 
 def _layer(arch: Architecture, name: str) -> int | None:
     """The layer of the network that `name` lies in, whether the row knows it or not; None for what is in none."""
-    found = next(filter(None, map(_layer_pattern(arch).match, _spellings(arch, name))), None)
+    found = next(filter(None, map(_layer_pattern(arch).match, names.ways_to_spell(arch, name))), None)
     return int(found[2]) if found is not None else None
 
 

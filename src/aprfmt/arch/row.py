@@ -151,3 +151,22 @@ class Architecture:
     nested_rope: bool = False
     head_always: bool = False
     head_never: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A network around a language model of the table: one that also sees, hears or speaks. Its config.json names the
+    language model in a part of its own, which decides the row.
+
+    Attributes:
+        hf_class, model_type: of the whole; "" where published configs have none.
+        row: id of the row that counts where the part does not tell, as in older configs that have no part.
+        instead: row that the part tells -> row that it is inside this network, where GGUF has another name for it.
+        beside: beginnings of tensor names that look like the language model's and are none of it.
+    """
+
+    hf_class: str
+    model_type: str
+    row: str
+    instead: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from aprfmt.arch.grammar import is_config_of, is_gguf_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import Architecture, Wrapper
 from aprfmt.arch.rows import ROWS
+from aprfmt.arch.rows.wrappers import WRAPPERS
 
 ARCHITECTURES: dict[str, Architecture] = {row.id: row for row in ROWS}
 """Row id -> row."""
@@ -20,16 +21,38 @@ def find(
     model_type: str | None = None,
     gguf: str | None = None,
     config: Mapping[str, object] | None = None,
+    part_class: str | None = None,
+    part_type: str | None = None,
 ) -> Architecture | None:
     """The row that a class name, else a model type, else a GGUF architecture names; None if none of them is known.
 
-    `config` (a config.json) decides between rows that share a class.
+    `config` (a config.json) decides between rows that share a class. `part_class` and `part_type` are the class and
+    the model type that the config of a wrapper names for its language model: they count before the wrapper's.
     """
-    for key, index in ((hf_class, _index("hf_classes")), (model_type, _index("model_types"))):
-        rows = index.get(key, []) if key is not None else []
+    wrapper = wrapper_of(hf_class, model_type)
+    for key, field in (
+        (hf_class, "hf_classes"),
+        (part_class, "hf_classes"),
+        (part_type, "model_types"),
+        (model_type, "model_types"),
+    ):
+        rows = _index(field).get(key, []) if key is not None else []
         if rows:
-            return next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
+            row = next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
+            return ARCHITECTURES[wrapper.instead.get(row.id, row.id)] if wrapper is not None else row
+    if wrapper is not None:
+        return ARCHITECTURES[wrapper.row]
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
+
+
+def wrapper_of(hf_class: str | None, model_type: str | None = None) -> Wrapper | None:
+    """The wrapper of that class, or of that model type where the class names none."""
+    return _wrappers("hf_class").get(hf_class or "") or _wrappers("model_type").get(model_type or "")
+
+
+def classes_of(row: Architecture) -> tuple[str, ...]:
+    """Every class that is known to hold a network of the row: its own, then those of wrappers around it."""
+    return (*row.hf_classes, *(w.hf_class for w in WRAPPERS if row.id in (w.row, *w.instead.values())))
 
 
 def row_of(h: Hyperparams, *, kv: Mapping[str, object] | None, tensor_names: Collection[str]) -> Architecture | None:
@@ -50,8 +73,14 @@ def nearest(word: str) -> str | None:
     """The known name that looks most like `word`; None where none comes close."""
     from difflib import get_close_matches
 
-    known = [name for row in ARCHITECTURES.values() for name in (row.id, row.gguf, *row.hf_classes, *row.model_types)]
-    return next(iter(get_close_matches(word, known, n=1)), None)
+    return next(iter(get_close_matches(word, list(_names()), n=1)), None)
+
+
+def _names() -> Iterator[str]:
+    for row in ARCHITECTURES.values():
+        yield from (row.id, row.gguf, *row.hf_classes, *row.model_types)
+    for wrapper in WRAPPERS:
+        yield from filter(None, (wrapper.hf_class, wrapper.model_type))
 
 
 def find_gguf(kv: Mapping[str, object], tensor_names: Collection[str] | None = None) -> Architecture | None:
@@ -71,3 +100,8 @@ def _index(field: str) -> dict[str, list[Architecture]]:
         for name in getattr(row, field):
             index.setdefault(name, []).append(row)
     return index
+
+
+@cache
+def _wrappers(field: str) -> dict[str, Wrapper]:
+    return {name: wrapper for wrapper in WRAPPERS if (name := getattr(wrapper, field))}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from aprfmt.arch import names
+from aprfmt.arch.converter import language_part
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
@@ -36,7 +37,6 @@ _ACCEPTED: dict[str, dict[str, tuple[str, ...]]] = {
     "modelopt": {"quant_algo": ("FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", "FP8_PER_CHANNEL_PER_TOKEN")},
 }
 """What settings may say, by method."""
-_PARTS = ("text_config", "llm_config", "language_config")
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
 # Endings that no tensor has but a piece of a packed weight; none may be left when all weights are found.
@@ -337,20 +337,23 @@ def settings_of(config: Mapping[str, object]) -> dict[str, object] | None:
 
 def without_packing(config: Mapping[str, object]) -> dict[str, object]:
     """`config` for weights that were decoded: nothing in it says that they are packed."""
-    kept = {key: value for key, value in config.items() if key not in _KEYS}
+    return _without_settings(config, _KEYS)
+
+
+def _without_settings(config: Mapping[str, object], keys: Collection[str]) -> dict[str, object]:
+    kept = {key: value for key, value in config.items() if key not in keys}
     for key, value in kept.items():
-        if isinstance(value, dict) and "quantization_config" in value:
-            kept[key] = {k: v for k, v in value.items() if k not in _KEYS}
+        if isinstance(value, dict):
+            kept[key] = _without_settings(value, _KEYS if "quantization_config" in value else ())
     return kept
 
 
 def _stored(config: Mapping[str, object]) -> object:
     """The settings, also those of a language model inside a larger one."""
-    for holder in (config, *(config.get(part) for part in _PARTS)):
-        if isinstance(holder, Mapping):
-            for key in _KEYS:
-                if holder.get(key):
-                    return holder[key]
+    for holder in (config, language_part(config)):
+        for key in _KEYS:
+            if holder.get(key):
+                return holder[key]
     return None
 
 
@@ -402,11 +405,10 @@ def _compressed(settings: Mapping[str, object]) -> str | None:
 
 def natural_dtype(config: Mapping[str, object]) -> str | None:
     """The dtype that the config names for the model's weights."""
-    for holder in (config, *(config.get(part) for part in _PARTS)):
-        if isinstance(holder, Mapping):
-            word = holder.get("dtype") or holder.get("torch_dtype")
-            if isinstance(word, str) and word.removeprefix("torch.") in FLOATS_BY_TORCH:
-                return FLOATS_BY_TORCH[word.removeprefix("torch.")]
+    for holder in (config, language_part(config)):
+        word = holder.get("dtype") or holder.get("torch_dtype")
+        if isinstance(word, str) and word.removeprefix("torch.") in FLOATS_BY_TORCH:
+            return FLOATS_BY_TORCH[word.removeprefix("torch.")]
     return None
 
 

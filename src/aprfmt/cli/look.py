@@ -395,11 +395,11 @@ def architectures(
     apr architectures Qwen3ForCausalLM
     apr architectures gpt_neox --json
     """
-    from aprfmt.arch.table import ARCHITECTURES, lookup, nearest
+    from aprfmt.arch.table import ARCHITECTURES, classes_of, lookup, nearest
 
     if name is None:
         rows = list(ARCHITECTURES.values())
-        cells = [[row.id, row.gguf, ", ".join(row.hf_classes)] for row in rows]
+        cells = [[row.id, row.gguf, ", ".join(classes_of(row))] for row in rows]
         lines = table(["name", "GGUF", "Hugging Face classes"], cells, indent=0)
         out.result({"count": len(rows), "architectures": [_architecture(row) for row in rows]}, lines)
         return
@@ -428,12 +428,14 @@ def architectures(
 
 
 def _architecture(row: Architecture) -> JsonObject:
+    from aprfmt.arch.table import classes_of
+
     return {
         "name": row.id,
         "gguf": row.gguf,
         "hf_class": row.hf_class,
         "model_type": row.model_type,
-        "hf_classes": list(row.hf_classes),
+        "hf_classes": list(classes_of(row)),
         "model_types": list(row.model_types),
     }
 
@@ -461,9 +463,11 @@ def _change(row: TensorRow) -> str:
 
 
 def _architecture_text(row: Architecture) -> list[str]:
+    from aprfmt.arch.table import classes_of
+
     facts = [
         ("GGUF", row.gguf),
-        ("classes", ", ".join(row.hf_classes)),
+        ("classes", ", ".join(classes_of(row))),
         ("model types", ", ".join(row.model_types) or "-"),
     ]
     cells = [

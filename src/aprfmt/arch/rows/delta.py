@@ -13,7 +13,6 @@ from aprfmt.arch.rows.parts import (
     RMS_EPS,
     ROPE,
     ROPE_DIM,
-    TEXT_PREFIXES,
     More,
     block,
     convert,
@@ -164,7 +163,6 @@ def _qwen3_5(
         model_types=(model_type, id),
         tensors=_decoder(*_SEPARATE, *layer),
         keys=(*keys, _SECTIONS),
-        prefixes=TEXT_PREFIXES,
         defaults={"": _DEFAULTS | defaults},
     )
 

@@ -16,7 +16,6 @@ from aprfmt.arch.rows.parts import (
     ROPE,
     ROPE_DIM,
     SILU,
-    TEXT_PREFIXES,
     VOCAB,
     WHOLE_HEADS,
     WINDOW,
@@ -248,7 +247,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(NO_WINDOW,),
         defaults={"": _PHI3_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="starcoder2",

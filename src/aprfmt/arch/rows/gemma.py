@@ -14,7 +14,6 @@ from aprfmt.arch.rows.parts import (
     ROPE,
     ROPE_DIM,
     SILU,
-    TEXT_PREFIXES,
     VOCAB,
     attention,
     block,
@@ -122,7 +121,6 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_gemma(),
         keys=(*DECODER, _NO_BIAS, _CAUSAL),
         defaults={"": _GEMMA_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma2",
@@ -151,7 +149,6 @@ ROWS: tuple[Architecture, ...] = (
                 "sliding_window_pattern": 2,
             }
         },
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma3_text",
@@ -165,7 +162,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),
         nested_rope=True,
         defaults={"": _GEMMA3_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="gemma_embedding",
@@ -223,6 +219,5 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
         keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
         defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},
-        prefixes=TEXT_PREFIXES,
     ),
 )

@@ -14,7 +14,6 @@ from aprfmt.arch.rows.parts import (
     ROPE_DIM,
     SCALES,
     SILU,
-    TEXT_PREFIXES,
     VOCAB,
     More,
     attention,
@@ -176,7 +175,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="lfm2",
         hf_class="Lfm2ForCausalLM",
         model_type="lfm2",
-        hf_classes=("Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"),
+        hf_classes=("Lfm2ForCausalLM",),
         model_types=("lfm2",),
         tensors=_lfm2(*gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))),
         keys=(
@@ -195,7 +194,6 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("block_ffn_dim_multiplier",), "f32"),
             Key("", ("block_multiple_of",)),
         ),
-        prefixes=TEXT_PREFIXES,
         defaults={
             "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
         },

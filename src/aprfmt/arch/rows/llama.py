@@ -15,7 +15,6 @@ from aprfmt.arch.rows.parts import (
     SCALES,
     SILU,
     SLIDING_LAYERS,
-    TEXT_PREFIXES,
     VOCAB,
     WINDOW,
     attention,
@@ -89,7 +88,6 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_BIASED,
         keys=(*_LLAMA, SILU, *_BIASES),
         defaults={"": _LLAMA_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="ministral",
@@ -113,7 +111,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*_LLAMA, SILU, WINDOW),
         differs=(NO_WINDOW,),
         defaults={"": _MISTRAL_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="ministral3",
@@ -131,7 +128,6 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(NO_WINDOW,),
         defaults={"": _MINISTRAL3_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="arcee",
@@ -174,7 +170,6 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_BIASED,
         keys=(*_LLAMA, *SCALES, SILU, *_BIASES),
         defaults={"": _GRANITE_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="olmo",

@@ -8,7 +8,6 @@ from aprfmt.arch.rows.parts import (
     RMS_EPS,
     ROPE,
     SILU,
-    TEXT_PREFIXES,
     VOCAB,
     gated_mlp,
     hf_names,
@@ -144,7 +143,6 @@ ROWS: tuple[Architecture, ...] = (
         gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
         **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),
-        prefixes=TEXT_PREFIXES,
         rope_type=0,
         tensors=_decoder((selection_bias(),), draft_layer()),
         keys=_keys(

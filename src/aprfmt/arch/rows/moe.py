@@ -7,7 +7,6 @@ from aprfmt.arch.rows.parts import (
     NO_WINDOW,
     ROPE_DIM,
     SCALES,
-    TEXT_PREFIXES,
     VOCAB,
     WHOLE_HEADS,
     WINDOW,
@@ -115,7 +114,6 @@ ROWS: tuple[Architecture, ...] = (
         gguf="llama",
         when="expert_count",
         **hf_names("Mixtral", "mixtral"),
-        prefixes=TEXT_PREFIXES,
         rope_type=0,
         tensors=moe_decoder(*attention(permuted=True), *_mixtral_experts()),
         keys=moe_keys(VOCAB, ROPE_DIM, WINDOW, count="num_local_experts"),
@@ -150,7 +148,6 @@ ROWS: tuple[Architecture, ...] = (
         id="qwen3_moe",
         gguf="qwen3moe",
         **hf_names("Qwen3Moe", "qwen3_moe"),
-        prefixes=TEXT_PREFIXES,
         tensors=moe_decoder(
             *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
             *router_and_experts("moe"),

@@ -287,11 +287,3 @@ NO_SCALES = {
 }  # fmt: skip
 SILU = must_be("hidden_act", "silu")
 """The activation of most gated MLPs."""
-
-TEXT_PREFIXES: tuple[tuple[str, str], ...] = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-    ("model.text_model.", "model."),
-)
-"""How multimodal checkpoints begin the names of their language model."""

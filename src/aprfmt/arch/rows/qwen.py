@@ -9,7 +9,6 @@ from aprfmt.arch.rows.parts import (
     PAD,
     SILU,
     SLIDING_LAYERS,
-    TEXT_PREFIXES,
     VOCAB,
     WHOLE_HEADS,
     WINDOW,
@@ -102,7 +101,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         differs=(NO_WINDOW,),
         defaults={"": _QWEN2_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="qwen3",
@@ -113,7 +111,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, WINDOW, SLIDING_LAYERS, SILU, must_be("attention_bias", False)),
         differs=(NO_WINDOW,),
         defaults={"": _QWEN3_DEFAULTS},
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="seed_oss",

@@ -7,7 +7,7 @@ Hugging Face folder of the language model alone is one of these.
 from __future__ import annotations
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key
-from aprfmt.arch.rows.parts import DECODER, SILU, TEXT_PREFIXES, attention, decoder, must_be
+from aprfmt.arch.rows.parts import DECODER, SILU, attention, decoder, must_be
 
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key("n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), via="number_of")
@@ -39,7 +39,6 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, SILU, must_be("use_sliding_window", False)),
         defaults={"": _QWEN2_VL_DEFAULTS},
         config=_language("Qwen2"),
-        prefixes=TEXT_PREFIXES,
     ),
     Architecture(
         id="qwen3_vl",
@@ -54,6 +53,5 @@ ROWS: tuple[Architecture, ...] = (
         keys=(*DECODER, _DEEPSTACK, SILU, must_be("use_sliding_window", False), must_be("attention_bias", False)),
         defaults={"": _DEFAULTS | {"head_dim": 128, "max_position_embeddings": 128000, "rope_theta": 5e5}},
         config=_language("Qwen3"),
-        prefixes=TEXT_PREFIXES,
     ),
 )

@@ -1,0 +1,24 @@
+"""Wrappers: networks that hold a language model of the table beside towers, projectors and codecs. Data only.
+
+Where the config.json of a network has a part for the language model (arch.converter.language_part), that part decides
+the row, whether the whole is listed here or not. What is listed is known by name, and says what its part does not.
+"""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import Wrapper
+
+BEGINNINGS = ("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.")
+"""How wrappers begin the names of their language model."""
+
+WRAPPERS: tuple[Wrapper, ...] = (
+    Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
+    Wrapper("AudioFlamingo3ForConditionalGeneration", "audioflamingo3", "qwen2"),
+    Wrapper("LlavaForConditionalGeneration", "llava", "llama"),
+    Wrapper("VoxtralForConditionalGeneration", "voxtral", "llama"),
+    Wrapper("JanusForConditionalGeneration", "janus", "llama"),
+    Wrapper("UltravoxModel", "ultravox", "llama"),
+    Wrapper("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama", beside=("norm.",)),
+    Wrapper("StepVLForConditionalGeneration", "step_robotics", "qwen3"),
+    Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
+)
