@@ -20,7 +20,19 @@ CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / 
 BUILD_VERSION = 1
 """To be raised when `build` makes other models of the same cases: what is kept of the converter is then stale."""
 
-CASE_FILES = ("llama", "qwen", "gemma", "dense", "moe", "gpt", "bert", "ssm", "remote")
+CASE_FILES = (
+    "llama",
+    "qwen",
+    "gemma",
+    "dense",
+    "moe",
+    "gpt",
+    "bert",
+    "ssm",
+    "remote",
+    "remote_diffusion",
+    "remote_encoder",
+)
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
     "smollm2": Path("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),

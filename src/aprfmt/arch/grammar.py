@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*)"
 _SIZE = rf"{_ATOM}(?:[-+*/]{_ATOM})*"
@@ -245,6 +245,6 @@ def is_gguf_of(arch: Architecture, kv: Mapping[str, object], tensor_names: Colle
     def look_up(word: str) -> object:
         if word == "tensors":
             return {_LAYER.sub("", name, count=1) for name in tensor_names or ()}
-        return kv.get(word if word.startswith(("general.", "tokenizer.")) else f"{arch.gguf}.{word}")
+        return kv.get(word if word.startswith(WHOLE_KEYS) else f"{arch.gguf}.{word}")
 
     return holds(arch.when, look_up)

@@ -31,7 +31,7 @@ from aprfmt.arch.fields import (
     typed_key,
 )
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, Key
+from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS, head_dim_is_named
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
@@ -373,8 +373,8 @@ def _gguf_value(scope: Scope, flags: Mapping[str, bool]) -> object:
 
 
 def full_key(row: Architecture, suffix: str) -> str:
-    """A GGUF key in full: behind the architecture's name, but for those of the tokenizer and of the file."""
-    return suffix if suffix.startswith(("tokenizer.", "general.")) else f"{row.gguf}.{suffix}"
+    """A GGUF key in full: behind the architecture's name, but for those that no family has for itself."""
+    return suffix if suffix.startswith(WHOLE_KEYS) else f"{row.gguf}.{suffix}"
 
 
 def _flags_of(row: Architecture, names: Collection[str]) -> dict[str, bool]:

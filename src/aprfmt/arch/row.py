@@ -9,6 +9,9 @@ REQUIRED = "required"
 OPTIONAL = "optional"
 HEAD = "head"
 
+WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.")
+"""Beginnings of GGUF keys that stand without the architecture's prefix."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorRow:

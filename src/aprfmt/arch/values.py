@@ -185,6 +185,7 @@ def over_hidden(width: int | None, scope: Scope) -> object:
 WINDOW = Converter(window_to, _window_from)
 LAYER_TYPES = Converter(layer_types_to, layer_types_from, layer_types_fill)
 YARN_LOG = yarn_log(1.0)
+POOLING = words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4})
 
 
 # --- Llama and its relatives ---
@@ -739,7 +740,8 @@ CONVERTERS: dict[str, Converter] = {
     "window": WINDOW,
     "layer_types": LAYER_TYPES,
     "gating": words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}),
-    "pooling": words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}),
+    "pooling": POOLING,
+    "pooling_avg": replace(POOLING, settle=lambda value, scope: "mean" if value == "avg" else DEFAULT),
     "yarn_log": YARN_LOG,
     "yarn_log_tenth": yarn_log(0.1),
     "four_hidden": Converter(fill=lambda scope: times_hidden(4, scope)),

@@ -441,7 +441,9 @@ def _architecture(row: Architecture) -> JsonObject:
 
 
 def _key_mapping(key: Key, prefix: str) -> JsonObject:
-    whole = not key.gguf or key.gguf.startswith(("general.", "tokenizer."))
+    from aprfmt.arch.row import WHOLE_KEYS
+
+    whole = not key.gguf or key.gguf.startswith(WHOLE_KEYS)
     name = key.gguf if whole else f"{prefix}.{key.gguf}"
     return {"gguf": name, "hf": list(key.hf), "type": key.kind, "constant": plain(key.constant)}
 

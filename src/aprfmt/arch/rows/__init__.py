@@ -7,6 +7,7 @@ from aprfmt.arch.rows import (
     bert,
     delta,
     dense,
+    diffusion,
     encoder,
     gemma,
     gpt,
@@ -39,6 +40,7 @@ _FILES = (
     nemotron_h,
     vision,
     remote,
+    diffusion,
 )
 
 ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)

@@ -208,8 +208,8 @@ _EUROBERT = Architecture(
     gguf="eurobert",
     hf_class="EuroBertModel",
     model_type="eurobert",
-    hf_classes=classes("EuroBert", *HEADS[:3]),
-    bare_classes=classes("EuroBert", *HEADS[:3]),
+    hf_classes=(*classes("EuroBert", *HEADS[:3]), "JinaEmbeddingsV5Model"),
+    bare_classes=(*classes("EuroBert", *HEADS[:3]), "JinaEmbeddingsV5Model"),
     model_types=("eurobert",),
     tensors=(
         embedding("embed_tokens"),

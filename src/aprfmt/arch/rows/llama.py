@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.rows.parts import (
     DECODER,
@@ -28,6 +30,7 @@ from aprfmt.arch.rows.parts import (
     must_be,
     plain_mlp,
 )
+from aprfmt.arch.rows.parts_encoder import ENCODER
 
 _LLAMA = (*DECODER, VOCAB, ROPE_DIM)
 _BIASES = (flag("attention_bias"), flag("mlp_bias"))
@@ -88,6 +91,20 @@ ROWS: tuple[Architecture, ...] = (
         tensors=_BIASED,
         keys=(*_LLAMA, SILU, *_BIASES),
         defaults={"": _LLAMA_DEFAULTS},
+    ),
+    Architecture(
+        id="llama_bidirec",
+        gguf="llama-embed",
+        hf_class="LlamaBidirectionalModel",
+        model_type="llama_bidirec",
+        hf_classes=("LlamaBidirectionalModel",),
+        bare_classes=("LlamaBidirectionalModel",),
+        model_types=("llama_bidirec",),
+        rope_type=0,
+        gguf_only=_FACTORS,
+        tensors=_BIASED,
+        keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], via="pooling_avg"), SILU, *_BIASES),
+        defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
     Architecture(
         id="ministral",
