@@ -64,4 +64,9 @@ CASES: tuple[ArchCase, ...] = (
         "no_bias": ({"use_bias": False}, "its loader wants every bias"),
         "window": ({"sliding_window": 8}, _NO_WINDOW),
     }),
+    *family("jais2", "Jais2", MHA, {
+        "gqa": {"num_key_value_heads": 2}, "tied": TIED, "head_dim": {"head_dim": 24}, "linear": _rope(**_LINEAR),
+        "yarn": _rope(**_YARN),
+        "no_bias": ({"attention_bias": False, "mlp_bias": False}, "its loader wants every bias"),
+    }),
 )  # fmt: skip

@@ -29,6 +29,7 @@ CASE_FILES = (
     "gpt",
     "bert",
     "ssm",
+    "mla",
     "remote",
     "remote_diffusion",
     "remote_encoder",

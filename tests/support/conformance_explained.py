@@ -106,6 +106,18 @@ EXPLAINED: tuple[Explained, ...] = (
         "the converter leaves out the base frequency, and so is right only where it is 10000",
     ),
     Explained(
+        "minicpm3*",
+        "minicpm3.rope.freq_base",
+        "the converter leaves out the base frequency, and so is right only where it is 10000",
+    ),
+    Explained("minicpm3/linear", "minicpm3.rope.scaling.*", "the converter leaves out the scaling"),
+    Explained("minicpm3/longrope*", "minicpm3.rope.scaling.*", "says longrope; the converter leaves it to the tensors"),
+    Explained(
+        "minicpm3/v_head_dim",
+        "minicpm3.attention.value_length",
+        "the converter leaves it out, and so is right only where it is hidden_size over num_attention_heads",
+    ),
+    Explained(
         "deepseek_v3*",
         "deepseek2.expert_gating_func",
         "sigmoid, always; the converter writes it where the config names it, and llama.cpp takes softmax else",

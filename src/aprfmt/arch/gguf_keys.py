@@ -29,6 +29,9 @@ _FIELD_OF = {
 }  # fmt: skip
 _HAS_DEFAULT = frozenset(("vocab", "kv_heads", "kv", "head_dim", "positions", "layers", "moe_num_shared_experts"))
 
+# Converters that write a key only where llama.cpp's default is not the network's.
+_SELDOM = ("odd_value_length",)
+
 # Needed where a tensor of one of these names is there, whatever its sizes are written with.
 _BY_TENSOR = {
     "attention.head_count": ("attn_q.weight", "attn_qkv.weight"),
@@ -135,7 +138,8 @@ def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
         words |= size_words(tensor.count)
     for word in words - _HAS_DEFAULT:
         field = _FIELD_OF.get(word)
-        named = [key for key in row.keys if key.gguf and (key.field == field if field else word in key.hf)]
+        keys = (key for key in row.keys if key.gguf and key.via not in _SELDOM)
+        named = [key for key in keys if (key.field == field if field else word in key.hf)]
         if not named and word == "moe_ffn":
             named = [key for key in row.keys if key.gguf and key.field == "intermediate_size"]
         if any("_exps." in name for name in tensor.gguf):  # an expert has a width of its own

@@ -14,6 +14,7 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufK
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
+from aprfmt.arch.values_remote import REMOTE
 from aprfmt.errors import CorruptError, RefusedError
 
 
@@ -839,5 +840,6 @@ CONVERTERS: dict[str, Converter] = {
     "depth_scale": Converter(_depth_scale_to, _depth_scale_from),
     "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
+    **REMOTE,
 }
 """What a Key's `via` names."""

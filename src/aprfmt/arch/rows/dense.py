@@ -97,6 +97,11 @@ _STARCODER2_DEFAULTS = {
     "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
 }  # fmt: skip
 
+_JAIS2_DEFAULTS = {
+    "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 150024,
+}  # fmt: skip
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -268,5 +273,28 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(NO_WINDOW,),
         defaults={"": _STARCODER2_DEFAULTS},
+    ),
+    Architecture(
+        id="jais2",
+        gguf="jais2",
+        **hf_names("Jais2", "jais2"),
+        gguf_only=(),
+        tensors=decoder(
+            *attention("attention_bias", "attention_bias"),
+            mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
+            norm_bias=REQUIRED,
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            LAYER_EPS,
+            HEAD_DIM,
+            ROPE_DIM,
+            must_be("hidden_act", "relu2"),
+            must_be("attention_bias", True),
+            must_be("mlp_bias", True),
+        ),
+        defaults={"": _JAIS2_DEFAULTS},
     ),
 )
