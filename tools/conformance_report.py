@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arch_cases_multimodal import CASES as MULTIMODAL_CASES
 from arch_models import ArchCase
 from conformance_steps import OURS, PEER, Step, Steps
 
@@ -106,16 +105,11 @@ def _error(step: Step | None) -> str:
     return "-" if step is None or step.error is None else f"{step.error:.0e}" + ("" if step.ok else "!")
 
 
-def multimodal_rows() -> set[str]:
-    """Rows that tests/formats/hf/test_multimodal.py tests, as the language models of larger networks."""
-    return {case.row for case in MULTIMODAL_CASES}
-
-
 def without_case(cases: Sequence[ArchCase]) -> list[str]:
     """Rows of the architecture table that no base case tests."""
     from aprfmt.arch.table import ARCHITECTURES
 
-    tested = {case.row for case in cases if case.base} | multimodal_rows()
+    tested = {case.row for case in cases if case.base}
     return [row for row in ARCHITECTURES if row not in tested]
 
 
@@ -194,8 +188,6 @@ def _docs_row(name: str, row: Any, results: Sequence[Result]) -> str:
         ticks = ["✓" if tick else "–" for tick in held]
     classes = ", ".join(f"`{name}`" for name in classes_of(row))
     good = sum(r.ok for r in results)
-    if not results and name in multimodal_rows():
-        return f"| {name} | {classes} | `{row.gguf}` | ✓ | ✓ | – | – | tests/formats/hf/test_multimodal.py |"
     return f"| {name} | {classes} | `{row.gguf}` | {' | '.join(ticks)} | {good} of {len(results)} |"
 
 

@@ -1,13 +1,14 @@
-"""Tiny multimodal models, of which the language model is taken. The row of a case is that of the language model."""
+"""Wrappers that transformers has: tiny models that also see or hear, of which the row is that of the language model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from arch_models import ArchCase
+from arch_models import VOCAB, ArchCase
 
-VOCAB = 320
-_TEXT: dict[str, Any] = {
+Config = dict[str, Any]
+
+_TEXT: Config = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -20,7 +21,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-DELTA: dict[str, Any] = {
+DELTA: Config = {
     "head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 2,
@@ -28,13 +29,13 @@ DELTA: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-_EXPERTS: dict[str, Any] = {
+_EXPERTS: Config = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 40,
 }
-_SEES: dict[str, Any] = {
+_SEES: Config = {
     "depth": 1,
     "hidden_size": 32,
     "num_heads": 2,
@@ -43,7 +44,7 @@ _SEES: dict[str, Any] = {
     "patch_size": 4,
 }
 _GRID = {"num_position_embeddings": 16}
-_TOWER: dict[str, Any] = {
+_TOWER: Config = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 1,
@@ -53,16 +54,16 @@ _TOWER: dict[str, Any] = {
 }
 
 
-def _case(name: str, row: str, text: dict[str, Any], vision: dict[str, Any], **whole: Any) -> ArchCase:
-    whole = {"image_token_id": 300, "pad_token_id": 0} | whole
-    return ArchCase(
-        name.lower(),
-        row,
-        f"{name}Config",
-        f"{name}ForConditionalGeneration",
-        {"text_config": _TEXT | text, "vision_config": vision, **whole},
-        tokenizer="bytes",
-    )
+def whole(case_id: str, name: str, config: Config, *, end: str = "ForConditionalGeneration", **fields: Any) -> ArchCase:
+    """A case of a wrapper, its row before the slash of its id; `name` is how transformers begins its classes."""
+    row = case_id.partition("/")[0]
+    return ArchCase(case_id, row, f"{name}Config", name + end, config, wrapped=True, **fields)
+
+
+def _sees(case_id: str, name: str, text: Config, vision: Config, **more: Any) -> ArchCase:
+    """One that has a `text_config` and a `vision_config`."""
+    ids = {"image_token_id": 5, "pad_token_id": 0}
+    return whole(case_id, name, {"text_config": _TEXT | text, "vision_config": vision, **ids, **more})
 
 
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
@@ -71,48 +72,50 @@ _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
 _TIED = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
-    _case("Qwen3_5", "qwen3_5_text", DELTA, _SEES | _GRID),
-    _case("Qwen3_5Moe", "qwen3_5_moe_text", DELTA | _EXPERTS, _SEES | _GRID),
-    _case(
-        "Qwen2VL",
+    _sees("qwen3_5_text/whole", "Qwen3_5", DELTA, _SEES | _GRID),
+    _sees("qwen3_5_moe_text/whole", "Qwen3_5Moe", DELTA | _EXPERTS, _SEES | _GRID),
+    _sees(
         "qwen2_vl",
+        "Qwen2VL",
         {"rope_parameters": _MROPE},
         {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4},
     ),
-    _case("Qwen2_5_VL", "qwen2_vl", {"rope_parameters": _MROPE}, {**_SEES, "fullatt_block_indexes": [0]}, **_TIED),
-    _case(
-        "Qwen3VL",
+    _sees(
+        "qwen2_vl/qwen2_5", "Qwen2_5_VL", {"rope_parameters": _MROPE}, {**_SEES, "fullatt_block_indexes": [0]}, **_TIED
+    ),
+    _sees(
         "qwen3_vl",
+        "Qwen3VL",
         {"head_dim": 16, "rope_parameters": _MROPE},
         {**_SEES, **_GRID, "deepstack_visual_indexes": [0]},
     ),
-    _case(
+    _sees(
+        "gemma3_text/whole",
         "Gemma3",
-        "gemma3_text",
         {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
         _SIGLIP,
         mm_tokens_per_image=4,
     ),
-    _case(
+    _sees(
+        "mistral3",
         "Mistral3",
-        "mistral",
         {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
         {"model_type": "pixtral", **_TOWER},
     ),
-    _case("Llava", "llama", {"model_type": "llama"}, _CLIP),
-    _case("LlavaNext", "llama", {"model_type": "llama"}, _CLIP),
-    _case("LlavaOnevision", "qwen2", {"model_type": "qwen2"}, _SIGLIP),
-    _case(
+    _sees("llama/llava", "Llava", {"model_type": "llama"}, _CLIP),
+    _sees("llama/llava_next", "LlavaNext", {"model_type": "llama"}, _CLIP),
+    _sees("qwen2/llava_onevision", "LlavaOnevision", {"model_type": "qwen2"}, _SIGLIP),
+    _sees(
+        "qwen2/internvl",
         "InternVL",
-        "qwen2",
         {"model_type": "qwen2"},
         {"model_type": "internvl_vision", **_TOWER, "image_size": [16, 16], "patch_size": [8, 8]},
     ),
-    _case("Idefics3", "llama", {"model_type": "llama"}, _TOWER),
-    _case("SmolVLM", "llama", {"model_type": "llama"}, _TOWER),
-    _case(
+    _sees("llama/idefics3", "Idefics3", {"model_type": "llama"}, _TOWER),
+    _sees("llama/smolvlm", "SmolVLM", {"model_type": "llama"}, _TOWER),
+    _sees(
+        "lfm2/vl",
         "Lfm2Vl",
-        "lfm2",
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
         {"model_type": "siglip2_vision_model", **_TOWER},
     ),

@@ -33,6 +33,7 @@ CASE_FILES = (
     "remote",
     "remote_diffusion",
     "remote_encoder",
+    "multimodal",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
@@ -76,6 +77,9 @@ class ArchCase:
         kind: "causal" compares logits, "encoder" the last hidden states.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
+        wrapped: whether the row's network is the language model inside this one.
+        begins: of a `wrapped` case that transformers does not have: beginnings of the row's names -> the checkpoint's.
+        beside: of such a case: the tensors that are none of the language model, and their shapes.
     """
 
     id: str
@@ -88,6 +92,9 @@ class ArchCase:
     kind: str = "causal"
     model_options: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+    wrapped: bool = False
+    begins: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def base(self) -> bool:
@@ -170,23 +177,26 @@ def write_checkpoint(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path
         shutil.copy(path, folder / path.name)
     torch.manual_seed(seed)
     tensors = {}
-    for name, shape in row_tensors(config):
+    for name, shape in (*row_tensors(config), *case.beside.items()):
         tensor = torch.empty(shape)
         _fill(name, tensor)
-        tensors[name] = tensor.to(getattr(torch, case.dtype))
+        begin = "" if name in case.beside else next((b for b in case.begins if name.startswith(b)), "")
+        tensors[case.begins.get(begin, "") + name.removeprefix(begin)] = tensor.to(getattr(torch, case.dtype))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def plain_config(case: ArchCase, vocab_size: int) -> dict[str, Any]:
     """The config.json of a case that transformers does not have."""
+    config = {"architectures": [case.model_class], "torch_dtype": case.dtype, **case.config}
+    return _filled_in(config, vocab_size)
 
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(part) for key, part in value.items()}
-        return vocab_size if value == VOCAB else value
 
-    filled_in: dict[str, Any] = filled({"architectures": [case.model_class], "torch_dtype": case.dtype, **case.config})
-    return filled_in
+def _filled_in(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """`config` with the size of the vocabulary where it says VOCAB."""
+    return {
+        key: _filled_in(value, vocab_size) if isinstance(value, dict) else vocab_size if value == VOCAB else value
+        for key, value in config.items()
+    }
 
 
 def row_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -260,10 +270,15 @@ def _clear_winners(model: Any, ids: Sequence[int]) -> bool:
 
 
 def make_config(case: ArchCase, vocab_size: int) -> Any:
-    """The transformers config: DIMS as far as the class knows the key, then what the case says."""
+    """The transformers config: DIMS as far as the class knows the key, then what the case says.
+
+    A wrapper's own keys are not those of its language model, so that such a case says all of them.
+    """
     import transformers
 
     config_class = getattr(transformers, case.config_class)
+    if case.wrapped:
+        return config_class(**_filled_in(case.config, vocab_size))
     known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
     dims = {key: value for key, value in {**DIMS, "vocab_size": vocab_size}.items() if key in known}
     return config_class(**{**dims, **case.config})
@@ -316,15 +331,17 @@ def token_ids(folder: Path, length: int = 24) -> list[int]:
     return ids[:length]
 
 
-def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal") -> Any:
+def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", model_class: str = "") -> Any:
     """What the *saved* model computes in float32: (tokens, vocabulary) logits, or (tokens, hidden) of an encoder.
 
-    Raises ValueError when the folder lacks a tensor or has one that the model does not know.
+    `model_class` is for networks that are no causal models for transformers. Raises ValueError when the folder lacks a
+    tensor or has one that the model does not know.
     """
     import torch
 
     transformers = quiet_transformers()
-    auto = transformers.AutoModel if kind == "encoder" else transformers.AutoModelForCausalLM
+    usual = "AutoModel" if kind == "encoder" else "AutoModelForCausalLM"
+    auto = getattr(transformers, model_class or usual)
     model, info = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )

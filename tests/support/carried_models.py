@@ -61,8 +61,8 @@ def _build(case: ArchCase, folder: Path) -> None:
 def _multimodal(case_id: str, folder: Path) -> None:
     case = next(case for case in arch_cases_multimodal.CASES if case.id == case_id)
     # llama.cpp's converter counts the modules of Qwen2-VL's projector as layers.
-    vision = {**case.config["vision_config"], **({"depth": 3} if case_id == "qwen2vl" else {})}
-    _build(replace(case, config={**case.config, "vision_config": vision}), folder)
+    vision = {**case.config["vision_config"], **({"depth": 3} if case_id == "qwen2_vl" else {})}
+    _build(replace(case, config={**case.config, "vision_config": vision}, tokenizer=BYTES), folder)
     path = folder / "model.safetensors"
     named = {_PUBLISHED.sub(r"\1vision_model.", name): array for name, array in read_arrays(path).items()}
     write_arrays(path, named)
@@ -208,9 +208,9 @@ _MOE = arch_cases_moe.CASES
 _NO_DRAFTS: Mapping[str, Any] = {"num_nextn_predict_layers": 0, "num_hidden_layers": 3}
 
 FOLDERS: dict[str, Write] = {
-    "llava": partial(_multimodal, "llava"),
-    "qwen2_vl": partial(_multimodal, "qwen2vl"),
-    "gemma3_vision": partial(_multimodal, "gemma3"),
+    "llava": partial(_multimodal, "llama/llava"),
+    "qwen2_vl": partial(_multimodal, "qwen2_vl"),
+    "gemma3_vision": partial(_multimodal, "gemma3_text/whole"),
     "glm4_moe_mtp": partial(_with_draft_layer, _case("glm4_moe", _MOE, attention_bias=True, **_NO_DRAFTS)),
     "glm4_moe_lite_mtp": partial(_with_draft_layer, _case("deepseek_v3/glm4_lite", _MOE, **_NO_DRAFTS)),
     "deepseek_v3_mtp": partial(_with_draft_layer, _case("deepseek_v3", _MOE, **_NO_DRAFTS)),

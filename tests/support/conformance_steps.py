@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,10 @@ from arch_models import (
 from conformance_explained import explain
 from converter_peer import ConverterError, ConverterPeer
 from llama_peer import LlamaError, LlamaPeer
+
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.names import canonical_name
+from aprfmt.arch.table import ARCHITECTURES
 
 LLAMA_TOLERANCE = 5e-3
 HF_TOLERANCE = 1e-6
@@ -113,14 +117,14 @@ class _Run:
             return
         build(self.case, self.source, tokenizers, self.seed)
         self.ids = token_ids(self.source)
-        self.wanted = transformers_logits(self.source, self.ids, self.case.kind)
+        self.wanted = self._logits(self.source)
 
     # ours
 
     def ours(self) -> None:
         if not self.step("apr", self._import):
             return
-        self.step("direct", lambda: self._same_model(self._to_hf(self.apr, "direct")))
+        self.step("direct", lambda: self._same_folder(self._to_hf(self.apr, "direct")))
         gguf = self._ours("f32")
         if self.step("gguf", lambda: self._export("f32")):
             self._in_llama("", gguf)
@@ -134,10 +138,13 @@ class _Run:
 
         aprfmt.import_model(self.source, self.apr)
 
-    def _export(self, out_type: str) -> None:
+    def _export(self, out_type: str) -> Step:
         import aprfmt
 
-        aprfmt.export_model(self.apr, self._ours(out_type), dtype=out_type)
+        report = aprfmt.export_model(self.apr, self._ours(out_type), dtype=out_type)
+        left = [loss for loss in report.losses if "stays behind" in loss or "stay behind" in loss]
+        said, wanted = sum(int(loss.split()[0]) for loss in left), len(self._beside())
+        return Step(said == wanted, reason="" if said == wanted else f"says that {said} tensors stay, not {wanted}")
 
     def _in_llama(self, prefix: str, gguf: Path) -> None:
         """The steps loads, logits and top1."""
@@ -176,7 +183,7 @@ class _Run:
         except Exception as failure:
             self.steps["back_bits"] = Step(False, reason=self.said(failure))
             return
-        self.step("back_bits", lambda: same_tensors(folder, self.source))
+        self.step("back_bits", lambda: self._same_network_tensors(folder))
         self.step("back_logits", lambda: self._same_network(folder))
 
     def _gguf_to_hf(self, gguf: Path, name: str) -> Path:
@@ -193,15 +200,42 @@ class _Run:
         from aprfmt.arch.hparams import from_hf_config
 
         ours, wanted = (from_hf_config(json.loads((f / "config.json").read_text())) for f in (folder, self.source))
+        if self.case.wrapped:
+            ours, wanted = unwrapped(ours), unwrapped(wanted)
         return Step(ours == wanted, reason="" if ours == wanted else f"{ours} instead of {wanted}")
 
     def _same_logits(self, folder: Path) -> Step:
-        error = relative_error(transformers_logits(folder, self.ids, self.case.kind), self.wanted)
+        error = relative_error(self._logits(folder), self.wanted)
         return Step(error <= HF_TOLERANCE, error)
 
-    def _same_model(self, folder: Path) -> Step:
+    def _logits(self, folder: Path) -> Any:
+        """What transformers computes with the folder, which may hold a wrapper or its language model alone."""
+        saved = json.loads((folder / "config.json").read_text())["architectures"] == [self.case.model_class]
+        model_class = self.case.model_class if self.case.wrapped and saved else ""
+        return transformers_logits(folder, self.ids, self.case.kind, model_class)
+
+    def _same_folder(self, folder: Path) -> Step:
         step = same_tensors(folder, self.source)
+        if step.ok and self.case.wrapped:
+            other = [p.name for p in self.source.iterdir() if p.read_bytes() != (folder / p.name).read_bytes()]
+            return Step(not other, reason=f"other files: {', '.join(other)}" if other else "")
         return self._same_network(folder) if step.ok else step
+
+    def _same_network_tensors(self, folder: Path) -> Step:
+        """Whether a folder holds the source's tensors; of a wrapper, those of its language model by the row's names."""
+        if not self.case.wrapped:
+            return same_tensors(folder, self.source)
+        row, wanted = ARCHITECTURES[self.case.row], _folder_tensors(self.source)
+        named = {canonical_name(row, name): tensor for name, tensor in wanted.items() if name not in self._beside()}
+        found = _differences(_folder_tensors(folder), {str(name): tensor for name, tensor in named.items()}, "source")
+        return Step(not found, reason=_listed(found))
+
+    def _beside(self) -> set[str]:
+        """Tensors of a wrapper's folder that are none of its language model."""
+        if not self.case.wrapped or not self.case.computable:
+            return set(self.case.beside)
+        row = ARCHITECTURES[self.case.row]
+        return {name for name in _folder_tensors(self.source) if canonical_name(row, name) is None}
 
     # the converter's
 
@@ -273,7 +307,13 @@ class _Run:
         folder = self.folder / "peer-back"
         folder.mkdir()
         aprfmt.convert_model(gguf, folder / "model.safetensors")
-        return same_tensors(folder, self.source)
+        return self._same_network_tensors(folder)
+
+
+def unwrapped(h: Hyperparams) -> Hyperparams:
+    """`h` without what tells a wrapper from its language model alone."""
+    extra = {key: value for key, value in h.extra.items() if key != "text_of"}
+    return replace(h, hf_architecture=None, hf_model_type=None, extra=extra)
 
 
 def _is_sane(values: Any) -> bool:

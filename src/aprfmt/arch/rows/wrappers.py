@@ -14,6 +14,7 @@ BEGINNINGS = ("language_model.", "model.language_model.", "model.text_model.", "
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),
     Wrapper("AudioFlamingo3ForConditionalGeneration", "audioflamingo3", "qwen2"),
+    Wrapper("Mistral3ForConditionalGeneration", "mistral3", "mistral3", {"mistral": "mistral3"}),
     Wrapper("LlavaForConditionalGeneration", "llava", "llama"),
     Wrapper("VoxtralForConditionalGeneration", "voxtral", "llama"),
     Wrapper("JanusForConditionalGeneration", "janus", "llama"),
