@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -24,19 +25,22 @@ from aprfmt.canonical.rowmap import keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import Piece
-from aprfmt.errors import RefusedError, UnmappedError, UsageError
-from aprfmt.formats import hf_files
+from aprfmt.errors import AprError, RefusedError, UnmappedError, UsageError
+from aprfmt.formats import hf_files, hfdir, safetensors
 from aprfmt.formats.apr_metadata import FILES_PREFIX
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
+from aprfmt.formats.safetensors import SafetensorsNative
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance import provenance
-from aprfmt.text import plural
+from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import apr as tokenizer_apr
 from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,7 +132,7 @@ def canonical(
     # An .apr keeps the names it was imported with, and without tensors there is nothing to name.
     elif row is None and not (allow_unmapped or model.convention == "apr" or not model.tensors):
         raise _unknown_architecture(model)
-    hparams = deepcopy(model.hparams)
+    hparams = hparams_as(model, row)
     warnings = list(model.warnings)
     if row is not None:
         hparams.architecture = row.id
@@ -220,6 +224,20 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
 
 
+def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
+    """A copy of the model's hyper-parameters; those of a checkpoint read as the `row`, whatever its config names."""
+    told = deepcopy(model.hparams)
+    if row is None or model.convention != "hf" or told.architecture == row.id:
+        return told
+    folder, single = model.native_as(HfNative), model.native_as(SafetensorsNative)
+    config = hfdir.config_of(folder) if folder else safetensors.config_of(single) if single else None
+    if config is None:
+        return told
+    found = hp.from_hf_config(config, row)
+    found.extra |= {key: told.extra[key] for key in (hf_files.POOLING_KEY,) if key in told.extra}
+    return found
+
+
 def _part(model: Model, row: Architecture | None) -> str:
     """What the source holds, where that is no network: its tensors keep their names, whatever they are."""
     if is_adapter(model.tensors):
@@ -239,11 +257,41 @@ def _unknown_architecture(model: Model) -> UnmappedError:
             path=model.path,
             hint="name it with --arch; apr architectures lists the names",
         )
+    fitting = [row.id for row in fitting_rows(model)]
+    if fitting:
+        others = f" (and of {first_few(fitting[1:])})" if fitting[1:] else ""
+        hint = f"its tensors have the names and shapes of {fitting[0]}{others}: --arch {fitting[0]} takes it for that"
+    else:
+        hint = _nearest(word)
     return UnmappedError(
         f"architecture {word!r} has no row in the architecture table",
         path=model.path,
-        hint=f"{_nearest(word)}; --allow-unmapped keeps the tensors under their own names",
+        hint=f"{hint}; --allow-unmapped keeps the tensors under their own names",
     )
+
+
+def fitting_rows(model: Model) -> list[Architecture]:
+    """The rows whose networks have just the tensors of a checkpoint, by its config.json; [] where none has.
+
+    The rows of the class whose name looks most like the model's come first.
+    """
+    if model.convention != "hf" or not model.tensors:
+        return []
+    samples = list({_NUMBER.sub("0", name): name for name in model.tensors}.values())
+    near = nearest(model.hparams.hf_architecture or "")
+    first = lookup(near) if near else None
+    found = []
+    for row in sorted(ARCHITECTURES.values(), key=lambda row: row is not first):
+        if row.hf_when or not all(names.canonical_name(row, name) or names.ignorable(row, name) for name in samples):
+            continue
+        try:
+            c = canonical(model, arch=row.id)
+            _check_network(c, row)
+        except AprError:
+            continue
+        if not c.outside:
+            found.append(row)
+    return found
 
 
 def _nearest(word: str) -> str:
@@ -340,9 +388,11 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
 # --- checks ---
 
 
-def require_config(model: Model, allow_no_config: bool) -> None:
+def require_config(model: Model, allow_no_config: bool, arch: str | None = None) -> None:
     """Refuses weights without a config.json, unless the user says that they go without."""
     if allow_no_config or model.convention != "hf" or model.hparams.hidden_size is not None:
+        return
+    if hparams_as(model, find_row(model, arch)).hidden_size is not None:
         return
     if is_adapter(model.tensors):
         return  # its config describes the base model's
@@ -378,11 +428,16 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
 def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
     """Warnings about the tokenizer. Raises RefusedError, UnmappedError for a model that could not be loaded again."""
     if c.all_tensors and c.arch is not None:
-        shapes = _shapes(c)
-        if not allow_unmapped:
-            names.check_tensors(c.arch, c.hparams, [n for n in shapes if n not in c.arch.gguf_only])
-        names.check_shapes(c.arch, c.hparams, shapes | shapes_after_links(c.tensors))
+        _check_network(c, c.arch, allow_unmapped=allow_unmapped)
     return check_vocabulary(c)
+
+
+def _check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = False) -> None:
+    """Raises RefusedError, UnmappedError where the tensors are not those of the network, by name and shape."""
+    shapes = _shapes(c)
+    if not allow_unmapped:
+        names.check_tensors(row, c.hparams, [n for n in shapes if n not in row.gguf_only])
+    names.check_shapes(row, c.hparams, shapes | shapes_after_links(c.tensors))
 
 
 def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tuple[int, ...]]:

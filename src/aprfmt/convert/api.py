@@ -376,7 +376,7 @@ def _plan(
         raise RefusedError(
             "the payload is encrypted", path=model.path, hint="read it with aprfmt.read_v1 and its password"
         )
-    require_config(model, options.allow_no_config)
+    require_config(model, options.allow_no_config, options.arch)
     c = canonical(
         model,
         arch=options.arch,

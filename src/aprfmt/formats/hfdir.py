@@ -119,8 +119,8 @@ def open_model(path: Path) -> Model:
             label="HF folder",
             sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
-            load_metadata=lambda: _config(native) or {},
-            load_tokenizer=lambda _: load_tokenizer(folder, _config(native)),
+            load_metadata=lambda: config_of(native) or {},
+            load_tokenizer=lambda _: load_tokenizer(folder, config_of(native)),
             load_hparams=lambda _: _load_hparams(native),
             warnings=warnings + more,
             native=native,
@@ -145,13 +145,14 @@ def _is_text(path: Path) -> bool:
 def _load_hparams(native: HfNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
-    h = from_hf_config(_config(native) or {})
+    h = from_hf_config(config_of(native) or {})
     if (word := read_pooling(native.text_file)) is not None:
         h.extra[POOLING_KEY] = word
     return h
 
 
-def _config(native: HfNative) -> JsonObject | None:
+def config_of(native: HfNative) -> JsonObject | None:
+    """What config.json says; None where there is none. Raises CorruptError."""
     return None if native.config is None else parse_config(native.config, native.folder / "config.json")
 
 

@@ -72,7 +72,7 @@ def open_model(path: Path) -> Model:
             sources=[shard.source],
             tensors=shard.tensors,
             load_metadata=lambda: shard.metadata,
-            load_tokenizer=lambda _: load_tokenizer(path.parent, _config(native)),
+            load_tokenizer=lambda _: load_tokenizer(path.parent, config_of(native)),
             load_hparams=lambda _: _load_hparams(native),
             native=native,
         )
@@ -83,10 +83,11 @@ def open_model(path: Path) -> Model:
 def _load_hparams(native: SafetensorsNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
-    return from_hf_config(_config(native) or {})
+    return from_hf_config(config_of(native) or {})
 
 
-def _config(native: SafetensorsNative) -> JsonObject | None:
+def config_of(native: SafetensorsNative) -> JsonObject | None:
+    """What the config.json beside the file says; None where there is none. Raises CorruptError."""
     return read_config(native.config_path) if native.config_path else None
 
 

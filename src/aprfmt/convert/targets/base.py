@@ -147,8 +147,8 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
-def parse_size(value: object, *, least: int = 1) -> int:
-    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`. Raises UsageError."""
+def parse_size(value: object, *, least: int = 1, name: str = "") -> int:
+    """`5GB`, `500MiB`, `123456` or a number as bytes, at least `least`; `name` is the option's. Raises UsageError."""
     size = value if type(value) is int else -1
     if isinstance(value, str):
         text = value.strip().lower()
@@ -158,7 +158,8 @@ def parse_size(value: object, *, least: int = 1) -> int:
         except (ValueError, KeyError, OverflowError):
             size = -1
     if size < least:
-        raise UsageError(f"{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
+        option = f"--{name.replace('_', '-')}: " if name else ""
+        raise UsageError(f"{option}{short(value)} is not a size", hint="write it as 5GB, 500MiB or a number of bytes")
     return size
 
 
@@ -172,9 +173,9 @@ def _optional(parser: Parser) -> Parser:
 # By name what a type does not tell, the others by the annotation of their field.
 _PARSERS: dict[str, Parser] = {
     "threads": _optional(_threads),
-    "carry": lambda _, value: parse_size(value, least=0),
-    "max_memory": _optional(lambda _, value: parse_size(value)),
-    "shard_size": _optional(lambda _, value: parse_size(value, least=0)),
+    "carry": lambda name, value: parse_size(value, least=0, name=name),
+    "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
+    "shard_size": _optional(lambda name, value: parse_size(value, least=0, name=name)),
 }
 _PARSERS_BY_TYPE: dict[str, Parser] = {
     "bool": parse_flag,

@@ -1,0 +1,52 @@
+"""What other projects register, from their sources: the classes of llama.cpp's converter, those of transformers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from arch_models import CACHE, quiet_transformers
+
+CONVERTER = CACHE / "llama.cpp-converter" / "conversion"
+
+
+@cache
+def converter_classes(folder: Path = CONVERTER) -> tuple[str, ...]:
+    """Every class of a text network that llama.cpp's converter registers, sorted."""
+    classes = {node.name: node for path in sorted(folder.glob("*.py")) for node in _classes(path)}
+    return tuple(sorted({name for node in classes.values() if _is_text(node, classes) for name in _registered(node)}))
+
+
+def causal_classes() -> tuple[str, ...]:
+    """Every class of transformers that AutoModelForCausalLM knows, sorted."""
+    quiet_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    names = (name for value in CLASSES.values() for name in ((value,) if isinstance(value, str) else value))
+    return tuple(sorted(set(names)))
+
+
+def without_row(classes: tuple[str, ...]) -> list[str]:
+    """Those of the classes that the architecture table does not know."""
+    from aprfmt.arch.table import ARCHITECTURES, classes_of
+
+    known = {name for row in ARCHITECTURES.values() for name in classes_of(row)}
+    return [name for name in classes if name not in known]
+
+
+def _classes(path: Path) -> Iterator[ast.ClassDef]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+
+
+def _registered(node: ast.ClassDef) -> Iterator[str]:
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "ModelBase.register":
+            yield from (str(word.value) for word in call.args if isinstance(word, ast.Constant))
+
+
+def _is_text(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    """Whether the class comes from the converter's TextModel, by whatever way."""
+    bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+    return "TextModel" in bases or any(_is_text(classes[base], classes) for base in bases if base in classes)
