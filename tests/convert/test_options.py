@@ -113,6 +113,8 @@ VALUES: dict[str, Any] = {
     "allow_requantize": True,
     "tokenizer": "folder",
     "no_tokenizer": True,
+    "no_mtp": True,
+    "mtp_only": True,
     "license": "MIT",
     "data_source": "web",
     "data_license": "MIT",

@@ -199,8 +199,13 @@ def _filled_in(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     }
 
 
-def row_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors that the row of this config asks for. Raises ValueError for an unknown size."""
+def row_tensors(
+    config: Mapping[str, Any], layers: Sequence[int] | None = None, also: Sequence[str] = ()
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that the row of this config asks for. Raises ValueError for an unknown size.
+
+    `layers` gives those of these layers alone, `also` names optional modules that are made there.
+    """
     from aprfmt.arch import names
     from aprfmt.arch.grammar import has_layer, is_needed, shape_of, sizes_of
     from aprfmt.arch.hparams import from_hf_config
@@ -209,11 +214,13 @@ def row_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...
     h = from_hf_config(dict(config))
     row, sizes, made = ARCHITECTURES[str(h.architecture)], sizes_of(h), set[str]()
     for part in row.tensors:
-        for layer in range(h.num_layers or 0) if "{n}" in part.hf[0] else (None,):
+        in_layer = "{n}" in part.hf[0]
+        module = part.hf[0].rpartition(".{n}.")[2].rpartition(".")[0]
+        for layer in (layers or range(h.num_layers or 0)) if in_layer else () if layers else (None,):
             taken = made & {names.spell(name, layer) for name in part.gguf}
             if (
                 taken
-                or not is_needed(row, part.need, h)
+                or not (is_needed(row, part.need, h) or (in_layer and module in also))
                 or (layer is not None and not has_layer(part.layers, h, layer))
             ):
                 continue

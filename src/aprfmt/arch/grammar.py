@@ -188,7 +188,7 @@ def _is_moe(h: Hyperparams, layer: int) -> bool:
         return False
     kinds = _list(h, "mlp_layer_types")
     if kinds is not None:
-        return layer < len(kinds) and kinds[layer] != "dense"
+        return bool(kinds) and kinds[min(layer, len(kinds) - 1)] != "dense"  # a draft layer is like the last
     first = max(_int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
     end = _int(h, "moe_layer_end_index", -1)
     dense = layer in (_list(h, "mlp_only_layers") or []) or layer < first or 0 <= end < layer
@@ -199,7 +199,7 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
     """Whether experts come in this layer, of those that come every few layers."""
     frequency = h.extra.get("moe_layer_freq")
     if isinstance(frequency, list):
-        return layer < len(frequency) and bool(frequency[layer])
+        return bool(frequency) and bool(frequency[min(layer, len(frequency) - 1)])
     if layer % max(1, _int(h, "moe_layer_freq", 1)):
         return False
     steps = (_int(h, key, 1) for key in ("decoder_sparse_step", "moe_layer_interval"))

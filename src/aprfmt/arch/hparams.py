@@ -31,7 +31,7 @@ from aprfmt.arch.fields import (
     typed_key,
 )
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture, Key
+from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS, head_dim_is_named
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
@@ -74,6 +74,14 @@ _STRUCTURAL = frozenset(("rope", "rotary_dim", "head_dim"))
 DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="other_drafts")
 """How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
 is made anew holds none."""
+
+
+def drafts_key(row: Architecture | None) -> Key:
+    """The family's key of the number of draft layers."""
+    own = (key for key in row.keys if key.gguf == DRAFTS.gguf) if row is not None else ()
+    return next(iter(own), DRAFTS)
+
+
 _VOCAB = Key("vocab_size", FIELD["vocab_size"].hf, field="vocab_size")
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -349,7 +357,9 @@ def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str,
         raise CorruptError(f"{drafts_key} is {drafts}, of {layers} layers")
     prefix, n = f"{row.gguf}.", layers - drafts
     values = {key: kv[key] for key in kv if key.startswith(prefix)}
-    own = {key: value[:n] for key, value in values.items() if isinstance(value, list) and len(value) == layers}
+    whole = {full_key(row, "rope.dimension_sections"), *(full_key(row, k.gguf) for k in row.keys if k.draft == OWN)}
+    lists = {key: value for key, value in values.items() if isinstance(value, list) and key not in whole}
+    own = {key: value[:n] for key, value in lists.items() if len(value) == layers}
     return ChainMap({**own, count_key: n}, kv)  # type: ignore[arg-type]  # it is only read
 
 
@@ -419,6 +429,7 @@ def to_gguf(
         h = replace(h, vocab_size=vocab_size)
     defaults = defaults_of(arch, h.hf_model_type)
     out: dict[str, GgufKey] = {}
+    lists: dict[str, object] = {}
     late: list[GgufKey] = [("general.file_type", "UINT32", file_type)] if file_type is not None else []
     for key in arch.keys:
         try:
@@ -440,6 +451,7 @@ def to_gguf(
                     raise
                 pair = (name, "STRING", Misfit(item, error))
             out.setdefault(name, pair)
+            lists.setdefault(name, key.draft)
         if key.via == "head_dim":
             out |= {pair[0]: pair for pair in late}
             late = []
@@ -447,7 +459,23 @@ def to_gguf(
     if drafts in out and count in out and not any(isinstance(out[key][2], Misfit) for key in (count, drafts)):
         layers = [as_int(out[key][2], key) or 0 for key in (count, drafts)]
         out[count] = (count, out[count][1], sum(layers))
+        out |= {
+            name: _with_drafts(out[name], layers[0], layers[1], draft)
+            for name, draft in lists.items()
+            if draft is not None
+        }
     return [*out.values(), *late]
+
+
+def _with_drafts(pair: GgufKey, layers: int, drafts: int, value: object) -> GgufKey:
+    """A list with a value a layer, completed by those of the draft layers (see Key.draft)."""
+    name, kind, items = pair
+    if not isinstance(items, list) or len(items) < layers:
+        return pair
+    if value == OWN:
+        return name, kind, items[: layers + drafts]
+    value = max(items, default=0) if value == MOST else value
+    return name, kind, [*items[:layers], *[value] * drafts]
 
 
 def _gguf_side(scope: Scope) -> object:

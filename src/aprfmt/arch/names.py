@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -87,6 +87,53 @@ def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
                 yield instead + inside[len(beginning) :]
 
 
+def draft_name(arch: Architecture, h: Hyperparams, name: str) -> str | None:
+    """The table's spelling of `name` where it is a tensor of a draft layer, whatever checkpoints call these layers.
+
+    None for all else, and for what the row does not name.
+    """
+    spelled = canonical_name(arch, name)
+    if spelled is None and h.num_layers is not None:
+        for candidate in dict.fromkeys(_without_prefixes(arch, name)):
+            for beginning, instead in _draft_patterns(arch):
+                if (found := beginning.match(candidate)) is not None:
+                    layer = h.num_layers + int(found.groupdict().get("m", 0))
+                    spelled = canonical_name(arch, spell(instead, layer) + candidate[found.end() :])
+                    break
+    drafts = [m for m in matches(arch, spelled) if m.layer is not None] if spelled is not None else []
+    return spelled if drafts and h.num_layers is not None and (drafts[0].layer or 0) >= h.num_layers else None
+
+
+def draft_spelling(arch: Architecture, h: Hyperparams, name: str) -> str:
+    """What checkpoints of the family call the tensor that the table calls `name`; the same but for draft layers."""
+    for beginning, instead in arch.drafts:
+        found = re.match(_number_pattern(instead, "n"), name)
+        number = int(found["n"]) - (h.num_layers or 0) if found is not None else -1
+        if found is not None and number >= 0 and (number == 0 or "{m}" in beginning):
+            return beginning.replace("{m}", str(number)) + name[found.end() :]
+    return name
+
+
+def _without_prefixes(arch: Architecture, name: str) -> Iterator[str]:
+    """`name`, and what it is behind the beginnings that checkpoints put before their names."""
+    yield name
+    for beginning, instead in (*arch.prefixes, ("", "model.")):
+        if name.startswith(beginning):
+            yield instead + name[len(beginning) :]
+    for beginning in ("model.", "language_model.", "model.language_model."):
+        if name.startswith(beginning):
+            yield name[len(beginning) :]
+
+
+@cache
+def _draft_patterns(arch: Architecture) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(_number_pattern(beginning, "m")), instead) for beginning, instead in arch.drafts)
+
+
+def _number_pattern(beginning: str, letter: str) -> str:
+    return re.escape(beginning).replace(rf"\{{{letter}\}}", rf"(?P<{letter}>0|[1-9][0-9]{{0,5}})")
+
+
 def ignorable(arch: Architecture, name: str) -> bool:
     """Whether the Hugging Face tensor `name` is a buffer that no converter carries."""
     return name.endswith(arch.ignored)
@@ -151,24 +198,48 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
         layers = max((layer + 1 for layer in numbers if layer is not None), default=0)
     for name in names:
         _check_name(arch, hparams, name, layers)
-    present = set(names)
-    missing: list[str] = []
-    n_missing = 0
-    for group in _alternatives(arch):
-        if not any(is_needed(arch, row.need, hparams) for row in group):
-            continue
-        # A crafted layer count must cost no more than the tensors that are there.
-        wanted = range(min(layers, len(present) + 1))
-        for layer in wanted if "{n}" in group[0].hf[0] else (None,):
-            absent = _absent(group, hparams, present, layer)
-            n_missing += len(absent)
-            missing += absent[: max(0, 3 - len(missing))]
+    # A crafted layer count must cost no more than the tensors that are there.
+    n_missing, missing = _missing(arch, hparams, set(names), [None, *range(min(layers, len(names) + 1))])
     if n_missing:
         raise RefusedError(
             f"{n_missing} tensors of the {arch.id} network are missing: {first_few(missing, total=n_missing)}",
             tensor=missing[0],
             hint="a sharded model needs all its shards; check num_layers and --arch",
         )
+
+
+def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, Shape]) -> None:
+    """Compares draft layers, their tensors by the table's names, with what the network needs of each.
+
+    Raises RefusedError for a missing tensor and for a shape that contradicts the hyper-parameters.
+    """
+    layers = {match.layer for name in shapes for match in matches(arch, name)[:1] if match.layer is not None}
+    n_missing, missing = _missing(arch, hparams, set(shapes), sorted(layers))
+    if n_missing:
+        raise RefusedError(
+            f"{n_missing} tensors of the MTP layers are missing: {first_few(missing, total=n_missing)}",
+            tensor=missing[0],
+            hint="--no-mtp leaves these layers out; a sharded model needs all its shards",
+        )
+    check_shapes(arch, hparams, shapes)
+
+
+def _missing(
+    arch: Architecture, h: Hyperparams, present: set[str], layers: Sequence[int | None]
+) -> tuple[int, list[str]]:
+    """How many tensors of these layers (None: of what is in none) the network lacks, and the first of them."""
+    missing: list[str] = []
+    n_missing = 0
+    for group in _alternatives(arch):
+        if not any(is_needed(arch, row.need, h) for row in group):
+            continue
+        in_layer = "{n}" in group[0].hf[0]
+        for layer in layers:
+            if (layer is not None) is in_layer:
+                absent = _absent(group, h, present, layer)
+                n_missing += len(absent)
+                missing += absent[: max(0, 3 - len(missing))]
+    return n_missing, missing
 
 
 def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> None:

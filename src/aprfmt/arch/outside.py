@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aprfmt.arch import names
+from aprfmt.arch.hparams import drafts_key
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import wrapper_of
@@ -52,7 +53,7 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     wrapper = wrapper_of(h.hf_architecture)
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
     layers = {name: n for name in all_names if name not in beside and (n := _layer(arch, name)) is not None}
-    drafts = _draft_layers(h, layers)
+    drafts = _draft_layers(h, layers, n_drafts(arch, h))
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
     return beside | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
 
@@ -60,6 +61,17 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
 def is_adapter(all_names: Collection[str]) -> bool:
     """Whether a file holds tensors of an adapter alone, and no network."""
     return bool(all_names) and all(_part_of(None, name)[0] == ADAPTER for name in all_names)
+
+
+def n_drafts(arch: Architecture | None, h: Hyperparams) -> int:
+    """How many draft layers the config counts."""
+    counted = h.extra.get(drafts_key(arch).hf[0])
+    return counted if type(counted) is int else 0
+
+
+def is_draft(arch: Architecture | None, name: str) -> bool:
+    """Whether `name`, a tensor outside the network, is one of draft layers."""
+    return _part_of(arch, name)[0] == DRAFT_LAYERS
 
 
 def names_drafts(arch: Architecture) -> bool:
@@ -82,7 +94,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
     told = (_NO_NETWORK.get(str(kv.get(f"general.{key}"))) for key in ("type", "architecture"))
     if (found := next(filter(None, told), None)) is not None:
         return found
-    if arch is None or not h.num_layers or not h.extra.get("num_nextn_predict_layers"):
+    if arch is None or not h.num_layers or not n_drafts(arch, h):
         return ""
     layers = {layer for name in all_names if (layer := _layer(arch, name)) is not None}
     return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} alone"
@@ -168,13 +180,12 @@ def _layer(arch: Architecture, name: str) -> int | None:
     return int(found[2]) if found is not None else None
 
 
-def _draft_layers(h: Hyperparams, layers: Mapping[str, int]) -> set[int]:
+def _draft_layers(h: Hyperparams, layers: Mapping[str, int], counted: int) -> set[int]:
     """Layers that predict further tokens: they stand behind the network's own; the config or marks tell them."""
     marked = {layer for name, layer in layers.items() if _DRAFT_MARK.search(name)}
     if h.num_layers is None:
         return marked
-    counted = h.extra.get("num_nextn_predict_layers")
-    end = h.num_layers + (counted if type(counted) is int else 0)
+    end = h.num_layers + counted
     return {n for n in layers.values() if n >= h.num_layers and (n < end or n in marked)}
 
 

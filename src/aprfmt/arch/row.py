@@ -9,6 +9,9 @@ REQUIRED = "required"
 OPTIONAL = "optional"
 HEAD = "head"
 
+MOST = "most"
+OWN = "own"
+
 WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.")
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
@@ -74,6 +77,8 @@ class Key:
         constant: value that is written to every GGUF of the family; a config with another one is refused.
         allowed: values that llama.cpp's network computes, where it is not any; a config with another one is refused.
         via: name of a converter of arch.values where the two sides count differently; "" for equal values.
+        draft: what the list of a GGUF, with a value a layer, has for each draft layer behind the last; MOST for the
+            largest of the others, OWN where config.json lists the draft layers too; None for what is no such list.
     """
 
     gguf: str
@@ -83,6 +88,7 @@ class Key:
     constant: object = None
     via: str = ""
     allowed: tuple[object, ...] = ()
+    draft: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,9 @@ class Architecture:
         gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
         ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
         prefixes: beginnings of names in other checkpoints of the family, and what stands there in `tensors`.
+        drafts: beginnings of names of draft layers in checkpoints that do not call them like further layers, and what
+            stands there in `tensors`: ("mtp.layers.{m}.", "model.layers.{n}."); `{m}` counts the draft layers from 0,
+            `{n}` all layers. A beginning without `{m}` is of the first. On the way back the first that fits is taken.
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
@@ -146,6 +155,7 @@ class Architecture:
     gguf_only: tuple[str, ...] = ("rope_freqs.weight",)
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
+    drafts: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)

@@ -509,6 +509,12 @@ def _lite_drafts_to(value: object, scope: Scope) -> object:
     return value or None if scope.h.hf_model_type == "glm4_moe_lite" else None
 
 
+def _lite_drafts_from(value: object, scope: Scope) -> object:
+    if value:  # only the GGUF of GLM-4.7-Flash has any
+        scope.h.hf_model_type = "glm4_moe_lite"
+    return value or 0
+
+
 def _last_layer_to(value: object, scope: Scope) -> None:
     """Up to which layer there are experts: a GGUF has no key for it, it is always the last."""
     if value not in (None, -1) and scope.h.num_layers is not None and value != scope.h.num_layers - 1:
@@ -802,7 +808,8 @@ CONVERTERS: dict[str, Converter] = {
     "shared_width": Converter(_shared_width),
     "drafts": Converter(from_gguf=lambda value, scope: value or 0),
     "other_drafts": Converter(nothing, lambda value, scope: value or DEFAULT),
-    "lite_drafts": Converter(_lite_drafts_to, lambda value, scope: value or 0),
+    "some_drafts": Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT),
+    "lite_drafts": Converter(_lite_drafts_to, _lite_drafts_from),
     "last_layer": Converter(_last_layer_to),
     "leading_dense": Converter(_dense_first_to, default, settle=_dense_first),
     "odd_layer_types": replace(LAYER_TYPES, to_gguf=_odd_layer_types),

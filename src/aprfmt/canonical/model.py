@@ -15,7 +15,7 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, is_adapter, names_drafts, outside, part_of, parts
+from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
@@ -54,8 +54,8 @@ class Canonical:
         tokenizer: the model's, or the one that the user gave.
         info: descriptive fields under APR's typed names: name, description, author, license, ...
         tensors: the network's by Hugging Face name, in the source's order, without a head that equals the embedding.
-        outside: the source's tensors that are no part of the network (see arch.outside), under their own names; draft
-            layers of a GGUF under Hugging Face names, where the row has them.
+        outside: the source's tensors that are no part of the network (see arch.outside), under their own names; those
+            of draft layers that the row names as if these were further layers.
         part: what the source holds where it is no network ("an adapter"); "" for a network.
         dropped: tensors of the source, by its names, that are not carried, with the name that holds the same bytes.
         warnings: what the user should know of the source; targets collect theirs in Losses.
@@ -65,6 +65,7 @@ class Canonical:
         files: what else the source's folder holds, by path, as tensors of bytes named as an `.apr` names them.
         left_out: files of the source's folder that are not carried, and why, one sentence each.
         packs: packed weights of the source.
+        is_whole: whether none of the source's tensors was left out on request.
     """
 
     model: Model
@@ -83,6 +84,7 @@ class Canonical:
     outside: dict[str, CanonicalTensor] = field(default_factory=dict)
     part: str = ""
     packs: Packing = field(default_factory=Packing)
+    is_whole: bool = True
 
     def __repr__(self) -> str:
         arch = self.arch.id if self.arch is not None else None
@@ -350,14 +352,46 @@ def named_drafts(c: Canonical) -> dict[str, CanonicalTensor]:
 
 def with_drafts_counted(c: Canonical) -> Canonical:
     """`c` for a container made anew: with the number of draft layers that have names there."""
-    (key,) = hp.DRAFTS.hf
-    if key not in c.hparams.extra or c.arch is None:
+    if c.arch is None:
         return c
-    extra = {name: value for name, value in c.hparams.extra.items() if name != key}
-    if names_drafts(c.arch):
-        found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
-        extra[key] = len({match.layer for matches in found for match in matches})
+    found = (names.matches(c.arch, n, side) for n in named_drafts(c) for side in ("hf", "gguf"))
+    n_drafts = len({match.layer for matches in found for match in matches})
+    known = hp.drafts_key(c.arch).hf
+    extra = {name: value for name, value in c.hparams.extra.items() if name not in known}
+    if n_drafts or (names_drafts(c.arch) and len(extra) < len(c.hparams.extra)):
+        extra[known[0]] = n_drafts
     return replace(c, hparams=replace(c.hparams, extra=extra))
+
+
+def without_drafts(c: Canonical) -> tuple[Canonical, list[Part]]:
+    """`c` without its draft layers, and what they were."""
+    drafts = {name: t for name, t in c.outside.items() if is_draft(c.arch, name)}
+    others = {name: t for name, t in c.outside.items() if name not in drafts}
+    known = hp.drafts_key(c.arch).hf
+    extra = {name: 0 if name in known else value for name, value in c.hparams.extra.items()}
+    left = replace(c, outside=others, hparams=replace(c.hparams, extra=extra), is_whole=not drafts)
+    return left, replace(c, outside=drafts).outside_parts()
+
+
+_SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
+"""What draft layers share with the network, by GGUF names."""
+
+
+def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
+    """`c` with its draft layers and what they share with the network alone, and how many tensors of it are left out.
+
+    Raises RefusedError where there are no draft layers that the row names.
+    """
+    drafts = named_drafts(c)
+    if c.arch is None or not drafts:
+        raise RefusedError(
+            "the model has no MTP layers that a GGUF has names for",
+            path=c.model.path,
+            hint="without --mtp-only the model itself is written",
+        )
+    shared = {names.special(c.arch, name) for name in _SHARED}
+    kept = {name: t for name, t in c.tensors.items() if name in shared}
+    return replace(c, tensors=kept, outside=drafts, is_whole=False), len(c.tensors) - len(kept)
 
 
 # Convention of the source -> APR's `original_format`.
@@ -542,8 +576,10 @@ def _named(
     elsewhere: Collection[str],
 ) -> Iterator[CanonicalTensor]:
     def hf_name(name: str) -> str | None:
-        if row is None or model.convention == "gguf" or name in elsewhere:
+        if row is None or model.convention == "gguf":
             return None
+        if name in elsewhere:
+            return names.draft_name(row, h, name) if names_drafts(row) else None
         return names.canonical_name(row, name)
 
     def is_linked(name: str) -> bool:
@@ -563,10 +599,12 @@ def _named(
             # The weight comes in the place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
                 yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))
-        elif row is None or tensor.name in packs.parts or (tensor.name in elsewhere and tensor.name not in from_gguf):
+        elif row is None or tensor.name in packs.parts:
             yield CanonicalTensor(tensor.name, (tensor,))
         elif name is not None:
             yield CanonicalTensor(name, (tensor,))
+        elif tensor.name in elsewhere and tensor.name not in from_gguf:
+            yield CanonicalTensor(tensor.name, (tensor,))
         elif tensor.name in from_gguf:
             if tensor.name not in done:  # a link comes in the place of the first of its tensors
                 match = _matching(names.matches(row, tensor.name, "gguf"), tensor, h, shapes)

@@ -13,6 +13,7 @@ import typer
 from aprfmt.cli.options import (
     ArchOption,
     Common,
+    Drafts,
     Dtype,
     Files,
     ForceOption,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Import(Common, Machine, Run, Mix, Source, Dtype, Files):
+class Import(Common, Machine, Run, Mix, Source, Drafts, Dtype, Files):
     """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
 
     \b

@@ -118,6 +118,15 @@ class Source(Identity):
 
 
 @dataclass(kw_only=True)
+class Drafts:
+    """What becomes of layers that predict further tokens."""
+
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
+    ] = False
+
+
+@dataclass(kw_only=True)
 class Dtype:
     """What the weights become."""
 
@@ -134,8 +143,12 @@ class Dtype:
 
 
 @dataclass(kw_only=True)
-class Target:
+class Target(Drafts):
     """What is written, and how."""
+
+    mtp_only: Annotated[
+        bool, typer.Option("--mtp-only", help="Write a GGUF of the MTP layers alone: a draft model for llama.cpp.")
+    ] = False
 
     format: Annotated[
         str | None,

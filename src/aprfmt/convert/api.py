@@ -20,6 +20,7 @@ from aprfmt.canonical.model import (
     read_tokenizer,
     require_config,
     with_dims_of_tensors,
+    without_drafts,
 )
 from aprfmt.canonical.packed import Decoding
 from aprfmt.canonical.tensor import Losses
@@ -172,6 +173,7 @@ def import_model(
     license: str | None = None,
     data_source: str | None = None,
     data_license: str | None = None,
+    no_mtp: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
@@ -199,6 +201,7 @@ def import_model(
         tokenizer: tokenizer files (a folder or a tokenizer.json) to use instead of the source's.
         license, data_license: SPDX ids.
         data_source: what the model was trained on.
+        no_mtp: leave out the layers that predict further tokens (MTP, nextn), where the model has any.
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
@@ -241,6 +244,8 @@ def convert_model(
     pre: str | None = None,
     pad_style: str = "llama.cpp",
     shard_size: int | str | None = None,
+    no_mtp: bool = False,
+    mtp_only: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
@@ -261,6 +266,7 @@ def convert_model(
         src, dst: what to read and to write.
         format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
         no_tokenizer: write a GGUF without a tokenizer; llama.cpp then takes and gives token ids only.
+        mtp_only: write a GGUF of the MTP layers, with the embedding, the last norm and the head alone: a draft model.
         pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
         pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
         shard_size: largest file, in bytes or as "5GB"; 0: one file.
@@ -383,6 +389,9 @@ def _plan(
         allow_unmapped=options.allow_unmapped,
         decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
     )
+    if options.no_mtp:
+        c, drafts = without_drafts(c)
+        losses.others += [f"{part.stay} behind, as --no-mtp asks" for part in drafts]
     c = with_files(c, options.carry, [dst])
     losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(with_dims_of_tensors(c), options)

@@ -571,7 +571,7 @@ class RecipeWriter:
 
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
-    return {t.name: t.pieces[0].name for t in c.tensors.values() if t.pieces[0].name != t.name}
+    return {t.name: t.pieces[0].name for t in c.all_tensors.values() if t.pieces[0].name != t.name}
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:
@@ -604,6 +604,7 @@ def restorable(c: Canonical, format: str) -> Recipe | None:
         others = [other for other in _FORMATS if other != format]
         if isinstance(value, Mapping) and value.get("format") in others:
             return None  # to hold it against the tensors would be for nothing
+        value = value if c.is_whole else without_weights(value, lambda name: True)
     else:
         value = source_recipe(c) if c.model.format == format else None
     if value is None:
@@ -644,7 +645,7 @@ def source_recipe(
     def keeps(name: str) -> bool:
         return tokenizer_kept or not holds_tokenizer(name)
 
-    is_whole = tensors_kept and tokenizer_kept
+    is_whole = tensors_kept and tokenizer_kept and c.is_whole
     if apr2.native_of(c.model) is not None:
         value: object = c.model.metadata.get(SOURCE_KEY)
         recipe = value if is_whole else without_weights(value, keeps)

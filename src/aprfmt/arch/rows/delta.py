@@ -26,7 +26,7 @@ from aprfmt.arch.rows.parts import (
     split,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import router_and_experts, shared_expert
+from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
 
 _K_HEADS, _V_HEADS = "linear_num_key_heads", "linear_num_value_heads"
 _K_DIM, _V_DIM = "linear_key_head_dim", "linear_value_head_dim"
@@ -41,14 +41,14 @@ _V_ORDER, _QKV_ORDER = (f"swap:{_TILED}",), (f"tail:2*{_K},{_TILED}",)
 
 def _attention() -> tuple[TensorRow, ...]:
     """Attention of the full_attention layers; the rows of Q hold a gate behind each head."""
-    bias, at = "attention_bias", More(layers="full_attention")
+    bias, at = "attention_bias", More(layers="full_attention|draft")
     return (
         *linear("self_attn.q_proj", "attn_q", "2*q,hidden", bias, **at),
         *linear("self_attn.k_proj", "attn_k", "kv,hidden", bias, **at),
         *linear("self_attn.v_proj", "attn_v", "kv,hidden", bias, **at),
         *linear("self_attn.o_proj", "attn_output", "hidden,q", bias, **at),
-        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", layers="full_attention", value="plus_one"),
-        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", layers="full_attention", value="plus_one"),
+        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", layers="full_attention|draft", value="plus_one"),
+        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", layers="full_attention|draft", value="plus_one"),
     )
 
 
@@ -107,6 +107,7 @@ def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
             *_attention(),
             *layer,
             *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
+            *draft_layer("plus_one"),
         ),
         *final_norm(value="plus_one"),
         *head(),
@@ -128,11 +129,12 @@ def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
         Key("ssm.group_count", (_K_HEADS,)),
         Key("ssm.time_step_rank", (_V_HEADS,)),
         Key("ssm.inner_size", (_V_DIM,), via="inner_size"),
-        Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers"),
+        Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers", draft=False),
         Key("full_attention_interval", ("full_attention_interval",)),
         ROPE_DIM,
         must_be("attention_bias", False),
         must_be("hidden_act", "silu"),
+        replace(MTP, hf=("mtp_num_hidden_layers", *MTP.hf)),
         *family,
     )
 
@@ -163,6 +165,7 @@ def _qwen3_5(
         model_types=(model_type, id),
         tensors=_decoder(*_SEPARATE, *layer),
         keys=(*keys, _SECTIONS),
+        drafts=mtp_names(),
         defaults={"": _DEFAULTS | defaults},
     )
 
@@ -183,6 +186,7 @@ ROWS: tuple[Architecture, ...] = (
         bare_classes=("Qwen3NextModel",),
         model_types=("qwen3_next",),
         tensors=_decoder(*_FUSED, *_EXPERTS),
+        drafts=mtp_names(),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
         defaults={"": _QWEN3_NEXT_DEFAULTS},
     ),

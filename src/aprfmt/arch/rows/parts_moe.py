@@ -90,13 +90,34 @@ def selection_bias(layers: str = "moe", need: str = REQUIRED) -> TensorRow:
     return tensor("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", need, layers=layers)
 
 
-def draft_layer() -> tuple[TensorRow, ...]:
-    """What a layer that predicts a further token has beside the tensors of a layer; it stands behind the last."""
+MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="some_drafts")
+"""How many draft layers there are, where a GGUF says so only of those that it has."""
+
+
+def draft_layer(value: str = "") -> tuple[TensorRow, ...]:
+    """What a layer that predicts a further token has beside the tensors of a layer; it stands behind the last.
+
+    `value` maps the values of its norms.
+    """
     names = {"enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm"}
     matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
     rows = (
         *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden", need=OPTIONAL),
-        *(row for hf, gguf in names.items() for row in norm(hf, f"nextn.{gguf}", need=OPTIONAL)),
+        *(row for hf, gguf in names.items() for row in norm(hf, f"nextn.{gguf}", need=OPTIONAL, value=value)),
         *(row for hf, gguf in matrices.items() for row in linear(hf, f"nextn.{gguf}", "vocab,hidden", need=OPTIONAL)),
     )
     return tuple(replace(row, layers="draft") for row in rows)
+
+
+def mtp_names(layer: str = "model.layers.{n}.", prefix: str = "mtp.") -> tuple[tuple[str, str], ...]:
+    """How checkpoints call draft layers that have names of their own, and what the row calls them (see draft_layer)."""
+    beside = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "shared_head.norm",
+    }
+    return (
+        *((f"{prefix}{own}.", f"{layer}{name}.") for own, name in beside.items()),
+        (f"{prefix}layers.{{m}}.", layer),
+    )

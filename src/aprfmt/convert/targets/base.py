@@ -47,6 +47,8 @@ class Options:
     allow_requantize: bool = False
     tokenizer: PathLike | None = None
     no_tokenizer: bool = False
+    no_mtp: bool = False
+    mtp_only: bool = False
     license: str | None = None
     data_source: str | None = None
     data_license: str | None = None
@@ -270,16 +272,28 @@ class _BuiltIn:
         return output
 
 
-_HF = PROVENANCE | {"dtype", "tokenizer", "shard_size"}
+_HF = PROVENANCE | {"dtype", "tokenizer", "shard_size", "no_mtp"}
 
 TARGETS: tuple[Target, ...] = (
-    _BuiltIn("apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer", "hash"}, ".apr"),
+    _BuiltIn(
+        "apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp"}, ".apr"
+    ),
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
     _BuiltIn(
-        "gguf", "gguf", "GGUF", "gguf:layouts", _HF | MIX | {"no_tokenizer", "pre", "pad_style", "verify"}, ".gguf"
+        "gguf",
+        "gguf",
+        "GGUF",
+        "gguf:layouts",
+        _HF | MIX | {"no_tokenizer", "mtp_only", "pre", "pad_style", "verify"},
+        ".gguf",
     ),
     _BuiltIn(
-        "safetensors", "safetensors", "SafeTensors", "hf:safetensors_layouts", frozenset({"dtype"}), ".safetensors"
+        "safetensors",
+        "safetensors",
+        "SafeTensors",
+        "hf:safetensors_layouts",
+        frozenset({"dtype", "no_mtp"}),
+        ".safetensors",
     ),
     _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF),
     _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF),
@@ -322,3 +336,5 @@ def check_options(options: Options, target: Target) -> None:
             )
     if options.no_tokenizer and options.tokenizer is not None:
         raise UsageError("--no-tokenizer and --tokenizer exclude each other", hint="give one of them")
+    if options.no_mtp and options.mtp_only:
+        raise UsageError("--no-mtp and --mtp-only exclude each other", hint="give one of them")

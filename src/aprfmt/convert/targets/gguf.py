@@ -19,6 +19,7 @@ from aprfmt.canonical.model import (
     Canonical,
     apr_metadata_of,
     complete_from_shapes,
+    drafts_alone,
     embedding_rows,
     from_gguf,
     gguf_side,
@@ -55,10 +56,15 @@ def layouts(c: Canonical, work: Work) -> Output:
     Raises RefusedError or UnmappedError where llama.cpp could not load the result.
     """
     options = work.options
+    if options.mtp_only:
+        c, n_left = drafts_alone(c)
+        work.losses.add(f"{plural(n_left, 'tensor')} of the network itself stay behind, as --mtp-only asks")
     # The keys of a GGUF are at hand without a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
     c = c if base is not None else with_drafts_counted(c)
+    if options.no_mtp:
+        c = _without_key(c)
     if (
         base is not None
         and recipe is not None
@@ -111,7 +117,17 @@ def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
         return c.outside
     counted = with_drafts_counted(c).hparams
     keys = {key: value for key, _, value in hp.to_gguf(counted, c.arch, complete=False)}
-    return named_drafts(c) if keys.get(hp.full_key(c.arch, hp.DRAFTS.gguf)) else {}
+    if not keys.get(hp.full_key(c.arch, hp.DRAFTS.gguf)):
+        return {}
+    drafts = named_drafts(c)
+    names.check_drafts(c.arch, c.hparams, {name: t.shape for name, t in drafts.items()})
+    return drafts
+
+
+def _without_key(c: Canonical) -> Canonical:
+    """`c` without a word on draft layers."""
+    extra = {name: value for name, value in c.hparams.extra.items() if name not in hp.drafts_key(c.arch).hf}
+    return replace(c, hparams=replace(c.hparams, extra=extra))
 
 
 def _is_model(c: Canonical, base: KvMapping | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
 from aprfmt.canonical.model import Canonical, from_gguf, hf_side, named_drafts, with_drafts_counted
@@ -297,8 +298,15 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         target = outside_dtype(tensor, dtype) if tensor.name in others else _dtype(tensor, wanted)
         losses.note(tensor.original_dtype, target)
-        out.append(tensor.out(own_names.get(tensor.name, tensor.name), target, overflow=losses.overflow))
+        out.append(tensor.out(_own_name(c, tensor.name, own_names), target, overflow=losses.overflow))
     return out
+
+
+def _own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
+    """What the tensor `name` is called in a checkpoint: as in the source, else as the family calls it."""
+    if name in own_names or c.arch is None:
+        return own_names.get(name, name)
+    return names.draft_spelling(c.arch, c.hparams, name)
 
 
 def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
@@ -311,5 +319,5 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
 
 def _keeps_all(c: Canonical, tensors: list[OutTensor], own_names: Mapping[str, str]) -> bool:
     """Whether every tensor is there under its name and in its dtype."""
-    own = {own_names.get(name, name): tensor.dtype for name, tensor in c.all_tensors.items()}
+    own = {_own_name(c, name, own_names): tensor.dtype for name, tensor in c.all_tensors.items()}
     return all(own.get(t.name) == t.dtype for t in tensors) and not c.packs.decoded
