@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aprfmt.arch.grammar import evaluate, parse_order
 from aprfmt.arch.links import VALUES, Order, check_order, indices
+from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
 
 small = st.integers(1, 5)
@@ -48,6 +50,14 @@ def test_fused_heads_are_dealt_out() -> None:
     assert indices([("deal", (2, 2, 1, 1))], 8).tolist() == [0, 1, 4, 5, 2, 6, 3, 7]
     # interleaved gate and up
     assert indices([("deal", (3, 1, 1))], 6).tolist() == [0, 2, 4, 1, 3, 5]
+
+
+def test_shared_heads_become_neighbours() -> None:
+    # Plamo's key-value head k serves each head h with h % 5 == k, llama.cpp's the heads 8k to 8k + 7
+    row = next(row for row in ARCHITECTURES["plamo"].tensors if row.gguf == ("blk.{n}.attn_q.weight",))
+    name, sizes = parse_order(row.order[0])
+    numbers = tuple(evaluate(size, {"heads": 40, "n_shared_head": 8}) or 0 for size in sizes)
+    assert [head % 5 for head in indices([(name, numbers)], 40)] == [head // 8 for head in range(40)]
 
 
 def test_a_tail_leaves_the_first_rows() -> None:

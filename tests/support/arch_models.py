@@ -31,6 +31,7 @@ CASE_FILES = (
     "ssm",
     "mla",
     "remote",
+    "remote_dense",
     "remote_diffusion",
     "remote_encoder",
     "multimodal",

@@ -20,6 +20,7 @@ from aprfmt.arch.rows import (
     nemotron_h,
     qwen,
     remote,
+    remote_dense,
     ssm,
     vision,
 )
@@ -42,6 +43,7 @@ _FILES = (
     nemotron_h,
     vision,
     remote,
+    remote_dense,
     diffusion,
 )
 
