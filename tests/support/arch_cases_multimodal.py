@@ -66,6 +66,27 @@ def _sees(case_id: str, name: str, text: Config, vision: Config, **more: Any) ->
     return whole(case_id, name, {"text_config": _TEXT | text, "vision_config": vision, **ids, **more})
 
 
+def _hears(case_id: str, name: str, text: Config, audio: Config, **more: Any) -> ArchCase:
+    """One that has a `text_config` and an `audio_config`."""
+    return whole(case_id, name, {"text_config": _TEXT | text, "audio_config": audio, **more})
+
+
+_WHISPER = {
+    "num_mel_bins": 8,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "d_model": 32,
+    "max_source_positions": 16,
+}
+_ENCODER = {
+    "num_mel_bins": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "hidden_size": 32,
+    "max_source_positions": 16,
+}
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
 _CLIP = {"model_type": "clip_vision_model", **_TOWER}
 _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
@@ -118,5 +139,65 @@ CASES: tuple[ArchCase, ...] = (
         "Lfm2Vl",
         {"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_multiple_of": 32},
         {"model_type": "siglip2_vision_model", **_TOWER},
+    ),
+    _hears("qwen2/qwen2_audio", "Qwen2Audio", {"model_type": "qwen2"}, _WHISPER, audio_token_index=5),
+    _hears("qwen2/audioflamingo3", "AudioFlamingo3", {"model_type": "qwen2"}, _ENCODER, audio_token_id=5),
+    _hears(
+        "llama/voxtral",
+        "Voxtral",
+        {"model_type": "llama", "head_dim": 16, "rope_theta": 1e8},
+        {**_ENCODER, "intermediate_size": 64},
+        audio_token_id=5,
+    ),
+    _sees(
+        "llama/janus",
+        "Janus",
+        {"model_type": "llama"},
+        {**_TOWER, "projection_dim": 64, "num_image_tokens": 4},
+        vq_config={
+            "embed_dim": 8,
+            "num_embeddings": 16,
+            "latent_channels": 32,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1],
+            "num_res_blocks": 1,
+            "num_patches": 4,
+            "projection_dim": 64,
+            "image_token_embed_dim": 64,
+        },
+    ),
+    _sees(
+        "exaone4/exaone4_5",
+        "Exaone4_5_",
+        {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 2},
+        {**_SEES, "num_key_value_heads": 1, "fullatt_block_indexes": [0], "window_size": 8},
+        video_token_id=6,
+    ),
+    _sees(
+        "qwen3_5_text/minicpmv4_6",
+        "MiniCPMV4_6",
+        {"model_type": "qwen3_5_text", **DELTA},
+        {**_TOWER, "insert_layer_id": 0},
+        insert_layer_id=0,
+        video_token_id=6,
+    ),
+    _hears(
+        "qwen3_vl/qwen3_asr",
+        "Qwen3ASR",
+        {"model_type": "qwen3", "head_dim": 16, "rope_parameters": _MROPE},
+        {
+            "num_mel_bins": 8,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 48,
+            "d_model": 32,
+            "output_dim": 64,
+            "downsample_hidden_size": 8,
+        },
+        audio_token_id=5,
+        timestamp_token_id=6,
+        pad_token_id=0,
+        eos_token_id=2,
+        **_TIED,
     ),
 )

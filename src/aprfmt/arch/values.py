@@ -827,7 +827,9 @@ CONVERTERS: dict[str, Converter] = {
     "large_qk_norm": Converter(_large_qk_norm_to),
     "lfm2_width": Converter(settle=_lfm2_width),
     "never_adjusted": Converter(nothing, lambda value, scope: False),
-    "number_of": Converter(settle=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT),
+    "number_of": Converter(
+        fill=lambda scope: 0, settle=lambda value, scope: len(value) if isinstance(value, list) else DEFAULT
+    ),
     "auto_rank": Converter(
         fill=_rank_fill, settle=lambda value, scope: _rank_fill(scope) if value == "auto" else DEFAULT
     ),

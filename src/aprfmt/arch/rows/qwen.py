@@ -141,7 +141,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="exaone4",
         gguf="exaone4",
-        **hf_names("Exaone4", "exaone4"),
+        **hf_names("Exaone4", "exaone4", also=("exaone4_5_text",)),
         tensors=_post_norm(*attention(qk_norm="head_dim")),
         keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
         differs=(_ONLY_64,),

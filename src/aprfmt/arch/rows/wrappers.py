@@ -17,9 +17,12 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Mistral3ForConditionalGeneration", "mistral3", "mistral3", {"mistral": "mistral3"}),
     Wrapper("LlavaForConditionalGeneration", "llava", "llama"),
     Wrapper("VoxtralForConditionalGeneration", "voxtral", "llama"),
-    Wrapper("JanusForConditionalGeneration", "janus", "llama"),
+    Wrapper("JanusForConditionalGeneration", "janus", "llama", beside=("model.generation_",)),
     Wrapper("UltravoxModel", "ultravox", "llama"),
     Wrapper("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama", beside=("norm.",)),
     Wrapper("StepVLForConditionalGeneration", "step_robotics", "qwen3"),
+    Wrapper("Exaone4_5_ForConditionalGeneration", "exaone4_5", "exaone4"),
+    Wrapper("MiniCPMV4_6ForConditionalGeneration", "minicpmv4_6", "qwen3_5_text"),
+    Wrapper("Qwen3ASRForConditionalGeneration", "qwen3_asr", "qwen3_vl", {"qwen3": "qwen3_vl"}),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
 )
