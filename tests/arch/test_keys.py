@@ -36,6 +36,8 @@ REMOTE = {case.row for case in all_cases()} - {case.row for case in all_cases() 
 OF_THE_MODEL = {
     ("bloom", "seq_length"),  # a key of real files; positions are not limited
     ("glm4_moe_lite", "scoring_func"),  # the same
+    ("deepseek_v32", "scoring_func"),  # the same
+    ("glm_moe_dsa", "scoring_func"),  # the same
     ("deepseek_v3", "scoring_func"),  # a key of real files, whose only value the class computes
 }
 """Defaults that no class has."""

@@ -30,6 +30,7 @@ CASE_FILES = (
     "bert",
     "ssm",
     "mla",
+    "sparse",
     "remote",
     "remote_dense",
     "remote_diffusion",

@@ -206,10 +206,17 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
     return all((layer + 1) % max(1, step) == 0 for step in steps)
 
 
+def _has_indexer(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer chooses positions itself; others take the choice of a layer before them."""
+    types = _list(h, "indexer_types")
+    return types is None or layer >= len(types) or types[layer] == "full"
+
+
 LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "moe": _is_moe,
     "dense": lambda h, layer: not _is_moe(h, layer),
     "first": lambda h, layer: layer == 0,
+    "indexer": _has_indexer,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
 }
 """Word of a `layers` condition -> whether a layer is meant."""

@@ -8,6 +8,8 @@ from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     NO_WINDOW,
     ROPE_DIM,
+    VOCAB,
+    WHOLE_HEADS,
     attention,
     block,
     embedding,
@@ -92,6 +94,11 @@ _GLM4_MOE_DEFAULTS = {
     "num_nextn_predict_layers": 1, "use_qk_norm": False, "attention_bias": False,
     "partial_rotary_factor": 0.5, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
+}  # fmt: skip
+_DEEPSEEK_DEFAULTS = {
+    "moe_intermediate_size": 1407, "moe_layer_freq": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
+    "scoring_func": "softmax", "attention_bias": False, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "bos_token_id": 100000, "eos_token_id": 100001,
 }  # fmt: skip
 _DOTS1_DEFAULTS = {
     "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
@@ -187,6 +194,35 @@ ROWS: tuple[Architecture, ...] = (
         ),
         gguf_only=(),
         defaults={"": _GLM4_MOE_DEFAULTS},
+    ),
+    Architecture(
+        id="deepseek",
+        required={"expert_shared_count": ""},
+        gguf="deepseek",
+        **hf_names("Deepseek", "deepseek"),
+        rope_type=0,
+        tensors=moe_decoder(
+            *attention(permuted=True),
+            *router_and_experts("moe"),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            ROPE_DIM,
+            Key("rope.scaling.type", kind="str", via="no_rope_scaling"),
+            VOCAB,
+            WIDTH,
+            DENSE_LAYERS,
+            SHARED_COUNT,
+            Key("expert_weights_scale", kind="f32", constant=1.0),
+            must_be("norm_topk_prob", False),
+            Key("expert_gating_func", ("scoring_func",), via="gating", allowed=("softmax",)),
+            must_be("moe_layer_freq", 1),
+            NO_BIAS,
+            WHOLE_HEADS,
+            count="n_routed_experts",
+        ),
+        defaults={"": _DEEPSEEK_DEFAULTS},
     ),
     Architecture(
         id="dots1",

@@ -1,0 +1,118 @@
+"""Building blocks of table rows: DeepSeek's multi-head latent attention, and the indexer that makes it sparse."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import REQUIRED, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    RMS_EPS,
+    ROPE,
+    SILU,
+    VOCAB,
+    gated_mlp,
+    linear,
+    must_be,
+    norm,
+    optional,
+    rename,
+    split,
+)
+from aprfmt.arch.rows.parts_moe import (
+    COUNT,
+    DENSE_LAYERS,
+    GROUPS,
+    SHARED_COUNT,
+    USED,
+    WEIGHTS_SCALE,
+    WIDTH,
+    moe_decoder,
+    router_and_experts,
+    shared_expert,
+)
+
+_NOPE, _ROPE_PART, _LATENT = "qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"
+
+
+def latent_attention() -> tuple[TensorRow, ...]:
+    """Queries, whole or of low rank; keys and values of one latent vector, which GGUF keeps in two factors."""
+    bias, rank, q = "attention_bias", "q_lora_rank", f"heads*{_NOPE}+heads*{_ROPE_PART}"
+    return (
+        *linear("self_attn.q_proj", "attn_q", f"{q},hidden", need=f"!{rank}"),
+        *linear("self_attn.q_a_proj", "attn_q_a", f"{rank},hidden", bias, need=rank),
+        *norm("self_attn.q_a_layernorm", "attn_q_a_norm", rank, need=rank),
+        *linear("self_attn.q_b_proj", "attn_q_b", f"{q},{rank}", need=rank),
+        *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+{_ROPE_PART},hidden", bias),
+        *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", _LATENT),
+        split(
+            "self_attn.kv_b_proj.weight",
+            f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",
+            {"attn_k_b.weight": f"heads,{_LATENT},{_NOPE}", "attn_v_b.weight": f"heads,v_head_dim,{_LATENT}"},
+            order=(f"deal:heads,{_NOPE},v_head_dim",),
+            gguf_transposed=(True, False),
+        ),
+        # Files from before the two factors hold the matrix as Hugging Face does.
+        *optional(*linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}")),
+        *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim", bias),
+    )
+
+
+def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
+    """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
+    return moe_decoder(
+        *latent_attention(),
+        *router_and_experts("moe", router),
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+        *gated_mlp(layers="dense"),
+        *more,
+    )
+
+
+def mla_keys(*family: Key) -> tuple[Key, ...]:
+    """Sizes of a decoder with latent attention and routed experts, and the family's own keys."""
+    return (
+        *DIMS,
+        # The runtime sees one key-value head, the latent vector.
+        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"),
+        ROPE,
+        RMS_EPS,
+        *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")),
+        *GROUPS,
+        Key("expert_gating_func", ("scoring_func",), via="gating"),
+        Key("attention.key_length", via="mla_key_width"),
+        Key("attention.value_length", via="mla_value_width"),
+        DENSE_LAYERS,
+        VOCAB,
+        Key("attention.q_lora_rank", ("q_lora_rank",), via="or_zero"),
+        Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+        Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
+        Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
+        WIDTH,
+        SHARED_COUNT,
+        WEIGHTS_SCALE,
+        Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
+        Key("rope.dimension_count", ("qk_rope_head_dim",)),
+        Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"),
+        must_be("attention_bias", False),
+        SILU,
+        *family,
+    )
+
+
+def indexer(layers: str = "") -> tuple[TensorRow, ...]:
+    """What scores the positions of which a query sees the best only: queries of the low rank, one key, head weights."""
+    hf, heads, size = "self_attn.indexer", "index_n_heads", "index_head_dim"
+    return (
+        *linear(f"{hf}.wq_b", "indexer.attn_q_b", f"{heads}*{size},q_lora_rank", layers=layers),
+        *linear(f"{hf}.wk", "indexer.attn_k", f"{size},hidden", layers=layers),
+        *norm(f"{hf}.k_norm", "indexer.k_norm", size, REQUIRED, layers=layers),
+        *linear(f"{hf}.weights_proj", "indexer.proj", f"{heads},hidden", layers=layers),
+    )
+
+
+INDEXER = (
+    Key("attention.indexer.head_count", ("index_n_heads",)),
+    Key("attention.indexer.key_length", ("index_head_dim",), via="turned_keys"),
+    Key("attention.indexer.top_k", ("index_topk",)),
+)
+"""Heads of the indexer, their length, and how many positions a query sees."""
+MLA_REQUIRED = {"expert_shared_count": "", "attention.head_count_kv": "", "attention.key_length": ""}
