@@ -63,6 +63,9 @@ DRAFTED: dict[str, Drafted] = {
     ),
     # As deepseek-ai/DeepSeek-V3 has them.
     "deepseek_v3": Drafted("deepseek_v3", NEXTN, own=WITH_HEAD, converter="aside", options=False),
+    # As deepseek-ai/DeepSeek-V3.2 and zai-org/GLM-5 have them.
+    "deepseek_v32": Drafted("deepseek_v32", NEXTN, own=WITH_HEAD),
+    "glm_moe_dsa": Drafted("glm_moe_dsa/shared", NEXTN, own=WITH_HEAD),
     # As Qwen/Qwen3.5-0.8B and Qwen/Qwen3.5-35B-A3B have them; configs of Qwen3.6 may not count them.
     "qwen3_5": Drafted("qwen3_5_text", {"mtp_num_hidden_layers": 1}),
     "qwen3_5_silent": Drafted("qwen3_5_text/heads", {}),

@@ -15,6 +15,7 @@ from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, sh
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
 from aprfmt.arch.values_remote import REMOTE
+from aprfmt.arch.values_sparse import SPARSE
 from aprfmt.errors import CorruptError, RefusedError
 
 
@@ -565,58 +566,6 @@ def _group_choice_from(value: object, scope: Scope) -> str:
     return "group_limited_greedy" if _gguf_int(scope, "expert_group_count") > 1 else "greedy"
 
 
-# --- attention to chosen positions ---
-
-_OWN, _SHARED = "full", "shared"
-_LONG = 1 << 20
-"""From so many positions on llama.cpp takes a GLM for 5.2, where few layers have an indexer, unless a key says more."""
-
-
-_TURN = 64
-"""Rows of the smallest matrix by which the runtime turns an indexer's queries and keys."""
-
-
-def _turned_keys_to(value: object, scope: Scope) -> object:
-    if isinstance(value, int) and value % _TURN:
-        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} computes multiples of {_TURN} only")
-    return value
-
-
-def _glm_5_2(n_layers: int) -> list[str]:
-    return [_OWN if i < 2 or (i - 2) % 4 == 0 else _SHARED for i in range(n_layers)]
-
-
-def _indexers_to(value: object, scope: Scope) -> list[bool] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not set(map(str, value)) <= {_OWN, _SHARED}:
-        raise CorruptError(f"{scope.name} may only have the words {_OWN!r} and {_SHARED!r}")
-    return [kind == _OWN for kind in value]
-
-
-def _indexers_from(value: object, scope: Scope) -> object:
-    if isinstance(value, list):
-        return [_OWN if flag else _SHARED for flag in value]
-    n_layers = scope.h.num_layers or 0
-    return _glm_5_2(n_layers) if (scope.h.max_position_embeddings or 0) >= _LONG else [_OWN] * n_layers
-
-
-def _indexers_settle(value: object, scope: Scope) -> object:
-    """By a pattern of letters (F full, S shared), else by a step and the layer from which on it counts."""
-    extra, n_layers = scope.h.extra, scope.h.num_layers
-    pattern = extra.pop("index_topk_pattern", None)
-    names = ("index_topk_freq", "index_skip_topk_offset")
-    step, start = (as_int(extra.pop(name, None), name) for name in names)
-    if value is not None or n_layers is None:
-        return DEFAULT
-    if isinstance(pattern, str):
-        return [_OWN if letter == "F" else _SHARED for letter in pattern]
-    if pattern is not None:
-        return pattern
-    start = 2 if start is None else start
-    return [_SHARED if max(i - start + 1, 0) % max(step or 1, 1) else _OWN for i in range(n_layers)]
-
-
 # --- state-space models and hybrids ---
 
 LINEAR = "linear_attention"
@@ -868,8 +817,6 @@ CONVERTERS: dict[str, Converter] = {
     "untruncated": Converter(nothing, _untruncated_from),
     "mscales": Converter(nothing, _mscales_from),
     "group_choice": Converter(nothing, _group_choice_from),
-    "turned_keys": Converter(_turned_keys_to),
-    "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
     "expand": Converter(times_hidden, lambda value, scope: over_hidden(as_int(value, scope.key.gguf), scope)),
     "if_given": Converter(),
     "expanded_twice": Converter(
@@ -904,5 +851,6 @@ CONVERTERS: dict[str, Converter] = {
     "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
     **REMOTE,
+    **SPARSE,
 }
 """What a Key's `via` names."""
