@@ -40,6 +40,7 @@ class Drafted:
             leaves them "aside".
         options: whether it takes --no-mtp and --mtp.
         loads: whether llama.cpp loads a GGUF with them.
+        out_type: in which the converter is asked to write.
     """
 
     case: str
@@ -50,6 +51,7 @@ class Drafted:
     converter: str = "writes"
     options: bool = True
     loads: bool = True
+    out_type: str = "f16"
 
 
 NEXTN = {"num_nextn_predict_layers": 1}
@@ -73,6 +75,10 @@ DRAFTED: dict[str, Drafted] = {
     "qwen3_5_moe": Drafted("qwen3_5_moe_text", {"mtp_num_hidden_layers": 1}),
     # As Qwen/Qwen3-Next-80B-A3B-Instruct has them; its config does not count them.
     "qwen3_next": Drafted("qwen3_next", {}),
+    # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
+    # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.
+    "nemotron_h_moe": Drafted("nemotron_h_moe", NEXTN, config={"mtp_hybrid_override_pattern": "*E"}, out_type="f32"),
+    "nemotron_h_moe_latent": Drafted("nemotron_h_moe/latent", NEXTN, out_type="f32"),
 }
 """Name -> the family. A row of a network with draft layers has one here."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import MOST, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     GROUPED,
@@ -22,10 +22,20 @@ from aprfmt.arch.rows.parts import (
     norm,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import COUNT, GROUPS, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH
+from aprfmt.arch.rows.parts_moe import (
+    COUNT,
+    GROUPS,
+    MTP,
+    SHARED_COUNT,
+    USED,
+    WEIGHTS_NORM,
+    WEIGHTS_SCALE,
+    WIDTH,
+    draft_layer,
+)
 from aprfmt.arch.rows.parts_ssm import dual, mixer
 
-_SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention", "mlp", "kind=moe"
+_SSM, _ATTENTION, _MLP, _MOE = "linear_attention|mamba", "full_attention|attention|draft", "mlp", "kind=moe|draft"
 _SHARED = "moe_shared_expert_intermediate_size"
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 
@@ -81,6 +91,18 @@ _MIXER = dual(
 _EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "f32", field="rms_norm_eps")
 
 
+def _drafts() -> tuple[tuple[str, str], ...]:
+    """Attention and experts of a draft layer are two layers in a checkpoint."""
+    layer, first, second = "backbone.layers.{n}.", "mtp.layers.0.", "mtp.layers.1."
+    own = ("enorm.", "hnorm.", "eh_proj.", "norm.", *(f"mixer.{name}_proj." for name in "qkvo"))
+    renamed = {"final_layernorm.": "shared_head.norm.", "norm.": "post_attention_layernorm."}
+    return (
+        *((first + name, layer + name) for name in own),
+        *((second + name, layer + instead) for name, instead in renamed.items()),
+        (second, layer),
+    )
+
+
 def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = "") -> Architecture:
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
@@ -93,6 +115,7 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
         model_types=("nemotron_h",),
         gguf_only=(),
         prefixes=(("model.", "backbone."),),
+        drafts=_drafts(),
         tensors=(
             embedding("backbone.embeddings"),
             *block(
@@ -100,6 +123,8 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
                 *mixer("mixer.", _MIXER, _SSM),
                 *mixer("mixer.", _attention(), _ATTENTION),
                 *feed_forward,
+                *draft_layer(),
+                *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
                 hf="backbone.layers.{n}.",
             ),
             *final_norm("backbone.norm_f"),
@@ -111,7 +136,8 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
             _WIDTH,
             *keys,
             _HEADS,
-            replace(GROUPED, kind="i32[]", via="attention_layers"),
+            replace(GROUPED, kind="i32[]", via="attention_layers", draft=MOST),
+            MTP,
             _EPS,
             VOCAB,
             ROPE_DIM,
@@ -166,7 +192,7 @@ ROWS: tuple[Architecture, ...] = (
         "nemotron_h_moe",
         mixer("mixer.", _experts(), _MOE),
         (
-            Key("feed_forward_length", kind="i32[]", via="moe_layers"),
+            Key("feed_forward_length", kind="i32[]", via="moe_layers", draft=MOST),
             replace(COUNT, hf=("n_routed_experts",)),
             USED,
             *GROUPS,

@@ -99,11 +99,12 @@ def draft_layer(value: str = "") -> tuple[TensorRow, ...]:
 
     `value` maps the values of its norms.
     """
-    names = {"enorm": "enorm", "hnorm": "hnorm", "shared_head.norm": "shared_head_norm"}
     matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
     rows = (
-        *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden", need=OPTIONAL),
-        *(row for hf, gguf in names.items() for row in norm(hf, f"nextn.{gguf}", need=OPTIONAL, value=value)),
+        *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden"),
+        *norm("enorm", "nextn.enorm", value=value),
+        *norm("hnorm", "nextn.hnorm", value=value),
+        *norm("shared_head.norm", "nextn.shared_head_norm", need=OPTIONAL, value=value),
         *(row for hf, gguf in matrices.items() for row in linear(hf, f"nextn.{gguf}", "vocab,hidden", need=OPTIONAL)),
     )
     return tuple(replace(row, layers="draft") for row in rows)
