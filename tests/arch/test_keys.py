@@ -53,6 +53,7 @@ def class_config(model_type: str) -> Any:
     quiet_transformers()
     whole = AutoConfig.for_model(model_type)
     text = whole.get_text_config()
+    text.allow_global_per_layer_attribute_access = True
     if not hasattr(text, "tie_word_embeddings"):  # of the whole, whose own is False in all of them
         text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", False)
     return text

@@ -24,6 +24,7 @@ CASE_FILES = (
     "llama",
     "qwen",
     "gemma",
+    "gemma4",
     "dense",
     "moe",
     "gpt",
@@ -289,7 +290,8 @@ def make_config(case: ArchCase, vocab_size: int) -> Any:
     if case.wrapped:
         return config_class(**_filled_in(case.config, vocab_size))
     known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
-    dims = {key: value for key, value in {**DIMS, "vocab_size": vocab_size}.items() if key in known}
+    sizes = {**DIMS, "vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
+    dims = {key: value for key, value in sizes.items() if key in known}
     return config_class(**{**dims, **case.config})
 
 

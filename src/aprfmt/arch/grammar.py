@@ -212,16 +212,25 @@ def _has_indexer(h: Hyperparams, layer: int) -> bool:
     return types is None or layer >= len(types) or types[layer] == "full"
 
 
+def _shares_kv(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer uses the keys and values of an earlier one."""
+    return h.num_layers is not None and layer >= h.num_layers - _int(h, "num_kv_shared_layers")
+
+
 LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "moe": _is_moe,
     "dense": lambda h, layer: not _is_moe(h, layer),
     "first": lambda h, layer: layer == 0,
     "indexer": _has_indexer,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
+    "shares_kv": _shares_kv,
+    "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),
 }
 """Word of a `layers` condition -> whether a layer is meant."""
 
-LAYER_KINDS = frozenset(("full_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe"))
+LAYER_KINDS = frozenset(
+    ("full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe")
+)
 """Words of a config's `layer_types` that rows tell apart; `kind=moe` is the kind, `moe` alone the rule."""
 
 # --- needs ---

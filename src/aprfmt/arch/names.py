@@ -315,6 +315,9 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         found = matches(arch, name)
         if not found:
             continue
+        layer = found[0].layer  # a name may stand in several rows for several kinds of layers
+        if layer is not None and len(found) > 1:
+            found = [one for one in found if has_layer(one.row.layers, hparams, layer)] or found
         if 0 in shape:
             raise RefusedError(f"its shape is {list(shape)}: it holds no values", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]

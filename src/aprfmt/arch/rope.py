@@ -247,6 +247,7 @@ def from_gguf(h: Hyperparams, row: Architecture, kv: Mapping[str, object], defau
             scaling = {**(scaling or {"rope_type": "default"}), "mrope_section": numbers}
     named = defaults.get("rope_parameters")
     if scaling and isinstance(named, Mapping):
+        named = as_mapping(named.get(MAIN)) or named
         scaling = {**{k: v for k, v in named.items() if k not in ("rope_theta", "partial_rotary_factor")}, **scaling}
     if scaling:
         h.extra["rope_scaling"] = scaling
@@ -313,7 +314,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
         elif _sliding(h) is not None:
             out[local] = _sliding(h)
     name = next((key.hf[0] for key in row.keys if key.via == "rotary_dim" and key.hf), PARTIAL[0])
-    if part is not None:
+    if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part
     named = next((name for name in THETAS if name in defaults), THETAS[0])
     return {key: value for key, value in out.items() if key not in THETAS or key == named}
@@ -380,7 +381,7 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     if kind == "llama3" and FREQS in arch.gguf_only:
         return {FREQS: llama3_factors(theta, dim, scaling, h.max_position_embeddings)}
-    if kind == "proportional" and FREQS in arch.gguf_only:
+    if FREQS in arch.gguf_only and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}
     if kind == "longrope" and LONG in arch.gguf_only:
         return {LONG: _listed(scaling, "long_factor", dim), SHORT: _listed(scaling, "short_factor", dim)}
@@ -396,9 +397,11 @@ def _listed(scaling: Mapping[str, object], key: str, dim: int) -> list[float]:
 
 def _proportional(h: Hyperparams, scaling: Mapping[str, object]) -> list[float]:
     """The first pairs are rotated as those of the whole head would be, the others not at all."""
-    head = h.head_dim or 0
+    head = as_int(h.extra.get("global_head_dim"), "global_head_dim") or h.head_dim or 0
     if not 0 < head <= _MAX_HEAD_DIM:
         raise RefusedError(f"a head of {head} values has no rotary frequencies")
+    if scaling.get("rope_type", "default") != "proportional":
+        return [1.0] * (head // 2)
     part = as_float(h.extra.get("partial_rotary_factor"), "partial_rotary_factor")
     factor = as_float(scaling.get("factor"), "factor") or 1.0
     rotated = max(0, min(head // 2, int((1.0 if part is None else part) * head // 2)))
@@ -409,11 +412,11 @@ def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) 
     """Sets the rope scaling of a GGUF's factor tensors; gives warnings about those that mean nothing known."""
     warnings = []
     freqs = tensors.get(FREQS)
-    if freqs is not None and "factor" not in scaling_of(h):
+    if freqs is not None and "factor" not in scaling_of(h) and not _read_proportional(h, freqs):
         scaling = infer_llama3(freqs, h.rope_theta or DEFAULT_THETA, rotary_dim(h) or 0, scaling_of(h))
         if scaling is not None:
             h.extra["rope_scaling"] = scaling
-        elif not _read_proportional(h, freqs) and any(value != 1 for value in freqs):
+        elif any(value != 1 for value in freqs):
             warnings.append("the rope frequencies of the GGUF are not those of a known scaling")
     if LONG in tensors and SHORT in tensors:
         scaling = {**scaling_of(h), "rope_type": "longrope"}

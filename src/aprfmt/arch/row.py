@@ -138,6 +138,7 @@ class Architecture:
         required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
             of arch.gguf_keys, each with a condition over such keys, "" for always.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
+        freqs_always: whether llama.cpp wants `rope_freqs.weight` even where all pairs are rotated as usual.
     """
 
     id: str
@@ -162,6 +163,7 @@ class Architecture:
     differs: tuple[Difference, ...] = ()
     required: Mapping[str, str] = field(default_factory=dict)
     nested_rope: bool = False
+    freqs_always: bool = False
     head_always: bool = False
     head_never: bool = False
 

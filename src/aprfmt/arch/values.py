@@ -14,6 +14,17 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufK
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
+from aprfmt.arch.values_layers import (
+    FULL,
+    LAYER_CONVERTERS,
+    LAYER_TYPES,
+    SLIDING,
+    kinds_of,
+    layer_types_fill,
+    layer_types_from,
+    layer_types_to,
+    periodic,
+)
 from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_sparse import SPARSE
 from aprfmt.errors import CorruptError, RefusedError
@@ -69,60 +80,6 @@ def _window_from(value: object, scope: Scope) -> object:
     if _has_switch(scope):
         return ConfigKeys({scope.name: window, "use_sliding_window": window is not None})
     return window
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def kinds_of(slides: list[bool]) -> list[str]:
-    """Kinds of layers: those with a window, and those that see everything."""
-    return [SLIDING if one else FULL for one in slides]
-
-
-def _slides(kinds: object) -> list[bool]:
-    if not isinstance(kinds, list):
-        raise CorruptError("layer_types is not a list")
-    return [kind in (SLIDING, "chunked_attention") for kind in kinds]
-
-
-def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
-    if value is None:
-        return None
-    slides = _slides(value)
-    expected = layer_types_fill(scope)
-    if not scope.key.gguf and expected is not None and _slides(expected) != slides:
-        raise RefusedError(
-            f"a GGUF of {scope.row.id} always means one pattern of layer_types, and this model has another"
-        )
-    return slides
-
-
-def layer_types_from(value: object, scope: Scope) -> object:
-    """By a list of flags, or by a period; by the row's pattern where there is neither."""
-    if isinstance(value, int):
-        return kinds_of(periodic(max(1, int(value)), scope.h.num_layers or 0))
-    if isinstance(value, list):
-        return kinds_of([bool(item) for item in value])
-    filled = layer_types_fill(scope)
-    return DEFAULT if filled is None else filled
-
-
-def layer_types_fill(scope: Scope) -> list[str] | None:
-    """By `sliding_window_pattern`, of a config or of the row's defaults: a period, or letters (L sliding)."""
-    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
-    n_layers = scope.h.num_layers
-    if n_layers is None or pattern is None:
-        return None
-    if isinstance(pattern, str) and pattern:
-        return kinds_of([pattern[i % len(pattern)] == "L" for i in range(n_layers)])
-    period = as_int(pattern, "sliding_window_pattern")
-    return kinds_of(periodic(period, n_layers)) if period else None
-
-
-def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
-    """Which layers have a window: all but every `period`-th, where the first layer is number `first`."""
-    return [bool((i + first) % period) for i in range(n_layers)]
 
 
 def words(table: Mapping[str, int]) -> Converter:
@@ -185,7 +142,6 @@ def over_hidden(width: int | None, scope: Scope) -> object:
 
 
 WINDOW = Converter(window_to, _window_from)
-LAYER_TYPES = Converter(layer_types_to, layer_types_from, layer_types_fill)
 YARN_LOG = yarn_log(1.0)
 POOLING = words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4})
 
@@ -746,7 +702,6 @@ CONVERTERS: dict[str, Converter] = {
     "rotary_dim": Converter(lambda value, scope: rope.rotary_dim(scope.h), _rotary_dim_from),
     "head_dim": Converter(_head_dim_to, _head_dim_from, settle=_head_dim_settle),
     "window": WINDOW,
-    "layer_types": LAYER_TYPES,
     "gating": words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}),
     "pooling": POOLING,
     "pooling_avg": replace(POOLING, settle=lambda value, scope: "mean" if value == "avg" else DEFAULT),
@@ -852,5 +807,6 @@ CONVERTERS: dict[str, Converter] = {
     "qwen3_5_sections": Converter(_sections_to, default),
     **REMOTE,
     **SPARSE,
+    **LAYER_CONVERTERS,
 }
 """What a Key's `via` names."""

@@ -25,4 +25,6 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("MiniCPMV4_6ForConditionalGeneration", "minicpmv4_6", "qwen3_5_text"),
     Wrapper("Qwen3ASRForConditionalGeneration", "qwen3_asr", "qwen3_vl", {"qwen3": "qwen3_vl"}),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
+    Wrapper("Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"),
+    Wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_text"),
 )

@@ -1,0 +1,52 @@
+"""Cases of Gemma 3n and Gemma 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arch_cases_common import TIED, UNTIED, Config, family
+from arch_models import ArchCase
+
+_S, _F = "sliding_attention", "full_attention"
+
+
+def _kinds(letters: str) -> Config:
+    """Layer types by letters: S sliding, F full."""
+    return {"num_hidden_layers": len(letters), "layer_types": [_S if letter == "S" else _F for letter in letters]}
+
+
+def _rope(**full: Any) -> Config:
+    rope = {"rope_type": "proportional", "rope_theta": 1e6, **full}
+    return {"rope_parameters": {_F: rope, _S: {"rope_type": "default", "rope_theta": 20000.0}}}
+
+
+_GEMMA4: Config = {
+    **TIED,
+    **_kinds("SF"),
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+}
+_DENSE: Config = {"enable_moe_block": False, "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
+_PER_LAYER: Config = {"hidden_size_per_layer_input": 24}
+_SHARING: Config = {**_DENSE, **_PER_LAYER, **_kinds("SFSF"), "num_kv_shared_layers": 2}
+_EXPERTS: Config = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
+
+CASES: tuple[ArchCase, ...] = (
+    *family("gemma4_text", "Gemma4", _GEMMA4 | _EXPERTS, {
+        "dense": _DENSE,
+        "k_eq_v": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        "per_layer": _PER_LAYER,
+        "sharing": {**_SHARING, "use_double_wide_mlp": True}, "sharing_narrow": _SHARING,
+        "capped": {**_DENSE, "final_logit_softcapping": 4.0},
+        "rope": _DENSE | _rope(partial_rotary_factor=0.5), "whole_rope": _DENSE | _rope(),
+        "untied": _DENSE | UNTIED,
+        "both_ways": ({**_DENSE, "use_bidirectional_attention": "all"}, "its graph is causal"),
+        "bias": ({**_DENSE, "attention_bias": True}, "its loader knows no biases of attention"),
+        "sharing_odd": ({**_SHARING, **_kinds("SFSSF")},
+            "it takes the keys and values of the last two layers that have some"),
+    }, config_class="Gemma4TextConfig"),
+    ArchCase("gemma4_text/unified", "gemma4_text", "Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM",
+        {key: value for key, value in _GEMMA4.items() if key != "hidden_size_per_layer_input"}),
+)  # fmt: skip
