@@ -34,6 +34,7 @@ CASE_FILES = (
     "sparse",
     "remote",
     "remote_dense",
+    "remote_moe",
     "remote_diffusion",
     "remote_encoder",
     "multimodal",

@@ -30,12 +30,16 @@ _NO_ATTENTION = (
 )
 
 _THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
+_CENTRED = "the converter subtracts the mean, which chooses the same experts; ours are as the checkpoint has them"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("orion*", "orion.rope.freq_base", _THETA),
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
     Explained("qwen", "qwen.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
+    Explained("grok", "grok.rope.freq_base", _THETA),
+    Explained("grok2", "grok.attention.layer_norm_epsilon", "GIT's, for which the converter takes the model type git"),
+    *(Explained("bailing_moe_v2/sarvam*", name, _CENTRED) for name in ("*.exp_probs_b.bias", "*.gate.expert_bias")),
     Explained("codeshell*", "codeshell.rope.scaling.*", "a linear scaling by 1, which is none"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
     Explained("exaone*", "exaone.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),

@@ -221,10 +221,14 @@ class _Run:
             return Step(not other, reason=f"other files: {', '.join(other)}" if other else "")
         return self._same_network(folder) if step.ok else step
 
-    def _same_network_tensors(self, folder: Path) -> Step:
-        """Whether a folder holds the source's tensors; of a wrapper, those of its language model by the row's names."""
+    def _same_network_tensors(self, folder: Path, *, explained: bool = False) -> Step:
+        """Whether a folder holds the source's tensors; of a wrapper, those of its language model by the row's names.
+
+        `explained` differences are right, since the converter has lost what it changed.
+        """
         if not self.case.wrapped:
-            return same_tensors(folder, self.source)
+            found = _differences(_folder_tensors(folder), _folder_tensors(self.source), "source")
+            return _judged(self.case, found) if explained else Step(not found, reason=_listed(found))
         row, wanted = ARCHITECTURES[self.case.row], _folder_tensors(self.source)
         named = {canonical_name(row, name): tensor for name, tensor in wanted.items() if name not in self._beside()}
         found = _differences(_folder_tensors(folder), {str(name): tensor for name, tensor in named.items()}, "source")
@@ -307,7 +311,7 @@ class _Run:
         folder = self.folder / "peer-back"
         folder.mkdir()
         aprfmt.convert_model(gguf, folder / "model.safetensors")
-        return self._same_network_tensors(folder)
+        return self._same_network_tensors(folder, explained=True)
 
 
 def unwrapped(h: Hyperparams) -> Hyperparams:

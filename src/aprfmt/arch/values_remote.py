@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.fields import as_float, as_int, as_mapping
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
 from aprfmt.arch.rope import DEFAULT_THETA
 from aprfmt.errors import RefusedError
+from aprfmt.io.jsonx import to_f32
 
 # --- latent attention ---
 
@@ -95,6 +96,106 @@ def _sliding_dim_from(value: object, scope: Scope) -> object:
     return DEFAULT
 
 
+# --- routed experts ---
+
+
+def _root_to(value: object, scope: Scope) -> float | None:
+    """What attention scores are multiplied with; one over the root of a head where nothing is said."""
+    scale, size = as_float(value, scope.name), scope.h.head_dim
+    return scale if scale is not None or not size else size**-0.5
+
+
+def _root_from(value: object, scope: Scope) -> object:
+    scale, size = as_float(value, scope.key.gguf), scope.h.head_dim
+    return DEFAULT if scale is None or (size and to_f32(size**-0.5) == scale) else shorten(scale)
+
+
+_ORIGINAL = ("original", "yarn")
+"""How Grok 2 calls yarn."""
+
+
+def _yarn_to(value: object, scope: Scope) -> str | None:
+    return "yarn" if value in _ORIGINAL else None
+
+
+def _if_yarn_to(value: object, scope: Scope) -> object:
+    return value if scope.config("rope_type") in _ORIGINAL else None
+
+
+def _chunk_width_to(value: object, scope: Scope) -> int | None:
+    return scope.h.head_dim
+
+
+_EVERY = 4
+"""Of so many layers llama.cpp's smallthinker leaves the first without window and rotation, if it has windows."""
+
+
+def _layout(scope: Scope) -> list[int]:
+    return [int(layer % _EVERY != 0) for layer in range(scope.h.num_layers or 0)]
+
+
+def _as_layout(value: object, scope: Scope) -> list[int]:
+    return value if isinstance(value, list) else [0] * (scope.h.num_layers or 0)
+
+
+def _layout_window_to(value: object, scope: Scope) -> object:
+    """The window, if a layer has it; the runtime knows one length, in three of four layers."""
+    layout = _as_layout(scope.config("sliding_window_layout"), scope)
+    if not any(layout):
+        return None
+    if value != _WINDOW or layout != _layout(scope):
+        raise RefusedError(
+            f"llama.cpp's {scope.row.gguf} has windows of {_WINDOW} tokens in all but every {_EVERY}th layer from the "
+            f"first on; this model has {value} in layers {layout}"
+        )
+    return value
+
+
+_WINDOW = 4096
+
+
+def _window_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [0] * (scope.h.num_layers or 0)
+
+
+def _rope_layout_to(value: object, scope: Scope) -> None:
+    windows = any(_as_layout(scope.config("sliding_window_layout"), scope))
+    expected = _layout(scope) if windows else [1] * (scope.h.num_layers or 0)
+    if isinstance(value, list) and value != expected:
+        raise RefusedError(f"llama.cpp's {scope.row.gguf} rotates the layers {expected}, not those of {scope.name}")
+
+
+def _rope_layout_from(value: object, scope: Scope) -> object:
+    if not scope.kv:
+        return DEFAULT
+    return _layout(scope) if scope.gguf("attention.sliding_window") else [1] * (scope.h.num_layers or 0)
+
+
+def _all_layers_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and not all(value):
+        raise RefusedError(f"{scope.name} has layers without experts, which llama.cpp's {scope.row.gguf} does not know")
+
+
+def _all_layers_from(value: object, scope: Scope) -> object:
+    return [1] * (scope.h.num_layers or 0) if scope.kv else DEFAULT
+
+
+def _in_each_to(value: object, scope: Scope) -> list[float] | None:
+    number = as_float(value, scope.name)
+    return None if number is None else [number] * (scope.h.num_layers or 0)
+
+
+def _in_each_from(value: object, scope: Scope) -> object:
+    return value[0] if isinstance(value, list) and value else DEFAULT
+
+
+def _expert_width_to(value: object, scope: Scope) -> object:
+    """The width of one shared expert; the runtime multiplies it with their number."""
+    return scope.h.moe_intermediate_size if value is None else value
+
+
 REMOTE: dict[str, Converter] = {
     "given": Converter(_given_to),
     "nope_and_rope": Converter(_nope_and_rope_to, _nope_from),
@@ -105,4 +206,15 @@ REMOTE: dict[str, Converter] = {
     "unshared_heads": Converter(settle=_unshared),
     "shared_heads": Converter(from_gguf=_shared_from),
     "sliding_rotary_dim": Converter(_sliding_dim_to, _sliding_dim_from),
+    "inverse_root": Converter(_root_to, _root_from),
+    "original_yarn": Converter(_yarn_to, lambda value, scope: _ORIGINAL[0] if value == "yarn" else None),
+    "if_yarn": Converter(_if_yarn_to),
+    "chunk_width": Converter(_chunk_width_to, default),
+    "softmax_switch": Converter(lambda value, scope: 1 if value else 2, lambda value, scope: value == 1),
+    "layout_window": Converter(_layout_window_to),
+    "window_layout": Converter(nothing, _window_layout_from),
+    "rope_layout": Converter(_rope_layout_to, _rope_layout_from),
+    "all_layers": Converter(_all_layers_to, _all_layers_from),
+    "in_each_layer": Converter(_in_each_to, _in_each_from),
+    "expert_width": Converter(_expert_width_to),
 }

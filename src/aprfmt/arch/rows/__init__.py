@@ -23,6 +23,7 @@ from aprfmt.arch.rows import (
     qwen,
     remote,
     remote_dense,
+    remote_moe,
     ssm,
     vision,
 )
@@ -48,6 +49,7 @@ _FILES = (
     vision,
     remote,
     remote_dense,
+    remote_moe,
     diffusion,
 )
 

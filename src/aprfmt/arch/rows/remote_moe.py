@@ -1,0 +1,403 @@
+"""Rows of the architecture table: decoders with routed experts whose code came with their checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
+    SLIDING_LAYERS,
+    VOCAB,
+    WHOLE_HEADS,
+    WINDOW,
+    attention,
+    block,
+    convert,
+    embedding,
+    experts,
+    final_norm,
+    flag,
+    gated_mlp,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+    split,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import (
+    COUNT,
+    DENSE_LAYERS,
+    GROUPS,
+    USED,
+    WEIGHTS_NORM,
+    WEIGHTS_SCALE,
+    WIDTH,
+    draft_layer,
+    moe_decoder,
+    moe_keys,
+    router_and_experts,
+    shared_expert,
+)
+
+_UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_W123 = ("w1", "w3", "w2")
+_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
+_NO_BIASES = (must_be("use_bias", False), must_be("use_qkv_bias", False))
+_QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
+_ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
+
+
+def _grok_keys(*family: Key) -> tuple[Key, ...]:
+    """Caps and scales; the experts' activation has no name in a config."""
+    return (
+        *DIMS,
+        GROUPED,
+        *family,
+        RMS_EPS,
+        *_ROUTED,
+        HEAD_DIM,
+        Key("router_logit_softcapping", ("router_logit_softcapping",), "f32"),
+        Key("attention.output_scale", ("attn_output_multiplier",), "f32", via="inverse_root"),
+        Key("embedding_scale", ("embedding_multiplier_scale",), "f32"),
+        Key("logit_scale", ("output_multiplier_scale",), "f32"),
+        WHOLE_HEADS,
+    )
+
+
+_GROK_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "router_logit_softcapping": 30.0,
+}  # fmt: skip
+_YARN = {
+    "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
+
+
+def _bailing(*attention_rows: TensorRow, dense: str = "") -> tuple[TensorRow, ...]:
+    """Ling's decoder: experts after the first few layers, and one that all tokens share."""
+    return (
+        embedding("model.word_embeddings"),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *attention_rows,
+            *linear("attention.dense", "attn_output", "hidden,q"),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *router_and_experts(dense and "moe"),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers=dense and "moe"),
+            *(gated_mlp(layers="dense") if dense else ()),
+        ),
+        *final_norm(),
+        *head(),
+    )
+
+
+ROWS: tuple[Architecture, ...] = (
+    # As keyfan/grok-1-hf has it.
+    Architecture(
+        id="grok",
+        gguf="grok",
+        **hf_names("Grok", "grok-1"),
+        gguf_only=(),
+        tensors=(
+            embedding("transformer.in_out_embed"),
+            *block(
+                *norm("rms_norm", "attn_norm"),
+                *linear("multi_head_attention.query", "attn_q", "q,hidden"),
+                *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
+                *linear("multi_head_attention.value", "attn_v", "kv,hidden"),
+                *linear("multi_head_attention.linear", "attn_output", "hidden,q"),
+                *norm("rms_norm_1", "attn_output_norm"),
+                *norm("rms_norm_2", "ffn_norm"),
+                *linear("router", "ffn_gate_inp", "experts,hidden"),
+                *experts("moe.{e}.", ("linear", "linear_v", "linear_1")),
+                *norm("rms_norm_3", "layer_output_norm"),
+                hf="transformer.decoder_layer.{n}.",
+            ),
+            *final_norm("transformer.rms_norm"),
+            *head(),
+        ),
+        keys=_grok_keys(ROPE, Key("attn_logit_softcapping", ("max_attn_value",), "f32")),
+        defaults={"": {**_GROK_DEFAULTS, "max_attn_value": 30.0, "tie_word_embeddings": True}},
+    ),
+    # As xai-org/grok-2 has it.
+    Architecture(
+        id="grok2",
+        gguf="grok",
+        when="tensors=post_ffw_norm.weight",
+        hf_class="Grok1ForCausalLM",
+        model_type="git",
+        hf_classes=("Grok1ForCausalLM",),
+        model_types=(),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("pre_attn_norm", "attn_norm"),
+                *attention(),
+                *norm("post_attn_norm", "attn_output_norm"),
+                *norm("pre_moe_norm", "ffn_norm"),
+                *gated_mlp(),
+                *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+                *experts("block_sparse_moe.experts.{e}.", _W123),
+                *norm("post_moe_norm", "post_ffw_norm"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=_grok_keys(
+            Key("rope.freq_base", ("rope_theta",), "f32", field="rope_theta"),
+            Key("rope.scaling.type", ("rope_type",), "str", via="original_yarn"),
+            Key("rope.scaling.original_context_length", ("original_max_position_embeddings",), via="if_yarn"),
+            *(Key(f"rope.scaling.{gguf}", (hf,), "f32", via="if_yarn") for gguf, hf in _YARN.items()),
+            WIDTH,
+            Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32"),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("attention.temperature_length", ("attn_temperature_len",)),
+            must_be("residual_moe", True),
+            must_be("sliding_window_size", -1),
+            Key("", ("global_attn_every_n",)),
+        ),
+        defaults={"": {**_GROK_DEFAULTS, "attn_logit_softcapping": 30.0, "tie_word_embeddings": False}},
+    ),
+    # As Snowflake/snowflake-arctic-instruct has it.
+    Architecture(
+        id="arctic",
+        gguf="arctic",
+        **hf_names("Arctic", "arctic"),
+        rope_type=0,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention(permuted=True),
+                *norm("residual_layernorm", "ffn_norm"),
+                *linear("residual_mlp.w1", "ffn_gate", "hidden,hidden"),
+                *linear("residual_mlp.w3", "ffn_up", "hidden,hidden"),
+                *linear("residual_mlp.w2", "ffn_down", "hidden,hidden"),
+                *norm("post_attention_layernorm", "ffn_norm_exps"),
+                *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+                *experts("block_sparse_moe.experts.{e}.", _W123),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=moe_keys(
+            VOCAB,
+            ROPE_DIM,
+            WHOLE_HEADS,
+            must_be("use_residual", True),
+            must_be("parallel_attn_mlp_res", True),
+            must_be("moe_layer_frequency", 1),
+            Key("", ("sliding_window",)),
+            count="num_local_experts",
+        ),
+        defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096}},
+    ),
+    # As inclusionAI/GroveMoE-Inst has it.
+    Architecture(
+        id="grovemoe",
+        gguf="grovemoe",
+        required={"expert_group_scale": "", "experts_per_group": ""},
+        hf_class="GroveMoeForCausalLM",
+        model_type="grove_moe",
+        hf_classes=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"),
+        model_types=("grove_moe",),
+        gguf_only=(),
+        tensors=moe_decoder(
+            *attention(qk_norm="head_dim"),
+            *router_and_experts(),
+            *(
+                tensor(
+                    f"mlp.chunk_experts.{{e}}.{name}_proj.weight",
+                    f"ffn_{name}_chexps.weight",
+                    "hidden,head_dim" if name == "down" else "head_dim,hidden",
+                    count="experts/2",
+                )
+                for name in ("gate", "up", "down")
+            ),
+            TensorRow(("mlp.expert_bias",), (), ("experts",), OPTIONAL),
+        ),
+        keys=moe_keys(
+            WIDTH,
+            Key("expert_chunk_feed_forward_length", via="chunk_width"),
+            Key("experts_per_group", constant=2),
+            Key("expert_group_scale", kind="f32", constant=0.05),
+            must_be("attention_bias", False),
+            must_be("norm_topk_prob", True),
+            must_be("use_sliding_window", False),
+            *_SPARSE,
+        ),
+        differs=(
+            Difference(
+                "llama.cpp gives GroveMoE's chunk experts what the routed experts have made of a token, not the token"
+            ),
+        ),
+        defaults={"": {**_UNTIED, "norm_topk_prob": True, "max_position_embeddings": 40960}},
+    ),
+    # As PowerInfer/SmallThinker-4BA0.6B-Instruct and SmallThinker-21BA3B-Instruct have it.
+    Architecture(
+        id="smallthinker",
+        gguf="smallthinker",
+        **hf_names("SmallThinker", "smallthinker", "Smallthinker"),
+        gguf_only=(),
+        tensors=moe_decoder(
+            *attention(),
+            *linear("block_sparse_moe.primary_router", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", ("gate", "up", "down")),
+        ),
+        keys=(
+            *(key for key in DIMS if key.field != "intermediate_size"),
+            GROUPED,
+            ROPE,
+            RMS_EPS,
+            *rename(
+                (COUNT, USED),
+                num_experts=("moe_num_primary_experts",),
+                num_experts_per_tok=("moe_num_active_primary_experts",),
+            ),
+            HEAD_DIM,
+            replace(WIDTH, hf=("moe_ffn_hidden_size",)),
+            replace(WIDTH, hf=("moe_ffn_hidden_size",), gguf="feed_forward_length"),
+            Key("expert_gating_func", ("moe_primary_router_apply_softmax",), "u32", via="softmax_switch"),
+            Key("attention.sliding_window", ("sliding_window_size",), via="layout_window"),
+            Key("", ("sliding_window_layout",), "i32[]", via="window_layout"),
+            Key("", ("rope_layout",), "i32[]", via="rope_layout"),
+            Key("", ("moe_layer_layout",), "i32[]", via="all_layers"),
+            must_be("moe_enable_early_router", True),
+            must_be("moe_enable_secondary_experts", False),
+            must_be("moe_shared_primary_experts", 0),
+            must_be("use_qk_norm", False),
+        ),
+        defaults={
+            "": {
+                **_UNTIED,
+                "sliding_window_size": 4096,
+                "moe_primary_router_apply_softmax": False,
+                "max_position_embeddings": 131072,
+            }
+        },
+    ),
+    # As deepgrove/maple-preview has it.
+    Architecture(
+        id="maple",
+        gguf="maple",
+        required={"attention.sliding_window": "", "attention.sliding_window_pattern": "", "swiglu_clamp_exp": ""},
+        **hf_names("Maple", "maple"),
+        gguf_only=(),
+        tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
+        keys=(
+            *convert(moe_keys(WIDTH, VOCAB, ROPE_DIM, WINDOW, SLIDING_LAYERS), intermediate_size="if_given"),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="in_each_layer"),
+            must_be("nope_on_global_attention", True),
+            must_be("norm_topk_prob", True),
+            must_be("num_shared_experts", 0),
+            must_be("use_bias", False),
+            must_be("use_qk_norm", True),
+            must_be("moe_router_enable_expert_bias", False),
+        ),
+        defaults={
+            "": {
+                **_UNTIED,
+                "max_position_embeddings": 131072,
+                "partial_rotary_factor": 0.5,
+                "sliding_window": 512,
+                "sliding_window_pattern": 4,
+                "swiglu_limit": 7.0,
+            }
+        },
+    ),
+    # As inclusionAI/Ling-lite has it.
+    Architecture(
+        id="bailing_moe",
+        gguf="bailingmoe",
+        required={"expert_shared_count": ""},
+        **hf_names("BailingMoe", "bailing_moe"),
+        rope_type=0,
+        tensors=_bailing(
+            split(
+                "attention.query_key_value.weight",
+                "q+2*kv,hidden",
+                _QKV,
+                order=("head:q+kv,heads+kv_heads,2,head_dim/2",),
+            )
+        ),
+        keys=(
+            *moe_keys(
+                ROPE_DIM,
+                replace(DENSE_LAYERS, allowed=(0,)),
+                VOCAB,
+                WIDTH,
+                Key("expert_weights_scale", kind="f32", constant=1.0),
+                Key("expert_shared_count", ("num_shared_experts",)),
+                WEIGHTS_NORM,
+                must_be("norm_head", False),
+                *_NO_BIASES,
+            ),
+        ),
+        defaults={"": {**_UNTIED, "first_k_dense_replace": 0, "norm_topk_prob": True}},
+    ),
+    # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
+    Architecture(
+        id="bailing_moe_v2",
+        gguf="bailingmoe2",
+        required={"expert_shared_count": "", "expert_gating_func": ""},
+        hf_class="BailingMoeV2ForCausalLM",
+        model_type="bailing_moe_v2",
+        hf_classes=(
+            "BailingMoeV2ForCausalLM",
+            "BailingMoeV2Model",
+            "SarvamMoEForCausalLM",
+            "modeling_sarvam_moe.SarvamMoEForCausalLM",
+        ),
+        bare_classes=("BailingMoeV2Model",),
+        model_types=("bailing_moe_v2", "sarvam_moe"),
+        gguf_only=(),
+        tensors=_bailing(
+            *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden"),
+            *norm("attention.query_layernorm", "attn_q_norm", "head_dim"),
+            *norm("attention.key_layernorm", "attn_k_norm", "head_dim"),
+            tensor(
+                "mlp.gate.expert_bias", "exp_probs_b.bias", "experts", "moe_router_enable_expert_bias", layers="moe"
+            ),
+            *draft_layer(),
+            *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"),
+            dense="dense",
+        ),
+        keys=moe_keys(
+            *GROUPS,
+            Key("expert_gating_func", ("score_function",), via="gating"),
+            ROPE_DIM,
+            DENSE_LAYERS,
+            VOCAB,
+            WIDTH,
+            Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), via="expert_width"),
+            WEIGHTS_SCALE,
+            Key("expert_shared_count", ("num_shared_experts",)),
+            WEIGHTS_NORM,
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts"),
+            flag("moe_router_enable_expert_bias"),
+            must_be("use_qk_norm", True),
+            *_NO_BIASES,
+        ),
+        defaults={
+            "": {
+                **_UNTIED,
+                "first_k_dense_replace": 0,
+                "score_function": "sigmoid",
+                "partial_rotary_factor": 0.5,
+                "moe_router_enable_expert_bias": True,
+            },
+            "sarvam_moe": {"partial_rotary_factor": 1.0},
+        },
+    ),
+)
