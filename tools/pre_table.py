@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aprfmt import formats
 from aprfmt.errors import AprError
-from aprfmt.tokenizer import hf_write, pre
+from aprfmt.tokenizer import hf_write, pre, rules
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "pre-tokenizers.md"
@@ -79,7 +79,7 @@ def gguf_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _alike(ours: str | None, stated: str | None) -> bool:
-    return ours == stated or (pre.rule(ours) is not None and pre.rule(ours) == pre.rule(stated))
+    return ours == stated or (rules.rule(ours) is not None and rules.rule(ours) == rules.rule(stated))
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -173,7 +173,7 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
     vocab = llama_cpp.llama_model_get_vocab(_load(llama_cpp, gguf, vocab_only=True))
     out = []
     for text in texts:
-        data = text.encode()
+        data = text.encode("utf-8", "surrogateescape")
         ids = (llama_cpp.llama_token * (2 * len(data) + 8))()
         n = llama_cpp.llama_tokenize(vocab, data, len(data), ids, len(ids), add_bos, special)
         if n < 0:

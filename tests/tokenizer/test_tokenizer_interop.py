@@ -115,7 +115,9 @@ def test_pads_are_left_out_and_files_are_kept() -> None:
     assert hf_write.to_hf_files(tok) == tok.files
 
 
-@pytest.mark.parametrize("tok", [Tokenizer(model="llama", tokens=["a"]), Tokenizer(model="gpt2", tokens=["a"])])
+@pytest.mark.parametrize(
+    "tok", [Tokenizer(model="llama", tokens=["a"]), Tokenizer(model="gpt2", tokens=["a"], pre="?")]
+)
 def test_what_cannot_be_written_is_refused(tok: Tokenizer) -> None:
     with pytest.raises(UnsupportedError, match="cannot be written") as caught:
         hf_write.to_hf_files(tok)

@@ -283,7 +283,7 @@ def test_made_files_of_every_kind_are_read_again() -> None:
         (Tokenizer(model="bert", tokens=["a"]), "unknown token"),
         (Tokenizer(model="rwkv", tokens=["a"]), "rwkv"),
         (Tokenizer(model="none", tokens=[]), "no tokens"),
-        (Tokenizer(model="gpt2", tokens=["a"], pre="chameleon"), "chameleon"),
+        (Tokenizer(model="gpt2", tokens=["a"], pre="chamaeleon"), "chamaeleon"),
     ],
 )
 def test_what_has_no_tokenizer_json_is_refused_by_name(tok: Tokenizer, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,12 @@ def test_no_tokenizer_key_is_lost_in_the_metadata(llama_cpp_models: Path, name: 
 
 # Vocabulary, mixed texts, how many of them differ at most.
 WRITTEN = [
+    # llama.cpp takes an ideographic space for a vertical tab
+    ("deepseek-llm", 10),
+    # its vocabulary has no token for a vertical tab, which `tokenizers` leaves out before merges, llama.cpp behind them
+    ("falcon", 10),
+    ("aquila", 0),
+    ("gpt-neox", 0),
     ("llama-spm", 0),
     # `tokenizers` takes away any white space behind Phi-3's special tokens, llama.cpp that of ASCII
     ("phi-3", 60),
@@ -207,12 +214,29 @@ def test_written_tokenizer_json_gives_llama_cpps_ids(
     assert again.special["bos"] == tok.special["bos"]
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_llama_cpps_own_cases_through_the_written_tokenizer_json(llama_cpp_models: Path, name: str) -> None:
+    from tokenizers import Tokenizer as Fast
+
+    path = llama_cpp_models / f"ggml-vocab-{name}.gguf"
+    with gguf.open_model(path) as model:
+        tok = model.tokenizer
+    assert tok is not None
+    parsed = json.loads(hf_write.to_hf_files(tok)["tokenizer.json"])
+    fast = Fast.from_str(json.dumps(parsed))
+    # llama.cpp does not normalise to NFC, the tokenizers of Qwen do
+    plain = Fast.from_str(json.dumps(parsed if tok.model != "gpt2" else {**parsed, "normalizer": None}))
+    known = cases(path)
+    odd = [text for text, _ in known if not unicodedata.is_normalized("NFC", text)]
+    assert len(odd) == (3 if name == "qwen35" else 0)
+    found = [(plain if text in odd else fast).encode(text, add_special_tokens=False).ids for text, _ in known]
+    assert [(text, list(ids)) for (text, _), ids in zip(known, found, strict=True)] == known
+
+
 @pytest.mark.llama
 def test_written_wordpiece_gives_llama_cpps_ids(llama_cpp_models: Path, llama_cpp: LlamaPeer) -> None:
     """Equal but for Hangul and spacing marks, of which llama.cpp takes more away than BERT, and for control
     characters, some of which end words there."""
-    import unicodedata
-
     from tokenizers import Tokenizer as Fast
 
     path = llama_cpp_models / "ggml-vocab-bert-bge.gguf"

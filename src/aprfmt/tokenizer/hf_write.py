@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.ggml import CHARSMAP
 from aprfmt.tokenizer.model import UNDERLINE, Tokenizer, TokenType
-from aprfmt.tokenizer.pre import rule
+from aprfmt.tokenizer.rules import LINES, UNNAMED, Rule, rule
 
 __all__ = ["from_phantom", "to_hf_files"]
 
+Parts: TypeAlias = dict[str, object]
+"""normalizer, pre_tokenizer, decoder and model of a tokenizer.json."""
+
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_BYTE_TOKENS = {f"<0x{n:02X}>" for n in range(256)}
 _ADDED = {int(TokenType.CONTROL): True, int(TokenType.UNKNOWN): True, int(TokenType.USER_DEFINED): False}
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
@@ -66,7 +71,7 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
 
 def _add_assumed(tok: Tokenizer) -> Tokenizer:
     """The tokenizer with what llama.cpp takes for granted spelled out."""
-    known = rule(tok.pre)
+    known = rule(tok.pre or UNNAMED)
     ids, add_bos, add_eos = _ASSUMED.get(tok.model, ({}, known is not None and known.add_bos, False))
     special = {role: i for role, i in {**ids, **tok.special}.items() if i < len(tok.tokens)}
     if tok.model == "bert":  # always put around a text, whatever the flags say
@@ -111,8 +116,10 @@ def _list_added(tok: Tokenizer, name: str) -> list[dict[str, object]]:
 
 
 def _tokenizer_json(tok: Tokenizer, added: list[dict[str, object]]) -> dict[str, object]:
-    parts = _PARTS.get(tok.model, _byte_level_parts)(tok)
-    bare = {**_BYTE_LEVEL, "trim_offsets": False} if tok.model not in _PARTS else None
+    parts = _PARTS.get(tok.model, _bpe_parts)(tok)
+    decoder = parts["decoder"]
+    of_bytes = isinstance(decoder, dict) and decoder["type"] == "ByteLevel"
+    bare = {**_BYTE_LEVEL, "trim_offsets": False} if of_bytes else None
     return {
         "version": "1.0",
         "truncation": None,
@@ -126,20 +133,47 @@ def _tokenizer_json(tok: Tokenizer, added: list[dict[str, object]]) -> dict[str,
     }
 
 
-def _byte_level_parts(tok: Tokenizer) -> dict[str, object]:
-    known = rule(tok.pre)
-    if tok.model != "gpt2" or known is None:
-        what = f"the pre-tokenizer {tok.pre}" if tok.pre else "a tokenizer that names no pre-tokenizer"
-        what = what if tok.model == "gpt2" else f"a {tok.model} tokenizer"
+def _bpe_parts(tok: Tokenizer) -> Parts:
+    """normalizer, pre_tokenizer, decoder and model of a tokenizer with ranked merges, by its pre-tokenizer's rule."""
+    known = rule(tok.pre or UNNAMED)
+    if tok.model not in ("gpt2", "whitespace") or known is None:
+        what = f"the pre-tokenizer {tok.pre}" if tok.model == "gpt2" else f"a {tok.model} tokenizer"
         raise UnsupportedError(
-            f"{what} cannot be written as tokenizer.json",
+            f"{what} cannot be written as tokenizer.json: llama.cpp knows no such rules",
             hint="give the original tokenizer with --tokenizer, or the pre-tokenizer with --pre",
         )
+    if tok.model == "whitespace":
+        return _words_parts(tok, {"type": "WhitespaceSplit"})
+    if known.letters == "pieces":
+        return _pieces_parts(tok)
+    return _words_parts(tok, _split(known.splits[0])) if known.letters == "words" else _byte_level_parts(tok, known)
+
+
+def _words_parts(tok: Tokenizer, step: dict[str, object]) -> Parts:
+    """Merges of the characters of words; a character that is no token is left out."""
+    vocab = _last_ids(tok)
+    lower = tok.model == "whitespace" and tok.flags.get("lowercase", False)
+    return {
+        "normalizer": {"type": "Lowercase"} if lower else None,
+        "pre_tokenizer": step,
+        "decoder": None,
+        "model": _bpe_model(vocab, _known_merges(map(_halves, tok.merges), vocab), pieces=_has_bytes(tok)),
+    }
+
+
+def _has_bytes(tok: Tokenizer) -> bool:
+    return not _BYTE_TOKENS - set(tok.tokens)
+
+
+def _known_merges(halves: Iterable[tuple[str, str]], vocab: Mapping[str, int]) -> list[list[str]]:
+    return [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
+
+
+def _byte_level_parts(tok: Tokenizer, known: Rule) -> Parts:
     # The first of equal texts keeps its id; pads that only fill the embedding are not tokens.
     entries = [(i, text) for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED]
     vocab = dict(sorted({text: i for i, text in reversed(entries)}.items(), key=lambda entry: entry[1]))
-    halves = map(_halves, tok.merges)
-    merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
+    merges = _known_merges(map(_halves, tok.merges), vocab)
     digits = {"type": "Digits", "individual_digits": True}
     steps = [digits if split == "digits" else _split(split) for split in known.splits]
     steps.append({**_BYTE_LEVEL, "use_regex": known.gpt2_regex})
@@ -235,7 +269,7 @@ _DECODERS: tuple[dict[str, object], ...] = (
 _STRIP_ONE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
-def _llama_parts(tok: Tokenizer) -> dict[str, object]:
+def _llama_parts(tok: Tokenizer) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a tokenizer that merges pieces, single bytes for the rest.
 
     llama.cpp joins the two neighbours whose text has the best score; as ranked merges that is every way to cut
@@ -243,25 +277,38 @@ def _llama_parts(tok: Tokenizer) -> dict[str, object]:
 
     Raises UnsupportedError when the 256 byte tokens are not complete.
     """
-    missing = {f"<0x{n:02X}>" for n in range(256)} - set(tok.tokens)
+    missing = _BYTE_TOKENS - set(tok.tokens)
     if missing:
         raise UnsupportedError(
             f"a {tok.model} tokenizer without the byte token {min(missing)} cannot be written as tokenizer.json",
             hint="give the original tokenizer with --tokenizer",
         )
-    gemma = tok.model == "gemma4"
-    prefix = tok.flags.get("add_space_prefix", not gemma) and not gemma
-    # Without the pads; of equal texts llama.cpp finds the last.
-    vocab = {text: i for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED}
-    halves = map(_halves, tok.merges) if gemma else _merges_of_scores(tok, vocab)
-    merges = [[a, b] for a, b in halves if a in vocab and b in vocab and a + b in vocab]
+    prefix = tok.flags.get("add_space_prefix", True)
+    vocab = _last_ids(tok)
+    merges = _known_merges(_merges_of_scores(tok, vocab), vocab)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [_PREPEND, _TO_UNDERLINE]} if prefix else _TO_UNDERLINE,
-        # Gemma 4's only split: runs of line ends and what stands between them.
-        "pre_tokenizer": _split("[^\\n]+|[\\n]+") if gemma else None,
+        "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": [*_DECODERS, *([_STRIP_ONE] if prefix else [])]},
         "model": _bpe_model(vocab, merges, tok.tokens[tok.special.get("unk", 0)], pieces=True),
     }
+
+
+def _pieces_parts(tok: Tokenizer) -> Parts:
+    """The same of ranked merges of pieces, as Gemma 4's. Without all byte tokens, what is in no token is left out."""
+    vocab = _last_ids(tok)
+    unk = tok.tokens[tok.special.get("unk", 0)] if tok.model == "gemma4" else None
+    return {
+        "normalizer": _TO_UNDERLINE,
+        "pre_tokenizer": _split(LINES),
+        "decoder": {"type": "Sequence", "decoders": list(_DECODERS)},
+        "model": _bpe_model(vocab, _known_merges(map(_halves, tok.merges), vocab), unk, pieces=_has_bytes(tok)),
+    }
+
+
+def _last_ids(tok: Tokenizer) -> dict[str, int]:
+    """Ids by text without the pads; of equal texts llama.cpp finds the last."""
+    return {text: i for i, (text, kind) in enumerate(_tokens_and_types(tok)) if kind != TokenType.UNUSED}
 
 
 def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[str, str]]:
@@ -277,7 +324,7 @@ def _merges_of_scores(tok: Tokenizer, vocab: dict[str, int]) -> Iterator[tuple[s
     return ((tok.tokens[left], tok.tokens[right]) for _, _, left, right in found)
 
 
-def _unigram_parts(tok: Tokenizer) -> dict[str, object]:
+def _unigram_parts(tok: Tokenizer) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a Unigram tokenizer.
 
     Raises UnsupportedError without scores, or with one that is not a finite number.
@@ -334,7 +381,7 @@ def from_phantom(text: str, kind: int) -> str:
     return text[len(UNDERLINE) :] if text.startswith(UNDERLINE) else "##" + text
 
 
-def _wordpiece_parts(tok: Tokenizer) -> dict[str, object]:
+def _wordpiece_parts(tok: Tokenizer) -> Parts:
     """normalizer, pre_tokenizer, decoder and model of a WordPiece tokenizer. Raises UnsupportedError without unk."""
     typed = _tokens_and_types(tok)
     vocab = {from_phantom(*entry): i for i, entry in enumerate(typed) if entry[1] != TokenType.UNUSED}
@@ -365,9 +412,9 @@ def _wordpiece_parts(tok: Tokenizer) -> dict[str, object]:
     }
 
 
-_PARTS: dict[str, Callable[[Tokenizer], dict[str, object]]] = {
+_PARTS: dict[str, Callable[[Tokenizer], Parts]] = {
     "llama": _llama_parts,
-    "gemma4": _llama_parts,
+    "gemma4": _pieces_parts,
     "t5": _unigram_parts,
     "bert": _wordpiece_parts,
 }

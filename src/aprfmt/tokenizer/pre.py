@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import UsageError
+from aprfmt.tokenizer.rules import IGNORE_MERGES, RULES, SUFFIX, SUFFIX_BY_CLASSES, Rule, rule
 from aprfmt.types import Json, JsonObject
 
 if TYPE_CHECKING:
@@ -57,102 +58,12 @@ class PreChoice:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How one pre-tokenizer of llama.cpp works, in the terms of tokenizer.json.
-
-    Attributes:
-        splits: regexes applied one after the other, each isolating its matches; "digits" for single digits.
-        gpt2_regex: whether the final byte-level step also splits by GPT-2's regex.
-        ignore_merges: whether a piece that is a whole token is taken before any merge is tried.
-        add_bos: what llama.cpp does when the file does not say.
-        nfc: whether the original tokenizers normalise to NFC (llama.cpp itself never does).
-    """
-
-    splits: tuple[str, ...] = ()
-    gpt2_regex: bool = False
-    ignore_merges: bool = False
-    add_bos: bool = False
-    nfc: bool = False
-
-
 _SHOWN = 60
-_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s+(?!\S)|\s+"
-_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = r"[^\r\n\p{L}\p{N}]?"
-_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES
-_LLAMA3 = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1,3}}|{_SYMBOLS}"
-_QWEN2 = rf"{_SUFFIX}|{_WORD}|\p{{N}}|{_SYMBOLS}"
-_QWEN35 = (
-    rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}"
-)
-_GPT4O = rf"{_CASED}{_UPPER}*{_LOWER}+{_SUFFIX}?|{_CASED}{_UPPER}+{_LOWER}*{_SUFFIX}?|\p{{N}}{{1,3}}|{_SLASH}"
-_TEKKEN = rf"{_CASED}{_UPPER}*{_LOWER}+|{_CASED}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASH}"
-_SEED = rf"{_SUFFIX}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|{_SPACES}"
-_BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES
-_MINICPM = rf"{_SUFFIX}|{_WORD}|\p{{N}}+|{_SYMBOLS}"
-_DEEPSEEK3 = (
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|" + _SPACES
-)
-_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
-_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-
-RULES: dict[str, Rule] = {
-    "llama-bpe": Rule((_LLAMA3,), ignore_merges=True, add_bos=True),
-    "dbrx": Rule((_LLAMA3,)),
-    "smaug-bpe": Rule((_LLAMA3,)),
-    "glm4": Rule((_LLAMA3,), ignore_merges=True),
-    "qwen2": Rule((_QWEN2,), nfc=True),
-    "deepseek-r1-qwen": Rule((_QWEN2,), nfc=True),
-    "qwen35": Rule((_QWEN35,), nfc=True),
-    "gpt-2": Rule(gpt2_regex=True),
-    "phi-2": Rule(gpt2_regex=True),
-    "olmo": Rule(gpt2_regex=True),
-    "mpt": Rule(gpt2_regex=True),
-    "smollm": Rule(("digits",), gpt2_regex=True),
-    "starcoder": Rule(("digits",), gpt2_regex=True),
-    "refact": Rule(("digits",), gpt2_regex=True),
-    "command-r": Rule(("digits",), gpt2_regex=True),
-    "gpt-4o": Rule((_GPT4O,)),
-    "llama4": Rule((_GPT4O,)),
-    "granite-embed-multi-97m": Rule((_GPT4O,), ignore_merges=True),
-    "tekken": Rule((_TEKKEN,), ignore_merges=True, add_bos=True),
-    "deepseek-v3": Rule((r"\p{N}{1,3}", _KANA, _DEEPSEEK3)),
-    "deepseek-coder": Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, "digits")),
-    "seed-coder": Rule((_SEED,)),
-    "bailingmoe": Rule((_BAILING,)),
-    "minicpm5": Rule((r"\p{N}{1,3}", _MINICPM), ignore_merges=True),
-    "ufakzeka": Rule((rf"{_WORD}|\p{{N}}|{_SYMBOLS}",)),
-}
-"""By name; where several names share one rule list the structure is answered with the first."""
-
-_SAME_AS = {
-    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-    "qwen2": "stablelm2 hunyuan solar-open megrez kormo f2llmv2 grok-2",
-    "smollm": "codeshell exaone minerva-7b mellum2",
-    "gpt-2": "jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert exaone4 jais "
-    "trillion granite-docling",
-    "gpt-4o": "kanana2 talkie minimax-m2",
-    "dbrx": "chatglm-bpe",
-    "glm4": "glm5",
-    "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
-    "bailingmoe": "bailingmoe2 llada-moe",
-}
-_RULE_OF = {other: name for name, others in _SAME_AS.items() for other in others.split()}
-
-_IGNORE_MERGES = {*(name for name in (*RULES, *_RULE_OF) if RULES[_RULE_OF.get(name, name)].ignore_merges), "youtu"}
 _EXACT = {"gpt-4o": "granite-embed-multi-97m"}
 """llama.cpp's rule of the first name leaves combining marks out of words, though the regex of the tokenizers
 has them in; the rule of the second has them in. It takes whole tokens before merges, so it fits where every
 token is also what its merges give. tests/tokenizer/test_tokenizer_ids.py holds the count of both."""
 _MAX_GROWTH = 1 << 12
-_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 
 
 def detect(tokenizer_json: bytes, parsed: JsonObject | None = None) -> PreChoice:
@@ -190,7 +101,7 @@ def _choose(tokenizer_json: bytes, parsed: JsonObject, ignore_merges: bool) -> P
     row = rule(hashed)
     # The probe text does not tell all rules apart: the structure may fit another one than the hash's.
     contradicts = alike is not None and row is not None and row.splits != RULES[alike].splits
-    if hashed is not None and ignore_merges == (hashed in _IGNORE_MERGES) and not contradicts:
+    if hashed is not None and ignore_merges == (hashed in IGNORE_MERGES) and not contradicts:
         return PreChoice(hashed, "hash", f"its ids of the probe text are those of {hashed}")
     if alike is not None:
         return PreChoice(alike, "structure", f"its splitting rules are those of {alike}")
@@ -205,7 +116,7 @@ def _unknown(parsed: JsonObject, ignore_merges: bool) -> str:
     own = _spell_steps(parsed.get("pre_tokenizer"))
     if not own:
         return "it has no splitting rules, and llama.cpp has no such byte-level BPE"
-    known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items()}
+    known = {name: [*map(_normalize, row.splits), _final(row)] for name, row in RULES.items() if row.letters == "bytes"}
     mine = [part for step in own for part in _alternatives(step)]
     parts = {name: [part for step in steps for part in _alternatives(step)] for name, steps in known.items()}
     # Equal alternatives count first, then how alike the spellings are.
@@ -242,11 +153,6 @@ def _merges_give_every_token(parsed: JsonObject) -> bool:
         raise
     except BaseException:  # as in hash_name
         return False
-
-
-def rule(name: str | None) -> Rule | None:
-    """The rule behind llama.cpp's name `name`, None when it cannot be written as a tokenizer.json."""
-    return RULES.get(_RULE_OF.get(name, name)) if name is not None else None
 
 
 def _growth(normalizer: Json) -> int:
@@ -294,14 +200,14 @@ def _by_structure(parsed: JsonObject, ignore_merges: bool) -> str | None:
         return None
     for name, row in RULES.items():
         known = [*map(_normalize, row.splits), _final(row)]
-        if steps == known and row.ignore_merges == ignore_merges:
+        if steps == known and row.ignore_merges == ignore_merges and row.letters == "bytes":
             return name
     return None
 
 
 def _normalize(pattern: str) -> str:
     """One spelling for those in use: contractions by flag or by class, line ends literal or escaped."""
-    spelled = pattern.replace(_CONTRACTIONS, _SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
+    spelled = pattern.replace(SUFFIX_BY_CLASSES, SUFFIX).replace("\r", r"\r").replace("\n", r"\n")
     return "digits" if spelled == r"\p{N}" else spelled
 
 
