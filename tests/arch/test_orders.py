@@ -19,8 +19,12 @@ tails = st.tuples(st.integers(0, 7), small, small, small, small).map(
     lambda a: (("tail", a[:4]), a[0] + a[1] * a[2] * a[3] * a[4])
 )
 
+turns = st.tuples(small, st.integers(0, 3), small, small).map(
+    lambda a: (("each", (a[0], a[1] + a[2] * a[3], a[2], a[3])), a[0] * (a[1] + a[2] * a[3]))
+)
 
-@given(st.one_of(swaps, deals, tails))
+
+@given(st.one_of(swaps, deals, tails, turns))
 def test_an_order_is_a_permutation_that_its_inverse_undoes(case: tuple[Order, int]) -> None:
     order, n_rows = case
     check_order(order, n_rows)
@@ -64,12 +68,17 @@ def test_a_tail_leaves_the_first_rows() -> None:
     assert indices([("tail", (2, 1, 2, 2))], 6).tolist() == [0, 1, 2, 4, 3, 5]
 
 
+def test_a_part_of_each_group_is_turned() -> None:
+    # two heads of six of which four values are rotated: their halves become neighbours
+    assert indices([("each", (2, 6, 2, 2))], 12).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+
+
 @pytest.mark.parametrize(
     ("order", "n_rows"),
     [
         (("swap", (2, 2, 2)), 9), (("swap", (0, 2, 2)), 8), (("swap", (2, 2)), 8), (("deal", (2, 1, 1)), 6),
         (("deal", (3,)), 3), (("tail", (9, 1, 1, 2)), 8), (("tail", (1, 1, 2, 2)), 8), (("turn", (1,)), 1),
-        (("swap", (-1, -2, 4)), 8), (("deal", ()), 0),
+        (("swap", (-1, -2, 4)), 8), (("deal", ()), 0), (("each", (2, 4, 1, 5)), 8), (("each", (2, 4, 2, 2)), 16),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_divide_are_refused(order: Order, n_rows: int) -> None:

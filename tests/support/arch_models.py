@@ -30,6 +30,7 @@ CASE_FILES = (
     "gpt",
     "bert",
     "ssm",
+    "hybrid",
     "mla",
     "sparse",
     "remote",

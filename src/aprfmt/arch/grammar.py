@@ -159,22 +159,51 @@ def has_layer(layers: str, h: Hyperparams, layer: int) -> bool:
     def look_up(word: str) -> object:
         if word in LAYER_RULES:
             return LAYER_RULES[word](h, layer)
-        kinds = layer_kinds(h.extra)
+        kinds = layer_kinds(h.extra, h.num_layers)
         kind = kinds[layer] if kinds and layer < len(kinds) else None
         return kind if word == "kind" else kind == word
 
     return not layers or holds(layers, look_up)
 
 
-def layer_kinds(config: Mapping[str, object]) -> list[object] | None:
-    """The kind of each layer, by whichever config.json key names them; None where none does."""
+def layer_kinds(config: Mapping[str, object], n_layers: int | None = None) -> list[object] | None:
+    """The kind of each layer, by whichever config.json key names them or says which ones attend; None where none does.
+
+    Keys that only say which layers attend need the number of layers.
+    """
     kinds = config.get("layer_types") or config.get("layers_block_type")
-    return kinds if isinstance(kinds, list) else None
+    if isinstance(kinds, list):
+        return kinds
+    rule = next((rule for key, rule in ATTENDS.items() if config.get(key) is not None), None)
+    if rule is None or n_layers is None:
+        return None
+    return ["full_attention" if rule(config, layer) else "linear_attention" for layer in range(n_layers)]
+
+
+def _number(config: Mapping[str, object], key: str, default: int) -> int:
+    value = config.get(key, default)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _is_listed(config: Mapping[str, object], layer: int) -> bool:
+    listed = config["attn_layer_indices"]
+    return isinstance(listed, list) and layer in listed
+
+
+def _is_at_offset(config: Mapping[str, object], layer: int) -> bool:
+    period = max(1, _number(config, "attn_layer_period", 1))
+    return layer % period == _number(config, "attn_layer_offset", 0)
+
+
+ATTENDS: dict[str, Callable[[Mapping[str, object], int], bool]] = {
+    "attn_layer_indices": _is_listed,
+    "attn_layer_period": _is_at_offset,
+}
+"""config.json key of a hybrid without a list of kinds -> whether a layer attends by it."""
 
 
 def _int(h: Hyperparams, key: str, default: int = 0) -> int:
-    value = h.extra.get(key, default)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    return _number(h.extra, key, default)
 
 
 def _list(h: Hyperparams, key: str) -> list[object] | None:
@@ -184,8 +213,8 @@ def _list(h: Hyperparams, key: str) -> list[object] | None:
 
 def _is_moe(h: Hyperparams, layer: int) -> bool:
     """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
-    if not h.num_experts:
-        return False
+    if not h.num_experts or (h.num_experts == 1 and _int(h, "expert_layer_period")):
+        return False  # of one expert, Jamba makes a plain MLP
     kinds = _list(h, "mlp_layer_types")
     if kinds is not None:
         return bool(kinds) and kinds[min(layer, len(kinds) - 1)] != "dense"  # a draft layer is like the last
@@ -201,6 +230,8 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
     if isinstance(frequency, list):
         return bool(frequency) and bool(frequency[min(layer, len(frequency) - 1)])
     if layer % max(1, _int(h, "moe_layer_freq", 1)):
+        return False
+    if (period := _int(h, "expert_layer_period")) and (layer - _int(h, "expert_layer_offset")) % period:
         return False
     steps = (_int(h, key, 1) for key in ("decoder_sparse_step", "moe_layer_interval"))
     return all((layer + 1) % max(1, step) == 0 for step in steps)

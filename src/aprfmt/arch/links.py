@@ -7,6 +7,7 @@ Hugging Face side stands there:
     deal:n,x,y,...   n groups of x, y, ... rows: all the x of all groups, then all the y, ...
     tail:s,a,b,c     the first s rows stay, the others as swap:a,b,c
     head:s,a,b,c     the first s rows as swap:a,b,c, the others stay
+    each:n,m,a,b     n groups of m rows: the first a*b rows of each, viewed as [a, b], transposed; its others stay
 
 Llama's rotary order is swap:heads,2,head_dim/2, since Hugging Face rotates the halves of a head against each other
 and GGUF's llama neighbours.
@@ -58,11 +59,21 @@ def _head(rows: Array, args: Sequence[int]) -> Array:
     return np.concatenate([_swap(rows[: args[0]], args[1:]), rows[args[0] :]])
 
 
+def _each(rows: Array, args: Sequence[int]) -> Array:
+    import numpy as np
+
+    n, m, a, b = args
+    groups = rows.reshape(n, m)
+    turned = groups[:, : a * b].reshape(n, a, b).swapaxes(1, 2).reshape(n, -1)
+    return np.concatenate([turned, groups[:, a * b :]], axis=1).reshape(-1)
+
+
 ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
     "swap": (_swap, range(3, 4)),
     "deal": (_deal, range(2, 9)),
     "tail": (_tail, range(4, 5)),
     "head": (_head, range(4, 5)),
+    "each": (_each, range(4, 5)),
 }
 """Name -> (what it does to rows that check_order has passed, how many integers it takes)."""
 
@@ -72,10 +83,13 @@ def check_order(order: Order, n_rows: int) -> None:
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
         raise RefusedError(f"{_text(order)} is not an order of rows")
-    groups = {"swap": prod(args), "deal": args[0] * sum(args[1:])}.get(name, prod(args[1:]))
+    whole = {"swap": prod(args), "deal": args[0] * sum(args[1:]), "each": prod(args[:2])}
+    groups = whole.get(name, prod(args[1:]))
     rest = {"tail": n_rows - args[0], "head": min(args[0], n_rows)}.get(name, n_rows)
-    if groups == 0 or rest < groups or rest % groups or (name == "deal" and rest != groups):
+    if groups == 0 or rest < groups or rest % groups or (name in ("deal", "each") and rest != groups):
         raise RefusedError(f"{n_rows} rows cannot be divided as {_text(order)} asks")
+    if name == "each" and prod(args[2:]) > args[1]:
+        raise RefusedError(f"{_text(order)} turns more rows than a group has")
 
 
 def _text(order: Order) -> str:

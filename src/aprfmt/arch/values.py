@@ -14,6 +14,7 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufK
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
+from aprfmt.arch.values_hybrid import HYBRID
 from aprfmt.arch.values_layers import (
     FULL,
     LAYER_CONVERTERS,
@@ -180,7 +181,7 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
 
 def _some_conv_to(value: object, scope: Scope) -> None:
     """The runtime's memory of a hybrid asserts that both kinds of layers are there."""
-    kinds = layer_kinds(scope.h.extra)
+    kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     if kinds and len({kind == FULL for kind in kinds}) == 1:
         raise RefusedError(
             f"all layers are of one kind, {kinds[0]}: llama.cpp's {scope.row.gguf} loads networks that mix attention "
@@ -529,7 +530,7 @@ _ATTENTION = (FULL, "attention")
 
 
 def _kinds(scope: Scope) -> list[object]:
-    kinds = layer_kinds(scope.h.extra)
+    kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
     if kinds is None:
         raise CorruptError("layer_types is not a list")
     return kinds
@@ -805,6 +806,7 @@ CONVERTERS: dict[str, Converter] = {
     "depth_scale": Converter(_depth_scale_to, _depth_scale_from),
     "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
+    **HYBRID,
     **REMOTE,
     **SPARSE,
     **LAYER_CONVERTERS,

@@ -1,0 +1,158 @@
+"""Rows of the architecture table: decoders whose layers attend or have Mamba's mixer, each with an MLP behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EXPERTS,
+    GROUPED,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
+    SILU,
+    VOCAB,
+    attention,
+    block,
+    embedding,
+    experts,
+    final_norm,
+    flag,
+    fused_experts,
+    gated_mlp,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+)
+from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
+
+_BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
+_SSM, _ATTENTION = "linear_attention|mamba", "full_attention|attention"
+_SOME_HEADS = replace(GROUPED, kind="i32[]", via="attention_layers")
+_INNER = "mamba_expand*hidden"
+_TWICE = Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,))
+
+
+def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
+    return (
+        embedding(),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *mixers,
+            *norm("pre_ff_layernorm", "ffn_norm"),
+            *feed_forward,
+        ),
+        *final_norm("model.final_layernorm"),
+        *head(),
+    )
+
+
+def _half_rotated() -> tuple[TensorRow, ...]:
+    """Attention of which half of each head is rotated: only there GGUF has neighbours where Hugging Face has halves."""
+
+    def order(heads: str) -> tuple[str, ...]:
+        return (f"each:{heads},head_dim,2,head_dim/4",)
+
+    orders = {"attn_q.weight": order("heads"), "attn_q.bias": order("heads")}
+    orders |= {"attn_k.weight": order("kv_heads"), "attn_k.bias": order("kv_heads")}
+    rows = attention("attention_bias", "attention_bias", layers=_ATTENTION)
+    return tuple(replace(row, order=orders.get(row.gguf[0], ())) for row in rows)
+
+
+_BAMBA_MIXER = dual(
+    _INNER, "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
+)
+_BAMBA = {
+    "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.5,
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
+
+_JAMBA_MIXER = (
+    *selective(_INNER, "mamba_d_state", "mamba_dt_rank", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"),
+    *norm("dt_layernorm", "ssm_dt_norm", "mamba_dt_rank"),
+    *norm("b_layernorm", "ssm_b_norm", "mamba_d_state"),
+    *norm("c_layernorm", "ssm_c_norm", "mamba_d_state"),
+)
+_EXPERTS = (
+    *linear("feed_forward.router", "ffn_gate_inp", "experts,hidden", layers="moe"),
+    *experts("feed_forward.experts.{e}.", layers="moe"),
+    *fused_experts("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj", layers="moe"),
+    *gated_mlp(hf="feed_forward", layers="dense"),
+)
+_JAMBA = {
+    "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
+    "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="bamba",
+        gguf="granitehybrid",
+        **hf_names("Bamba", "bamba"),
+        when="!embedding_scale&!logit_scale",
+        required={"attention.head_count_kv": ""},
+        rope_type=0,
+        tensors=_layers(
+            *mixer("mamba.", _BAMBA_MIXER, _SSM),
+            *_half_rotated(),
+            feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
+        ),
+        keys=(
+            *DIMS,
+            _SOME_HEADS,
+            ROPE,
+            RMS_EPS,
+            VOCAB,
+            ROPE_DIM,
+            Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.group_count", ("mamba_n_groups",)),
+            _TWICE,
+            Key("ssm.time_step_rank", ("mamba_n_heads",)),
+            Key("rope.scaling.finetuned", kind="bool", constant=True),
+            Key("", ("attn_layer_indices",), via="attention_indices"),
+            SILU,
+            flag("attention_bias"),
+            flag("mlp_bias"),
+            must_be("mamba_proj_bias", False),
+            must_be("mamba_conv_bias", True),
+        ),
+        defaults={"": _BAMBA},
+    ),
+    Architecture(
+        id="jamba",
+        gguf="jamba",
+        **hf_names("Jamba", "jamba"),
+        required={"attention.head_count_kv": ""},
+        tensors=_layers(
+            *mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS
+        ),
+        keys=(
+            *DIMS,
+            _SOME_HEADS,
+            Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            _TWICE,
+            Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.time_step_rank", ("mamba_dt_rank",), via="auto_rank"),
+            RMS_EPS,
+            *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),
+            Key("", ("attn_layer_period",), via="attention_period"),
+            Key("", ("attn_layer_offset",)),
+            Key("", ("expert_layer_period",), via="expert_period"),
+            Key("", ("expert_layer_offset",)),
+            SILU,
+            must_be("mamba_proj_bias", False),
+            must_be("mamba_conv_bias", True),
+        ),
+        defaults={"": _JAMBA},
+    ),
+)
