@@ -29,6 +29,12 @@ _NO_ATTENTION = (
     "of attention layers only for one of state-space layers only"
 )
 
+_HALF_ROTATED = (
+    "half of each head is rotated; the converter puts the rows in order, and llama.cpp turns them, as if all of it were"
+)
+
+_EXP = "-exp(A_log) rounded correctly from float64; torch's float32 exp is off by the last bit now and then"
+
 _THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
 _CENTRED = "the converter subtracts the mean, which chooses the same experts; ours are as the checkpoint has them"
 
@@ -66,6 +72,8 @@ EXPLAINED: tuple[Explained, ...] = (
         "the converter takes all layers for state-space ones and leaves out the rotary order of Q and K",
     ),
     Explained("granitemoehybrid*", "granitehybrid.context_length", _UNBOUNDED),
+    Explained("bamba*", "granitehybrid.rope.dimension_count", _HALF_ROTATED),
+    Explained("bamba*", "blk.*.attn_[qk].*", _HALF_ROTATED),
     Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),
     *(Explained(case, name, _NO_EXPERTS) for case in ("nemotron_h", "nemotron_h/*") for name in _NEMOTRON_H),
     Explained(
@@ -78,11 +86,7 @@ EXPLAINED: tuple[Explained, ...] = (
         "granitehybrid.feed_forward_length",
         "the width of the MLP that is there, shared_intermediate_size; the converter writes intermediate_size",
     ),
-    Explained(
-        "*",
-        "blk.*.ssm_a",
-        "-exp(A_log) rounded correctly from float64; torch's float32 exp is off by the last bit now and then",
-    ),
+    *(Explained("*", name, _EXP) for name in ("blk.*.ssm_a", "*.A_log")),
     Explained(
         "gemma*",
         "gemma*.rope.freq_base",

@@ -226,13 +226,12 @@ class _Run:
 
         `explained` differences are right, since the converter has lost what it changed.
         """
-        if not self.case.wrapped:
-            found = _differences(_folder_tensors(folder), _folder_tensors(self.source), "source")
-            return _judged(self.case, found) if explained else Step(not found, reason=_listed(found))
-        row, wanted = ARCHITECTURES[self.case.row], _folder_tensors(self.source)
-        named = {canonical_name(row, name): tensor for name, tensor in wanted.items() if name not in self._beside()}
-        found = _differences(_folder_tensors(folder), {str(name): tensor for name, tensor in named.items()}, "source")
-        return Step(not found, reason=_listed(found))
+        ours, wanted = _folder_tensors(folder), _folder_tensors(self.source)
+        if self.case.wrapped:
+            row = ARCHITECTURES[self.case.row]
+            wanted = {str(canonical_name(row, name)): t for name, t in wanted.items() if name not in self._beside()}
+        found = _differences(ours, wanted, "source")
+        return _judged(self.case, found) if explained else Step(not found, reason=_listed(found))
 
     def _beside(self) -> set[str]:
         """Tensors of a wrapper's folder that are none of its language model."""

@@ -1,4 +1,4 @@
-"""Converters of hybrids and linear attention: which layers attend, and what their configs count in ways of their own."""
+"""Converters of hybrids and linear attention: which layers attend, and what their configs count otherwise."""
 
 from __future__ import annotations
 

@@ -115,6 +115,7 @@ _GRANITE = Architecture(
     id="granitemoehybrid",
     required={"attention.head_count_kv": ""},
     gguf="granitehybrid",
+    when="logit_scale|embedding_scale",  # Bamba has none
     hf_class="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     hf_classes=("GraniteMoeHybridForCausalLM",),

@@ -41,12 +41,7 @@ _TWICE = Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,))
 def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
     return (
         embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm"),
-            *mixers,
-            *norm("pre_ff_layernorm", "ffn_norm"),
-            *feed_forward,
-        ),
+        *block(*norm("input_layernorm", "attn_norm"), *mixers, *norm("pre_ff_layernorm", "ffn_norm"), *feed_forward),
         *final_norm("model.final_layernorm"),
         *head(),
     )
@@ -90,7 +85,7 @@ _JAMBA = {
     "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
     "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
-    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
 }  # fmt: skip
 
 ROWS: tuple[Architecture, ...] = (
@@ -98,7 +93,6 @@ ROWS: tuple[Architecture, ...] = (
         id="bamba",
         gguf="granitehybrid",
         **hf_names("Bamba", "bamba"),
-        when="!embedding_scale&!logit_scale",
         required={"attention.head_count_kv": ""},
         rope_type=0,
         tensors=_layers(
@@ -133,9 +127,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="jamba",
         **hf_names("Jamba", "jamba"),
         required={"attention.head_count_kv": ""},
-        tensors=_layers(
-            *mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS
-        ),
+        tensors=_layers(*mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS),
         keys=(
             *DIMS,
             _SOME_HEADS,

@@ -60,10 +60,16 @@ ROWS: tuple[Architecture, ...] = (
         gguf="mamba",
         hf_class="MambaForCausalLM",
         model_type="mamba",
-        hf_classes=("MambaForCausalLM",),
+        hf_classes=("MambaForCausalLM", "MambaLMHeadModel"),
         model_types=("mamba",),
+        prefixes=(("backbone.embedding.", "backbone.embeddings."),),
         tensors=_SELECTIVE,
-        keys=(*_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=False)),
+        keys=(
+            *_mamba_keys(_INNER, _RANK),
+            Key(_NORMED, kind="bool", constant=False),
+            Key("", ("pad_vocab_size_multiple",)),
+            Key("", ("vocab_size",), field="vocab_size", via="padded_vocab"),
+        ),
         defaults={"": _MAMBA},
     ),
     Architecture(
