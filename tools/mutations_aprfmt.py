@@ -161,7 +161,7 @@ APRFMT = (
         "    return rows.reshape(*args, -1).reshape(-1)"),
     Mutation("orders that do not divide the rows are taken", "aprfmt/arch/links.py",
         "test_orders.py::test_rows_that_do_not_divide_are_refused",
-        '    if groups == 0 or rest < groups or rest % groups or (name == "deal" and rest != groups):',
+        '    if groups == 0 or rest < groups or rest % groups or (name in ("deal", "each") and rest != groups):',
         "    if groups == 0:"),
     Mutation("decay is not mapped", "aprfmt/arch/links.py",
         "test_orders.py::test_value_maps",
