@@ -35,6 +35,8 @@ REMOTE = {case.row for case in all_cases()} - {case.row for case in all_cases() 
 
 OF_THE_MODEL = {
     ("bloom", "seq_length"),  # a key of real files; positions are not limited
+    ("t5", "n_positions"),  # the same: positions are relative
+    ("umt5", "n_positions"),
     ("glm4_moe_lite", "scoring_func"),  # the same
     ("deepseek_v32", "scoring_func"),  # the same
     ("glm_moe_dsa", "scoring_func"),  # the same

@@ -33,8 +33,9 @@ CASES = {
     "mamba2": ("hidden_size", "state_size", "num_heads"),
     "lfm2": ("hidden_size", "num_attention_heads"),
     "bert": ("hidden_size", "intermediate_size", "type_vocab_size"),
+    "t5": ("d_model", "d_kv", "d_ff", "num_heads", "relative_attention_num_buckets"),
 }
-LAYERS = ("num_hidden_layers", "n_layer")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 by_case = pytest.mark.parametrize("case_id", CASES)
 
 

@@ -38,6 +38,7 @@ CASE_FILES = (
     "remote_moe",
     "remote_diffusion",
     "remote_encoder",
+    "seq2seq",
     "multimodal",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
@@ -79,12 +80,14 @@ class ArchCase:
             `config_class` the whole config.json but for `architectures`; VOCAB stands for the tokenizer's size.
         tokenizer: which real tokenizer the folder gets.
         llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
-        kind: "causal" compares logits, "encoder" the last hidden states.
+        kind: what is compared: "causal" logits, "encoder" the last hidden states; of an encoder-decoder, whose decoder
+            reads the text backwards, "seq2seq" logits, "decoder" the decoder's last hidden states.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
         wrapped: whether the row's network is the language model inside this one.
         begins: of a `wrapped` case that transformers does not have: beginnings of the row's names -> the checkpoint's.
         beside: of such a case: the tensors that are none of the language model, and their shapes.
+        own_head: whether the checkpoint has a head of its own where the class would share the embedding.
     """
 
     id: str
@@ -100,6 +103,7 @@ class ArchCase:
     wrapped: bool = False
     begins: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    own_head: bool = False
 
     @property
     def base(self) -> bool:
@@ -247,6 +251,8 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
     config = make_config(case, n_tokens(source))
     config._attn_implementation = "eager"
     model = getattr(transformers, case.model_class)(config, **case.model_options).eval()
+    if case.own_head:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     for path in source.iterdir():
@@ -256,7 +262,7 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
         torch.manual_seed(1000 * seed + attempt)
         randomise(model)
         model.to(getattr(torch, case.dtype)).to(torch.float32)
-        if case.kind == "encoder" or _clear_winners(model, ids):
+        if case.kind in OF_STATES or _clear_winners(model, inputs(ids, case.kind)):
             break
     model.to(getattr(torch, case.dtype)).save_pretrained(folder)
     return model.to(torch.float32)
@@ -271,12 +277,26 @@ def quiet_transformers() -> Any:
     return transformers
 
 
-def _clear_winners(model: Any, ids: Sequence[int]) -> bool:
+OF_STATES = ("encoder", "decoder")
+"""Kinds of cases that compare hidden states."""
+
+
+def inputs(ids: Sequence[int], kind: str) -> dict[str, Any]:
+    """What a transformers model of that kind is called with."""
+    import torch
+
+    found: dict[str, Any] = {"input_ids": torch.tensor([list(ids)])}
+    if kind in ("seq2seq", "decoder"):
+        found["decoder_input_ids"] = found["input_ids"].flip(-1)
+    return found if kind == "encoder" else {**found, "use_cache": False}
+
+
+def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
     """Whether no position has a near-tie at the top, which llama.cpp's half-precision tables might turn round."""
     import torch
 
     with torch.no_grad():
-        logits = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+        logits = model(**given).logits[0]
     top = logits.topk(2, -1).values
     return bool((top[:, 0] - top[:, 1]).min() > 2e-3 * logits.std())
 
@@ -345,7 +365,7 @@ def token_ids(folder: Path, length: int = 24) -> list[int]:
 
 
 def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", model_class: str = "") -> Any:
-    """What the *saved* model computes in float32: (tokens, vocabulary) logits, or (tokens, hidden) of an encoder.
+    """What the *saved* model computes in float32: (tokens, vocabulary) logits, or (tokens, hidden) states.
 
     `model_class` is for networks that are no causal models for transformers. Raises ValueError when the folder lacks a
     tensor or has one that the model does not know.
@@ -353,7 +373,11 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     import torch
 
     transformers = quiet_transformers()
-    usual = "AutoModel" if kind == "encoder" else "AutoModelForCausalLM"
+    usual = "AutoModelForCausalLM"
+    if kind != "causal":
+        usual = json.loads((folder / "config.json").read_text())["architectures"][0]
+    if kind == "decoder":
+        usual = usual.replace("ForConditionalGeneration", "Model")
     auto = getattr(transformers, model_class or usual)
     model, info = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -363,8 +387,8 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     if wrong:
         raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
     with torch.no_grad():
-        out = model.eval()(torch.tensor([list(ids)]), **({} if kind == "encoder" else {"use_cache": False}))
-    return (out.last_hidden_state if kind == "encoder" else out.logits)[0].float().numpy()
+        out = model.eval()(**inputs(ids, kind))
+    return (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float().numpy()
 
 
 def relative_error(a: Any, b: Any) -> float:

@@ -42,7 +42,7 @@ class LlamaPeer:
             self._worker = None
 
     def logits(self, gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
-        """(tokens, vocabulary) float32, or (tokens, hidden) of an encoder. Raises LlamaError."""
+        """(tokens, vocabulary) float32, or (tokens, hidden) states, by the kind of ArchCase. Raises LlamaError."""
         import numpy as np
 
         with tempfile.TemporaryDirectory() as folder:
@@ -185,38 +185,42 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
 def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> None:
     import numpy as np
 
-    encoder = kind == "encoder"
+    states = kind in ("encoder", "decoder")
     model = _load(llama_cpp, gguf, vocab_only=False)
-    context = llama_cpp.llama_init_from_model(model, _context_options(llama_cpp, len(ids), encoder))
+    context = llama_cpp.llama_init_from_model(model, _context_options(llama_cpp, len(ids), states))
     if not context:
         raise ValueError("llama.cpp makes no context for the file")
     width = (
         llama_cpp.llama_model_n_embd(model)
-        if encoder
+        if states
         else llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     )
-    get = llama_cpp.llama_get_embeddings_ith if encoder else llama_cpp.llama_get_logits_ith
+    get = llama_cpp.llama_get_embeddings_ith if states else llama_cpp.llama_get_logits_ith
     try:
-        _decode(llama_cpp, context, ids, encoder)
+        if kind != "causal":
+            _compute(llama_cpp, context, ids, llama_cpp.llama_encode)
+        if kind != "encoder":
+            two_stacks = kind in ("seq2seq", "decoder")
+            _compute(llama_cpp, context, ids[::-1] if two_stacks else ids, llama_cpp.llama_decode)
         rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(len(ids))]
         np.save(out, np.stack(rows))
     finally:
         llama_cpp.llama_free(context)
 
 
-def _context_options(llama_cpp: Any, n: int, encoder: bool) -> Any:
+def _context_options(llama_cpp: Any, n: int, states: bool) -> Any:
     options = llama_cpp.llama_context_default_params()
     options.n_ctx = options.n_batch = options.n_ubatch = max(64, n)
     options.n_threads = options.n_threads_batch = 1
     options.type_k = options.type_v = _F32  # with F16, its default, llama.cpp itself rounds to 1e-3
     options.flash_attn_type = 0
-    options.embeddings = encoder
-    if encoder:
+    options.embeddings = states
+    if states:
         options.pooling_type = 0
     return options
 
 
-def _decode(llama_cpp: Any, context: Any, ids: Sequence[int], encoder: bool) -> None:
+def _compute(llama_cpp: Any, context: Any, ids: Sequence[int], run: Callable[[Any, Any], int]) -> None:
     batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for i, token in enumerate(ids):
@@ -225,7 +229,6 @@ def _decode(llama_cpp: Any, context: Any, ids: Sequence[int], encoder: bool) -> 
         batch.n_seq_id[i] = 1
         batch.seq_id[i][0] = 0
         batch.logits[i] = 1
-    run = llama_cpp.llama_encode if encoder else llama_cpp.llama_decode
     code = run(context, batch)
     llama_cpp.llama_batch_free(batch)
     if code:

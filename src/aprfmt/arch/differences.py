@@ -86,5 +86,8 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "yarn_betas": _has_own_betas,
     "ragged_yarn": _has_ragged_yarn,
     "layers": lambda h: h.num_layers,
+    "tied": lambda h: h.tied,
+    "bare": lambda h: (h.hf_architecture or "").endswith("Model"),
+    "model_type": lambda h: h.hf_model_type,
 }
 """Word of a `when` -> what it stands for; any other word is a config.json key."""

@@ -18,7 +18,7 @@ Problem: TypeAlias = tuple[str, str]
 ALWAYS = ("context_length", "embedding_length", "block_count")
 """What every network needs, after the prefix."""
 
-# Needed wherever a family has them; the constant of a norm under the name that its norms go by.
+# Needed wherever a family has them; of the constants of norms the one that the family's keys name first.
 _USUAL = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
 _EPS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
 
@@ -59,6 +59,7 @@ def key_problems(row: Architecture, kv: Mapping[str, object], shapes: Mapping[st
         if isinstance(value, Sized) and not isinstance(value, str | bytes) and len(value) != layers:
             yield key, f"has {len(value)} numbers for {layers} layers"
     yield from _wrong_defaults(row, kv, shapes)
+    yield from _wrong_depths(row, kv, shapes)
     kinds = full_key(row, "attention.recurrent_layers")
     if (
         any(key.gguf == "attention.recurrent_layers" for key in row.keys)
@@ -72,7 +73,8 @@ def _wanted(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Sh
     """The keys that must be there, in the order in which they are told."""
     own = {key.gguf for key in row.keys}
     recurrent = any(".ssm_" in name for name in shapes)
-    usual = [*(key for key in _USUAL if key in own and recurrent), *[key for key in _EPS if key in own][:1]]
+    epsilons = [key.gguf for key in row.keys if key.gguf in _EPS]
+    usual = [*(key for key in _USUAL if key in own and recurrent), *epsilons[:1]]
     family = [key for key, when in row.required.items() if not when or holds(when, lambda w: kv.get(full_key(row, w)))]
     wanted = dict.fromkeys(full_key(row, key) for key in (*ALWAYS, *usual, *family))
     for name in shapes:
@@ -127,6 +129,20 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
         if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in said:
             said.add(absent[0])
             yield full_key(row, absent[0]), f"is missing: {name} has {shape[0]} rows, and llama.cpp expects {rows}"
+
+
+def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[str, Shape]) -> Iterator[Problem]:
+    """Stacks of layers that no key counts and that are not as deep as the first, which llama.cpp takes them for."""
+    depths: dict[str, int] = {}
+    for name in shapes:
+        for match in matches(row, name, "gguf")[:1]:
+            if match.layer is not None and match.row.depth != "layers":
+                depths[match.row.depth] = max(depths.get(match.row.depth, 0), match.layer + 1)
+    for key in row.keys:
+        depth = next((depths[word] for word in key.hf if word in depths), None)
+        name, layers = full_key(row, key.gguf), kv.get(full_key(row, "block_count"))
+        if depth is not None and name not in kv and depth != layers:
+            yield name, f"is missing: there are {depth} such layers, and llama.cpp takes {layers}"
 
 
 def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:

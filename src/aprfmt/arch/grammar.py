@@ -291,7 +291,7 @@ def is_gguf_of(arch: Architecture, kv: Mapping[str, object], tensor_names: Colle
 
     def look_up(word: str) -> object:
         if word == "tensors":
-            return {_LAYER.sub("", name, count=1) for name in tensor_names or ()}
+            return {form for name in tensor_names or () for form in (name, _LAYER.sub("", name, count=1))}
         return kv.get(word if word.startswith(WHOLE_KEYS) else f"{arch.gguf}.{word}")
 
     return holds(arch.when, look_up)

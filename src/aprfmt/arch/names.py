@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -192,14 +192,15 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     missing tensors and for layers and experts beyond their number. A tied head, biases without their config flag and
     buffers may be there or not. A tensor may stand under its GGUF name (see aprfmt.canonical).
     """
-    layers = hparams.num_layers
-    if layers is None:
-        numbers = (match.layer for name in names for match in matches(arch, name)[:1])
-        layers = max((layer + 1 for layer in numbers if layer is not None), default=0)
+    depths = _depths(arch, hparams, names)
     for name in names:
-        _check_name(arch, hparams, name, layers)
-    # A crafted layer count must cost no more than the tensors that are there.
-    n_missing, missing = _missing(arch, hparams, set(names), [None, *range(min(layers, len(names) + 1))])
+        _check_name(arch, hparams, name, depths)
+
+    def layers_of(row: TensorRow) -> Sequence[int | None]:
+        # A crafted layer count must cost no more than the tensors that are there.
+        return range(min(depths[row.depth], len(names) + 1)) if "{n}" in row.hf[0] else (None,)
+
+    n_missing, missing = _missing(arch, hparams, set(names), layers_of)
     if n_missing:
         raise RefusedError(
             f"{n_missing} tensors of the {arch.id} network are missing: {first_few(missing, total=n_missing)}",
@@ -214,7 +215,7 @@ def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
     Raises RefusedError for a missing tensor and for a shape that contradicts the hyper-parameters.
     """
     layers = {match.layer for name in shapes for match in matches(arch, name)[:1] if match.layer is not None}
-    n_missing, missing = _missing(arch, hparams, set(shapes), sorted(layers))
+    n_missing, missing = _missing(arch, hparams, set(shapes), lambda row: sorted(layers) if "{n}" in row.hf[0] else ())
     if n_missing:
         raise RefusedError(
             f"{n_missing} tensors of the MTP layers are missing: {first_few(missing, total=n_missing)}",
@@ -225,24 +226,36 @@ def check_drafts(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 
 
 def _missing(
-    arch: Architecture, h: Hyperparams, present: set[str], layers: Sequence[int | None]
+    arch: Architecture, h: Hyperparams, present: set[str], layers_of: Callable[[TensorRow], Sequence[int | None]]
 ) -> tuple[int, list[str]]:
-    """How many tensors of these layers (None: of what is in none) the network lacks, and the first of them."""
+    """How many tensors the network lacks, and the first of them.
+
+    `layers_of` tells the layers that are looked at for a row, None for the tensors that lie in none.
+    """
     missing: list[str] = []
     n_missing = 0
     for group in _alternatives(arch):
         if not any(is_needed(arch, row.need, h) for row in group):
             continue
-        in_layer = "{n}" in group[0].hf[0]
-        for layer in layers:
-            if (layer is not None) is in_layer:
-                absent = _absent(group, h, present, layer)
-                n_missing += len(absent)
-                missing += absent[: max(0, 3 - len(missing))]
+        for layer in layers_of(group[0]):
+            absent = _absent(group, h, present, layer)
+            n_missing += len(absent)
+            missing += absent[: max(0, 3 - len(missing))]
     return n_missing, missing
 
 
-def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> None:
+def _depths(arch: Architecture, h: Hyperparams, names: Collection[str]) -> dict[str, int]:
+    """How many layers each stack has, by its word; where the hyper-parameters do not say it, the names do."""
+    sizes = sizes_of(h)
+    known = {depth: evaluate(depth, sizes) for depth in dict.fromkeys(row.depth for row in arch.tensors)}
+    found = dict.fromkeys(known, 0)
+    for name in names if None in known.values() else ():
+        for match in matches(arch, name)[:1]:
+            found[match.row.depth] = max(found[match.row.depth], 0 if match.layer is None else match.layer + 1)
+    return {depth: found[depth] if number is None else number for depth, number in known.items()}
+
+
+def _check_name(arch: Architecture, h: Hyperparams, name: str, depths: Mapping[str, int]) -> None:
     if name in arch.gguf_only or ignorable(arch, name):
         return
     found = matches(arch, name) or matches(arch, name, "gguf")
@@ -252,9 +265,10 @@ def _check_name(arch: Architecture, h: Hyperparams, name: str, layers: int) -> N
             tensor=name,
             hint="check --arch, or carry it under its own name with --allow-unmapped",
         )
-    layer, expert = found[0].layer, found[0].expert
-    if layer is not None and layer >= layers:
-        raise RefusedError(f"it belongs to layer {layer}, but the network has {layers} layers", tensor=name)
+    layer, expert, depth = found[0].layer, found[0].expert, found[0].row.depth
+    if layer is not None and layer >= depths[depth]:
+        what = depth.replace("_", " ").replace("num ", "")
+        raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
     if layer is not None and not any(has_layer(match.row.layers, h, layer) for match in found):
         raise RefusedError(
             f"layer {layer} has no such tensor by the config (only {found[0].row.layers} layers have one)",
@@ -336,21 +350,21 @@ _DAMAGED = "the config or metadata belongs to another model, or the tensor is da
 
 
 def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The sizes that the shapes of tensors tell by the table: of each word that is a whole dimension, and `layers`.
+    """The sizes that the shapes of tensors tell by the table: of each word that is a whole dimension or a depth.
 
     Damaged shapes are for check_shapes to find: of two that contradict each other the first is taken.
     """
     sizes: dict[str, int] = {}
-    layers = 0
     for name, shape in shapes.items():
         for match in matches(arch, name)[:1]:
-            layers = max(layers, 0 if match.layer is None else match.layer + 1)
+            if match.layer is not None:
+                sizes[match.row.depth] = max(sizes.get(match.row.depth, 0), match.layer + 1)
             words = _dims_of(match).split(",")
             if len(words) == len(shape):
                 for word, size in zip(words, shape, strict=True):
                     if word.isidentifier():
                         sizes.setdefault(word, size)
-    return sizes | ({"layers": layers} if layers else {})
+    return sizes
 
 
 @cache
@@ -369,18 +383,28 @@ def _fits(shape: Shape, known: tuple[int | None, ...]) -> bool:
     return len(shape) == len(known) and all(map(lambda have, want: want in (None, have), shape, known))
 
 
-def order(arch: Architecture, name: str) -> tuple[int, int, int, int, str]:
-    """Sort key that lays tensors out as the network runs: embedding, layers, final norm, head, the rest."""
+def order(arch: Architecture, name: str) -> tuple[int, int, int, int, int, str]:
+    """Sort key that lays tensors out as the network runs: embedding, layers, final norm, head, the rest.
+
+    Of several stacks of layers each is whole.
+    """
     found = matches(arch, name)
     if not found:
-        return 3, 0, 0, 0, name
+        return 3, 0, 0, 0, 0, name
     match = found[0]
     positions = _positions(arch)
     position = positions[match.row]
     if match.layer is not None:
-        return 1, match.layer, position, match.expert or 0, name
+        return 1, _stacks(arch)[match.row.depth], match.layer, position, match.expert or 0, name
     first_layer = next((i for row, i in positions.items() if "{n}" in row.hf[0]), 0)
-    return (0 if position < first_layer else 2), 0, position, 0, name
+    return (0 if position < first_layer else 2), 0, 0, position, 0, name
+
+
+@cache
+def _stacks(arch: Architecture) -> dict[str, int]:
+    """The depth words of the family's layers, numbered in the order of the network."""
+    words = dict.fromkeys(row.depth for row in arch.tensors if "{n}" in row.hf[0])
+    return {depth: number for number, depth in enumerate(words)}
 
 
 @cache

@@ -45,6 +45,7 @@ class TensorRow:
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
         flat: whether `order` permutes single values, whatever the shape.
+        depth: what `{n}` counts, a size: the decoder's layers of a network that has an encoder's too.
     """
 
     hf: tuple[str, ...]
@@ -62,6 +63,7 @@ class TensorRow:
     flat: bool = False
     count: str = "experts"
     skip: str = ""
+    depth: str = "layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Architecture:
         rope_type: the value of APR's `rope_type` (0 adjacent pairs, 2 split halves, as the reference assigns them).
         when: condition that tells GGUFs of this row from those of other rows with the same GGUF name. Words are keys
             after the prefix, whole keys of `general.` and `tokenizer.`, and `tensors`: the names of the GGUF's
-            tensors without "blk.N.", nothing where they are unknown.
+            tensors, whole and without "blk.N.", nothing where they are unknown.
         hf_when: condition that tells configs of this row from those of other rows with the same class. Words are
             config.json keys, `layer_types` among them by whatever key a config names the kinds of its layers.
         gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.

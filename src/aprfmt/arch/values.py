@@ -65,6 +65,22 @@ def _head_dim_from(value: object, scope: Scope) -> object:
     return _head_dim_settle(value, scope)
 
 
+def _as_deep_to(value: object, scope: Scope) -> object:
+    """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
+    depth, encoder = as_int(value, scope.name), scope.h.num_layers
+    if depth is not None and encoder is not None and depth > encoder:
+        raise RefusedError(
+            f"{scope.name} is {depth}, and the encoder has {encoder} layers: llama.cpp's {scope.row.gguf} loads no "
+            "decoder that is deeper than its encoder"
+        )
+    return depth
+
+
+def _gated_proj_from(value: object, scope: Scope) -> object:
+    """T5's two MLPs, by whether one has a gate."""
+    return DEFAULT if not scope.names else "gated-gelu" if "enc.blk.0.ffn_gate.weight" in scope.names else "relu"
+
+
 def _has_switch(scope: Scope) -> bool:
     """Whether the family has a switch beside the window, `use_sliding_window`."""
     return "use_sliding_window" in scope.defaults
@@ -704,6 +720,8 @@ CONVERTERS: dict[str, Converter] = {
     "head_dim": Converter(_head_dim_to, _head_dim_from, settle=_head_dim_settle),
     "window": WINDOW,
     "gating": words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}),
+    "gated_proj": Converter(nothing, _gated_proj_from),
+    "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),
     "pooling": POOLING,
     "pooling_avg": replace(POOLING, settle=lambda value, scope: "mean" if value == "avg" else DEFAULT),
     "yarn_log": YARN_LOG,

@@ -11,12 +11,12 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.converter import check_layers
-from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer
+from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer, is_needed
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
-from aprfmt.arch.row import Architecture
+from aprfmt.arch.row import OPTIONAL, Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
@@ -144,10 +144,10 @@ def canonical(
             complete_from_shapes(hparams, model.tensors)
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
-    tensors, others = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
+    tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
-    dropped = _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
+    dropped = copies | _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
     kept: Envelope | None = None
@@ -315,15 +315,17 @@ def _drop_tied_head(
     copied = row is not None and row.head_always and not hparams.tied and from_gguf
     if embedding is None or not (hparams.tied or copied):
         return {}
-    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and _equal_bytes(head, embedding)
-    hparams.tied = same
+    hparams.tied = same = _is_copy(head, embedding)
     if not same:
         return {}
     del tensors[head_name]
     return {head.pieces[0].name: embedding_name}
 
 
-def _equal_bytes(a: CanonicalTensor, b: CanonicalTensor) -> bool:
+def _is_copy(a: CanonicalTensor, b: CanonicalTensor) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
     x, y = a.source, b.source
     if x is not None and y is not None and x.source is y.source and x.offset == y.offset:
         return True
@@ -547,9 +549,9 @@ def name_tensors(
     allow_unmapped: bool,
     packs: Packing,
     elsewhere: Collection[str],
-) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor]]:
+) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor], dict[str, str]]:
     """The network's tensors in the order of `model`, by Hugging Face name (their own without a `row`); the others,
-    those `elsewhere`.
+    those `elsewhere`; names of the source that hold the bytes of another one again, and that one's name.
 
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
@@ -559,12 +561,16 @@ def name_tensors(
     elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.parts[0] in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
+    copies: dict[str, str] = {}
     for tensor in _named(model, row, h, allow_unmapped, packs, elsewhere):
         found = others if tensor.name in elsewhere or tensor.pieces[0].name in elsewhere else tensors
-        if tensor.name in found:
+        first = found.setdefault(tensor.name, tensor)
+        if first is tensor:
+            continue
+        if not _is_copy(tensor, first):
             raise RefusedError("two tensors have this name", path=model.path, tensor=tensor.name)
-        found[tensor.name] = tensor
-    return tensors, others
+        copies[tensor.pieces[0].name] = tensor.name
+    return tensors, others, copies
 
 
 def _named(
@@ -607,7 +613,7 @@ def _named(
             yield CanonicalTensor(tensor.name, (tensor,))
         elif tensor.name in from_gguf:
             if tensor.name not in done:  # a link comes in the place of the first of its tensors
-                match = _matching(names.matches(row, tensor.name, "gguf"), tensor, h, shapes)
+                match = _matching(row, names.matches(row, tensor.name, "gguf"), tensor, h, shapes)
                 link = link_of(h, match, shapes)
                 done |= set(link.gguf)
                 yield from _from_gguf(from_gguf, link)
@@ -651,14 +657,15 @@ def _from_gguf(tensors: Mapping[str, Tensor], link: Link) -> list[CanonicalTenso
     return _to_hf(link, pieces)
 
 
-def _matching(found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
-    """The row for the tensor's layer, its dtype (packed rows take what they pack) and the tensors beside it."""
+def _matching(arch: Architecture, found: list[Match], tensor: Tensor, h: Hyperparams, there: Collection[str]) -> Match:
+    """The row for the tensor's layer, its dtype (packed rows take what they pack), what is beside it, the config."""
     return min(
         found,
         key=lambda m: (
             m.layer is not None and not has_layer(m.row.layers, h, m.layer),
             bool(m.row.pack) != (tensor.dtype == "MXFP4"),
             any(names.spell(name, m.layer) not in there for name in m.row.gguf),
+            m.row.need != OPTIONAL and not is_needed(arch, m.row.need, h),
         ),
     )
 

@@ -25,6 +25,7 @@ from aprfmt.arch.rows import (
     remote,
     remote_dense,
     remote_moe,
+    seq2seq,
     ssm,
     vision,
 )
@@ -53,6 +54,7 @@ _FILES = (
     remote_dense,
     remote_moe,
     diffusion,
+    seq2seq,
 )
 
 ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)

@@ -162,12 +162,16 @@ def fused_experts(gate_up: str, down: str, layers: str = "") -> tuple[TensorRow,
     )
 
 
-def block(*rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.") -> tuple[TensorRow, ...]:
-    """Rows of a layer: their names get the prefixes."""
-    return tuple(
-        TensorRow(tuple(hf + name for name in row.hf), tuple(gguf + name for name in row.gguf), *_rest(row))
-        for row in rows
-    )
+def block(
+    *rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.", depth: str = "layers"
+) -> tuple[TensorRow, ...]:
+    """Rows of a layer: their names get the prefixes; `depth` is how many layers there are."""
+
+    def named(row: TensorRow) -> TensorRow:
+        names = (tuple(hf + name for name in row.hf), tuple(gguf + name for name in row.gguf))
+        return TensorRow(*names, *_rest(row))
+
+    return tuple(map(named, rows)) if depth == "layers" else tuple(replace(named(row), depth=depth) for row in rows)
 
 
 def optional(*rows: TensorRow) -> tuple[TensorRow, ...]:
