@@ -24,7 +24,7 @@ from aprfmt.errors import AprError
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
 by_case = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
 
-NO_CLASS = {"smollm", "smollm2", "RefinedWeb", "RefinedWebModel", "exaone4_5_text"}
+NO_CLASS = {"smollm", "smollm2", "RefinedWeb", "RefinedWebModel", "exaone4_5_text", "mimo_v2"}
 """Model types of real config.json files that transformers registers no class for."""
 
 PATTERNS = {"sliding_window_pattern", "full_attention_interval"}
@@ -40,6 +40,7 @@ OF_THE_MODEL = {
     ("glm4_moe_lite", "scoring_func"),  # the same
     ("deepseek_v32", "scoring_func"),  # the same
     ("glm_moe_dsa", "scoring_func"),  # the same
+    ("mimo_v2_flash", "scoring_func"),  # the same
     ("deepseek_v3", "scoring_func"),  # a key of real files, whose only value the class computes
 }
 """Defaults that no class has."""

@@ -33,30 +33,6 @@ _MHA: Config = {"num_key_value_heads": 4}
 
 CASES: tuple[ArchCase, ...] = (
     *remote("internlm2", "InternLM2ForCausalLM", {**_PLAIN, "bias": False, "rope_theta": 1000000}, {"mha": _MHA}),
-    # as deepseek-ai/deepseek-moe-16b-chat has them
-    *remote(
-        "deepseek",
-        "DeepseekForCausalLM",
-        {
-            **_PLAIN,
-            **_MHA,
-            "num_hidden_layers": 3,
-            "attention_bias": False,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 48,
-            "moe_layer_freq": 1,
-            "n_routed_experts": 4,
-            "n_shared_experts": 2,
-            "norm_topk_prob": False,
-            "num_experts_per_tok": 2,
-            "rope_scaling": None,
-            "rope_theta": 10000,
-            "scoring_func": "softmax",
-        },
-        {"gqa": {"num_key_value_heads": 2}, "all_sparse": {"first_k_dense_replace": 0}},
-    ),
     *remote("orion", "OrionForCausalLM", {**_PLAIN, "max_sequence_length": 512}, {"mha": _MHA}),
     *remote("xverse", "XverseForCausalLM", {**_PLAIN, **_MHA}),
     *remote(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arch_cases_common import TIED, Config, family
+from arch_cases_common import TIED, WIDE_HEADS, YARN, Config, family
 from arch_models import ArchCase
 
 _YARN: Config = {
@@ -38,6 +38,32 @@ _MLA: Config = {
 _INDEXED: Config = {**_MLA, "index_n_heads": 32, "index_head_dim": 64, "index_topk": 8, "scoring_func": "sigmoid"}
 _SHARED: Config = {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}
 
+_HY_V3: Config = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "router_scaling_factor": 1.75,
+}
+_MIMO_ROPE: Config = {"rope_type": "default", "partial_rotary_factor": 0.334}
+_MIMO: Config = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 9,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "scoring_func": "sigmoid",
+}
+_THETAS: Config = {
+    "full_attention": {**_MIMO_ROPE, "rope_theta": 5000000.0},
+    "sliding_attention": {**_MIMO_ROPE, "rope_theta": 10000.0},
+}
+
 CASES: tuple[ArchCase, ...] = (
     *family("deepseek_v32", "DeepseekV32", {**_INDEXED, "n_group": 4, "topk_group": 2}, {
         "all_seen": {"index_topk": 64}, "one_group": {"n_group": 1, "topk_group": 1},
@@ -48,5 +74,24 @@ CASES: tuple[ArchCase, ...] = (
     *family("glm_moe_dsa", "GlmMoeDsa", _INDEXED, {
         "shared": _SHARED, "all_seen": {"index_topk": 64}, "tied": TIED,
         "groups": {"n_group": 4, "topk_group": 2}, "no_norm_topk": {"norm_topk_prob": False},
+    }),
+    *family("hy_v3", "HYV3", _HY_V3, {
+        "tied": TIED, "head_dim": WIDE_HEADS,
+        "all_sparse": {"mlp_layer_types": ["sparse"] * 3},
+        "dense_between": {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+        "yarn": YARN,
+        "bias": ({"attention_bias": True}, "llama.cpp's loader knows no bias of the attention output"),
+        "mlp_bias": ({"mlp_bias": True}, "llama.cpp's loader knows no biases of the MLP"),
+    }),
+    *family("mimo_v2_flash", "MiMoV2Flash", {**_MIMO, "rope_parameters": _THETAS}, {
+        "bias": ({"attention_bias": True}, "llama.cpp's mimo2 adds no biases of Q, K and V"),
+        "no_value_scale": {"attention_value_scale": None},
+        "half_rotary": {
+            "rope_parameters": {kind: {**it, "partial_rotary_factor": 0.5} for kind, it in _THETAS.items()}
+        },
+        "tied": TIED, "all_sparse": {"mlp_layer_types": ["sparse"] * 4},
+        "groups": ({"n_group": 2, "topk_group": 1}, "llama.cpp's mimo2 chooses among all experts"),
+        "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 reads no scale of the experts"),
+        "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalises the weights of the experts"),
     }),
 )  # fmt: skip

@@ -36,6 +36,7 @@ CASE_FILES = (
     "remote",
     "remote_dense",
     "remote_moe",
+    "remote_sparse",
     "remote_diffusion",
     "remote_encoder",
     "seq2seq",

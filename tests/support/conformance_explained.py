@@ -48,6 +48,15 @@ EXPLAINED: tuple[Explained, ...] = (
     *(Explained("bailing_moe_v2/sarvam*", name, _CENTRED) for name in ("*.exp_probs_b.bias", "*.gate.expert_bias")),
     Explained("codeshell*", "codeshell.rope.scaling.*", "a linear scaling by 1, which is none"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
+    *(
+        Explained("mimo_v2_flash*", f"mimo2.{key}", "the converter counts three draft layers, be they there or not")
+        for key in (
+            "nextn_predict_layers",
+            "block_count",
+            "attention.head_count_kv",
+            "attention.sliding_window_pattern",
+        )
+    ),
     Explained("exaone*", "exaone.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
     Explained("llama_bidirec*", "llama-embed.attention.causal", "every position sees every other; the key says so"),
     Explained("llama_bidirec*", "llama-embed.pooling_type", "as config.json says where no modules.json does"),

@@ -68,6 +68,10 @@ DRAFTED: dict[str, Drafted] = {
     # As deepseek-ai/DeepSeek-V3.2 and zai-org/GLM-5 have them.
     "deepseek_v32": Drafted("deepseek_v32", NEXTN, own=WITH_HEAD),
     "glm_moe_dsa": Drafted("glm_moe_dsa/shared", NEXTN, own=WITH_HEAD),
+    # As tencent/Hy3-preview has them.
+    "hy_v3": Drafted("hy_v3", NEXTN, own=("eh_proj", "enorm", "hnorm", "final_layernorm")),
+    # As XiaomiMiMo/MiMo-V2.5 has them; its config does not count them.
+    "mimo_v2": Drafted("mimo_v2_flash/v2_5", {}, n=3, own=("eh_proj", "enorm", "hnorm", "final_layernorm")),
     # As Qwen/Qwen3.5-0.8B and Qwen/Qwen3.5-35B-A3B have them; configs of Qwen3.6 may not count them.
     "qwen3_5": Drafted("qwen3_5_text", {"mtp_num_hidden_layers": 1}),
     "qwen3_5_silent": Drafted("qwen3_5_text/heads", {}),

@@ -70,7 +70,7 @@ _OF_THE_WHOLE = (
 )  # fmt: skip
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
-_STRUCTURAL = frozenset(("rope", "rotary_dim", "head_dim"))
+_STRUCTURAL = frozenset(("rope", "rotary_dim", "shared_rotary_dim", "head_dim"))
 DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="other_drafts")
 """How many layers behind the network's own predict further tokens; of a family without a key of its own, a GGUF that
 is made anew holds none."""
@@ -235,7 +235,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim"}
     for scope in _scopes(h, row, defaults):
         key = scope.key
-        if not key.hf or key.via in ("rope", "rotary_dim"):
+        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim"):
             continue
         name = key.hf[0]
         value = h.extra.get(name)

@@ -80,6 +80,10 @@ def read(
     if scaling:
         h.extra["rope_scaling"] = scaling
     others = {name: _layer(value, h.rope_theta) for name, value in layers.items() if name != MAIN}
+    if row is not None and _shares_part(row):
+        for other in others.values():
+            if other.get(PARTIAL[0], part := h.extra.get(PARTIAL[0])) == part:
+                other.pop(PARTIAL[0], None)
     local = _first(config, LOCAL_THETAS)
     if local is None:
         local = _first(defaults, LOCAL_THETAS)
@@ -87,6 +91,11 @@ def read(
         others["sliding_attention"] = _layer({"rope_theta": local}, h.rope_theta)
     if others:
         h.extra["rope_layers"] = others
+
+
+def _shares_part(row: Architecture) -> bool:
+    """Whether all kinds of layers rotate the same part of a head, and a config says so of each."""
+    return row.nested_rope and any(key.via == "shared_rotary_dim" for key in row.keys)
 
 
 def _dicts(config: Mapping[str, object]) -> dict[str, object]:
@@ -183,7 +192,8 @@ def _check_layers(h: Hyperparams, row: Architecture) -> None:
     for name, value in as_mapping(h.extra.get("rope_layers")).items():
         if not isinstance(value, Mapping):
             raise CorruptError(f"rope_layers: {name} is not an object")
-        rest = {key: item for key, item in value.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        told = ("rope_theta",) if _shares_part(row) else ("rope_theta", PARTIAL[0])
+        rest = {key: item for key, item in value.items() if key not in told}
         other_base = value.get("rope_theta") != h.rope_theta
         alone = name != "sliding_attention" or not row.nested_rope
         if rest != {"rope_type": "default"} or (other_base and alone):
@@ -307,11 +317,13 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
         main["partial_rotary_factor"] = part
     out: dict[str, object] = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
     if row.nested_rope:
-        out["rope_parameters"] = {MAIN: main, **as_mapping(h.extra.get("rope_layers"))}
+        shared = {PARTIAL[0]: part} if part is not None and _shares_part(row) else {}
+        others = as_mapping(h.extra.get("rope_layers"))
+        out["rope_parameters"] = {MAIN: main, **{name: {**shared, **as_mapping(v)} for name, v in others.items()}}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
-        if local is None:  # a flat dict would stand for all layers
+        if local is None or _shares_part(row):  # a flat dict would stand for all layers
             del out["rope_scaling"]
-        elif _sliding(h) is not None:
+        if local is not None and _sliding(h) is not None:
             out[local] = _sliding(h)
     name = next((key.hf[0] for key in row.keys if key.via == "rotary_dim" and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:

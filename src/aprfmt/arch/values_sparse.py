@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
-from aprfmt.arch.fields import as_int
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.grammar import layer_kinds
 from aprfmt.errors import CorruptError, RefusedError
 
 _OWN, _SHARED = "full", "shared"
@@ -56,7 +57,157 @@ def _indexers_settle(value: object, scope: Scope) -> object:
     return [_SHARED if max(i - start + 1, 0) % max(step or 1, 1) else _OWN for i in range(n_layers)]
 
 
+# --- layers with and without experts ---
+
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def _types(kinds: list[str], scope: Scope) -> object:
+    """Which layers have experts, in each spelling that the family's configs have for it."""
+    if not any("moe_layer_freq" in key.hf for key in scope.row.keys):
+        return kinds
+    return ConfigKeys(mlp_layer_types=kinds, moe_layer_freq=[int(kind == _SPARSE) for kind in kinds])
+
+
+def _after(n_dense: int, n_layers: int) -> list[str]:
+    return [_DENSE if i < n_dense else _SPARSE for i in range(n_layers)]
+
+
+def _dense_settle(value: object, scope: Scope) -> object:
+    """By a list of words or of flags, else by the number of dense layers at the beginning, which is 1 unless said."""
+    extra, n_layers = scope.h.extra, scope.h.num_layers
+    flags = extra.get("moe_layer_freq")
+    first = as_int(extra.pop("first_k_dense_replace", None), "first_k_dense_replace")
+    if isinstance(value, list):
+        return _types([str(kind) for kind in value], scope)
+    if isinstance(flags, list):
+        return _types([_SPARSE if flag else _DENSE for flag in flags], scope)
+    return DEFAULT if n_layers is None else _types(_after(1 if first is None else first, n_layers), scope)
+
+
+def _dense_from(value: object, scope: Scope) -> object:
+    """By the tensors: llama.cpp asks no key."""
+    n_layers = scope.h.num_layers or 0
+    if not scope.names:
+        return _types(_after(1, n_layers), scope)
+    routed = [f"blk.{i}.ffn_gate_inp.weight" in scope.names for i in range(n_layers)]
+    return _types([_SPARSE if one else _DENSE for one in routed], scope)
+
+
+def _times_moe_width(value: object, scope: Scope) -> int | None:
+    """A number of experts as the width of one as wide as all of them."""
+    count, width = as_int(value, scope.name), scope.h.moe_intermediate_size
+    return None if count is None or width is None else count * width
+
+
+def _over_moe_width(value: object, scope: Scope) -> object:
+    total, width = as_int(value, scope.key.gguf), scope.h.moe_intermediate_size
+    return total // width if total is not None and width else DEFAULT
+
+
+# --- heads of layers with a window ---
+
+
+def _flags(value: object, name: str) -> list[bool]:
+    if not isinstance(value, list):
+        raise CorruptError(f"{name} is not a list")
+    return [bool(item) for item in value]
+
+
+def _both_kinds(slides: list[bool], scope: Scope) -> object:
+    """Which layers have a window, in each spelling that the family's configs have for it."""
+    kinds = ["sliding_attention" if one else "full_attention" for one in slides]
+    if not any("hybrid_layer_pattern" in key.hf for key in scope.row.keys):
+        return kinds
+    return ConfigKeys(layer_types=kinds, hybrid_layer_pattern=[int(one) for one in slides])
+
+
+def _hybrid_settle(value: object, scope: Scope) -> object:
+    """By words, else by flags; else every sixth layer, and the first, sees everything."""
+    flags, n_layers = scope.h.extra.get("hybrid_layer_pattern"), scope.h.num_layers
+    if isinstance(value, list):
+        return _both_kinds([kind == "sliding_attention" for kind in value], scope)
+    if flags is not None:
+        return _both_kinds(_flags(flags, "hybrid_layer_pattern"), scope)
+    return DEFAULT if n_layers is None else _both_kinds([i > 0 and (i + 1) % 6 > 0 for i in range(n_layers)], scope)
+
+
+def _hybrid_to(value: object, scope: Scope) -> list[bool] | None:
+    return (
+        None if value is None else [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
+    )
+
+
+def _hybrid_from(value: object, scope: Scope) -> object:
+    return DEFAULT if value is None else _both_kinds(_flags(value, scope.key.gguf), scope)
+
+
+def _heads_by_window_to(value: object, scope: Scope) -> list[int] | None:
+    """Key-value heads of each layer: of layers with a window, and of the others."""
+    full, windowed = as_int(value, scope.name), as_int(scope.h.extra.get(_WINDOWED), _WINDOWED)
+    kinds = layer_kinds(scope.h.extra)
+    if full is None or windowed is None or kinds is None:
+        return None
+    return [windowed if kind == "sliding_attention" else full for kind in kinds]
+
+
+_WINDOWED = "swa_num_key_value_heads"
+
+
+def _heads_by_window_from(value: object, scope: Scope) -> object:
+    """What the layers without a window have."""
+    found = _of_kind(value, scope, slides=False)
+    return found if found is not None else _of_kind(value, scope, slides=True)
+
+
+def _of_kind(value: object, scope: Scope, *, slides: bool) -> int | None:
+    flags = scope.gguf("attention.sliding_window_pattern")
+    heads = value if isinstance(value, list) else [value] * (scope.h.num_layers or 0)
+    if not isinstance(flags, list):
+        return None
+    return next((as_int(n, scope.name) for n, flag in zip(heads, flags, strict=False) if bool(flag) is slides), None)
+
+
+def _windowed_from(value: object, scope: Scope) -> object:
+    heads = scope.gguf("attention.head_count_kv")
+    found = _of_kind(heads, scope, slides=True)
+    return DEFAULT if found is None else found
+
+
+def _twice_the_heads(scope: Scope) -> int | None:
+    """What transformers' class gives layers with a window."""
+    return None if scope.h.num_kv_heads is None else 2 * scope.h.num_kv_heads
+
+
+def _inclusive_window(value: object, scope: Scope) -> object:
+    """`sliding_window_size` counts the positions before the last one."""
+    size = as_int(scope.h.extra.pop("sliding_window_size", None), "sliding_window_size")
+    return DEFAULT if size is None or scope.h.hf_model_type != "mimo_v2_flash" else size + 1
+
+
+def _fused_from(value: object, scope: Scope) -> object:
+    return "fused_qkv" if "blk.0.attn_qkv.weight" in scope.names else DEFAULT
+
+
+def _fused_to(value: object, scope: Scope) -> None:
+    """FP8 releases store the fused rows in the order of the devices that they were divided among."""
+    packed = as_mapping(scope.h.extra.get("quantization_config"))
+    if value == "fused_qkv" and packed.get("quant_method") == "fp8":
+        raise RefusedError(
+            f"{scope.name} is {value!r} and the weights are FP8: the rows of qkv_proj stand in an order of devices "
+            "that no key tells",
+            hint="an .apr or a folder can hold the model; for a GGUF take the BF16 release",
+        )
+
+
 SPARSE: dict[str, Converter] = {
+    "dense_by_tensors": Converter(nothing, _dense_from, settle=_dense_settle),
+    "times_moe_width": Converter(_times_moe_width, _over_moe_width),
+    "heads_by_window": Converter(_heads_by_window_to, _heads_by_window_from),
+    "windowed_kv_heads": Converter(nothing, _windowed_from, _twice_the_heads),
+    "mimo_window": Converter(settle=_inclusive_window),
+    "hybrid_layers": Converter(_hybrid_to, _hybrid_from, settle=_hybrid_settle),
+    "fused_by_tensors": Converter(_fused_to, _fused_from),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

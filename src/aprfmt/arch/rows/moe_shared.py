@@ -30,6 +30,7 @@ from aprfmt.arch.rows.parts_moe import (
     DENSE_LAYERS,
     EQUAL_HEADS,
     GROUPS,
+    MTP,
     NO_BIAS,
     SHARED_COUNT,
     SIGMOID,
@@ -108,6 +109,12 @@ _DOTS1_DEFAULTS = {
 _HUNYUAN_V1_MOE_DEFAULTS = {
     "num_experts": 1, "moe_topk": 1, "attention_bias": False, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_HY_V3_DEFAULTS = {
+    "num_experts": 192, "num_experts_per_tok": 8, "num_shared_experts": 1, "num_key_value_heads": 8,
+    "moe_intermediate_size": 1536, "router_scaling_factor": 2.826, "head_dim": 128, "enable_moe_fp32_combine": True,
+    "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "rope_theta": 11158840.0, "tie_word_embeddings": False,
 }  # fmt: skip
 _MINIMAX_M2_DEFAULTS = {
     "num_local_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 8, "head_dim": 128,
@@ -298,5 +305,33 @@ ROWS: tuple[Architecture, ...] = (
         ),
         gguf_only=(),
         defaults={"": _MINIMAX_M2_DEFAULTS},
+    ),
+    Architecture(
+        id="hy_v3",
+        gguf="hy_v3",
+        **hf_names("HYV3", "hy_v3"),
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *linear("mlp.router.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor("mlp.expert_bias", "exp_probs_b", "experts", layers="moe"),
+            *experts(layers="moe"),
+            *shared_expert("mlp.shared_mlp", "num_shared_experts*moe_ffn", layers="moe", bias="mlp_bias"),
+            *gated_mlp("mlp_bias", layers="dense"),
+            *draft_layer(norm_after="final_layernorm"),
+        ),
+        keys=moe_keys(
+            WIDTH,
+            Key("expert_shared_feed_forward_length", ("num_shared_experts",), via="times_moe_width"),
+            Key("expert_weights_norm", ("route_norm",), "bool", constant=True),
+            Key("expert_weights_scale", ("router_scaling_factor",), "f32", via="absent_1.0"),
+            SIGMOID,
+            MTP,
+            Key("", ("mlp_layer_types",), "str[]", via="dense_by_tensors"),
+            Key("", ("first_k_dense_replace",)),
+            must_be("enable_moe_fp32_combine", True),
+            must_be("mlp_bias", False),
+            NO_BIAS,
+        ),
+        defaults={"": _HY_V3_DEFAULTS},
     ),
 )

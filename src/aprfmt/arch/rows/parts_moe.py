@@ -94,17 +94,17 @@ MTP = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="some_draft
 """How many draft layers there are, where a GGUF says so only of those that it has."""
 
 
-def draft_layer(value: str = "") -> tuple[TensorRow, ...]:
+def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[TensorRow, ...]:
     """What a layer that predicts a further token has beside the tensors of a layer; it stands behind the last.
 
-    `value` maps the values of its norms.
+    `value` maps the values of its norms, `norm_after` is what the norm before its head is called.
     """
     matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
     rows = (
         *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden"),
         *norm("enorm", "nextn.enorm", value=value),
         *norm("hnorm", "nextn.hnorm", value=value),
-        *norm("shared_head.norm", "nextn.shared_head_norm", need=OPTIONAL, value=value),
+        *norm(norm_after, "nextn.shared_head_norm", need=OPTIONAL, value=value),
         *(row for hf, gguf in matrices.items() for row in linear(hf, f"nextn.{gguf}", "vocab,hidden", need=OPTIONAL)),
     )
     return tuple(replace(row, layers="draft") for row in rows)

@@ -1,0 +1,81 @@
+"""Cases of published configs of decoders with many experts that no class of transformers reads (arch_cases_remote)."""
+
+from __future__ import annotations
+
+from arch_cases_remote import remote
+from arch_models import DIMS, VOCAB, ArchCase
+
+Config = dict[str, object]
+
+_SIZES: Config = {key: value for key, value in DIMS.items() if key not in ("head_dim", "pad_token_id")}
+_PLAIN: Config = {**_SIZES, "hidden_act": "silu", "vocab_size": VOCAB, "tie_word_embeddings": False}
+_DEEPSEEK: Config = {
+    **_PLAIN,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "attention_bias": False,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 48,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_experts_per_tok": 2,
+    "rope_scaling": None,
+    "rope_theta": 10000,
+    "scoring_func": "softmax",
+}
+_MIMO: Config = {
+    **{key: value for key, value in _PLAIN.items() if key != "rms_norm_eps"},
+    "model_type": "mimo_v2",
+    "layernorm_epsilon": 1e-5,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 24,
+    "swa_v_head_dim": 16,
+    "rope_theta": 10000000,
+    "swa_rope_theta": 10000,
+    "partial_rotary_factor": 0.334,
+    "attention_bias": False,
+    "attention_value_scale": 0.707,
+    "add_swa_attention_sink_bias": True,
+    "add_full_attention_sink_bias": False,
+    "sliding_window": 8,
+    "sliding_window_size": 8,
+    "hybrid_layer_pattern": [0, 1, 1, 0],
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 4,
+    "n_shared_experts": None,
+    "num_experts_per_tok": 2,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": None,
+}
+
+
+def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
+    """A config of another spelling than that of the class which transformers has."""
+    return ArchCase(case_id, case_id.partition("/")[0], "", model_class, config)
+
+
+CASES: tuple[ArchCase, ...] = (
+    # As deepseek-ai/deepseek-moe-16b-chat has them.
+    *remote(
+        "deepseek",
+        "DeepseekForCausalLM",
+        _DEEPSEEK,
+        {"gqa": {"num_key_value_heads": 2}, "all_sparse": {"first_k_dense_replace": 0}},
+    ),
+    # As XiaomiMiMo/MiMo-V2-Flash and XiaomiMiMo/MiMo-V2.5 have them.
+    _published("mimo_v2_flash/published", "MiMoV2FlashForCausalLM", {**_MIMO, "model_type": "mimo_v2_flash"}),
+    _published("mimo_v2_flash/v2_5", "MiMoV2ForCausalLM", {**_MIMO, "attention_projection_layout": "split"}),
+    _published("mimo_v2_flash/fused", "MiMoV2ForCausalLM", {**_MIMO, "attention_projection_layout": "fused_qkv"}),
+)
