@@ -19,6 +19,7 @@ by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: 
 
 SIZE_WORDS = {
     "vocab", "hidden", "ffn", "heads", "kv_heads", "head_dim", "q", "kv", "experts", "moe_ffn", "positions", "layers",
+    "rotary",
 }  # fmt: skip
 
 
@@ -48,9 +49,9 @@ def test_names_of_tensors_fit_together(row: Architecture) -> None:
         assert t.gguf_dims or len(t.gguf) <= 1, t.hf
         assert len(t.gguf_transposed) in (0, len(t.gguf)), t.hf
         assert t.value in ("", *VALUES), t.hf
-        for name in t.hf:  # in two rows only where they exclude each other by layer or by what belongs to them
+        for name in t.hf:  # in two rows only where they exclude each other: by layer, shape, or what belongs to them
             same = [r for r in row.tensors if name in r.hf]
-            assert len({(r.layers, r.hf, r.need) for r in same}) == len(same), name
+            assert len({(r.layers, r.hf, r.need, r.dims) for r in same}) == len(same), name
         assert not set(t.gguf) & set(row.gguf_only), t.hf
 
 
@@ -93,7 +94,7 @@ def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
         assert not fact.value or fact.value in LAYER_KINDS, f"{row.id}: {row.hf_when}"
     named = {key.gguf for other in ARCHITECTURES.values() if other.gguf == row.gguf for key in other.keys}
     for fact in facts(row.when) if row.when else ():
-        known = fact.word.startswith(("general.", "tokenizer.")) or fact.word in {"tensors"} | named
+        known = fact.word.startswith(("general.", "tokenizer.", "rope.")) or fact.word in {"tensors"} | named
         assert known, f"{row.id}: {row.when}"
 
 

@@ -60,10 +60,11 @@ def whole(case_id: str, name: str, config: Config, *, end: str = "ForConditional
     return ArchCase(case_id, row, f"{name}Config", name + end, config, wrapped=True, **fields)
 
 
-def _sees(case_id: str, name: str, text: Config, vision: Config, **more: Any) -> ArchCase:
+def _sees(case_id: str, name: str, text: Config, vision: Config, *, swapped: str = "", **more: Any) -> ArchCase:
     """One that has a `text_config` and a `vision_config`."""
     ids = {"image_token_id": 5, "pad_token_id": 0}
-    return whole(case_id, name, {"text_config": _TEXT | text, "vision_config": vision, **ids, **more})
+    config = {"text_config": _TEXT | text, "vision_config": vision, **ids, **more}
+    return whole(case_id, name, config, swapped=swapped)
 
 
 def _hears(case_id: str, name: str, text: Config, audio: Config, **more: Any) -> ArchCase:
@@ -79,6 +80,15 @@ _WHISPER = {
     "d_model": 32,
     "max_source_positions": 16,
 }
+_MEL = {
+    "num_mel_bins": 8,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "d_model": 32,
+    "output_dim": 64,
+    "downsample_hidden_size": 8,
+}
 _ENCODER = {
     "num_mel_bins": 8,
     "num_hidden_layers": 1,
@@ -86,6 +96,23 @@ _ENCODER = {
     "intermediate_size": 48,
     "hidden_size": 32,
     "max_source_positions": 16,
+}
+_DEEPSTACK = {**_SEES, **_GRID, "deepstack_visual_indexes": [0]}
+_QWEN3_MOE = {
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]},
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "tie_word_embeddings": False,
+}
+_GLM_SEES = {**_SEES, "image_size": 16}
+_GLM_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
 }
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
 _CLIP = {"model_type": "clip_vision_model", **_TOWER}
@@ -104,12 +131,7 @@ CASES: tuple[ArchCase, ...] = (
     _sees(
         "qwen2_vl/qwen2_5", "Qwen2_5_VL", {"rope_parameters": _MROPE}, {**_SEES, "fullatt_block_indexes": [0]}, **_TIED
     ),
-    _sees(
-        "qwen3_vl",
-        "Qwen3VL",
-        {"head_dim": 16, "rope_parameters": _MROPE},
-        {**_SEES, **_GRID, "deepstack_visual_indexes": [0]},
-    ),
+    _sees("qwen3_vl", "Qwen3VL", {"head_dim": 16, "rope_parameters": _MROPE}, _DEEPSTACK),
     _sees(
         "gemma3_text/whole",
         "Gemma3",
@@ -185,19 +207,47 @@ CASES: tuple[ArchCase, ...] = (
         "qwen3_vl/qwen3_asr",
         "Qwen3ASR",
         {"model_type": "qwen3", "head_dim": 16, "rope_parameters": _MROPE},
-        {
-            "num_mel_bins": 8,
-            "encoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 48,
-            "d_model": 32,
-            "output_dim": 64,
-            "downsample_hidden_size": 8,
-        },
+        _MEL,
         audio_token_id=5,
         timestamp_token_id=6,
         pad_token_id=0,
         eos_token_id=2,
         **_TIED,
+    ),
+    _sees(
+        "glm4v",
+        "Glm4v",
+        {"rope_parameters": _MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        _GLM_SEES,
+        video_token_id=6,
+    ),
+    _sees(
+        "glm4v/ocr",
+        "GlmOcr",
+        {"head_dim": 32, "rope_parameters": _MROPE | {"mrope_section": [8, 4, 4], "partial_rotary_factor": 1.0}},
+        _GLM_SEES,
+        video_token_id=6,
+    ),
+    _sees(
+        "glm4_moe/glm4v",
+        "Glm4vMoe",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "rope_parameters": _MROPE | {"mrope_section": [4, 2, 2], "partial_rotary_factor": 0.5},
+            **_GLM_EXPERTS,
+        },
+        _GLM_SEES,
+        video_token_id=6,
+    ),
+    _sees("qwen3_vl_moe", "Qwen3VLMoe", _QWEN3_MOE, _DEEPSTACK),
+    _sees("qwen3_vl_moe/published", "Qwen3VLMoe", _QWEN3_MOE, _DEEPSTACK, swapped=r".*\.experts\.\w+"),
+    whole(
+        "qwen3_vl_moe/omni",
+        "Qwen3OmniMoe",
+        {
+            "thinker_config": {"text_config": _TEXT | _QWEN3_MOE, "vision_config": _DEEPSTACK, "audio_config": _MEL},
+            "enable_audio_output": False,
+        },
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ class ArchCase:
         begins: of a `wrapped` case that transformers does not have: beginnings of the row's names -> the checkpoint's.
         beside: of such a case: the tensors that are none of the language model, and their shapes.
         own_head: whether the checkpoint has a head of its own where the class would share the embedding.
+        swapped: pattern of tensors that are published with the other order of their last two dimensions than
+            transformers saves them in; it reads both.
     """
 
     id: str
@@ -105,6 +108,7 @@ class ArchCase:
     begins: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     own_head: bool = False
+    swapped: str = ""
 
     @property
     def base(self) -> bool:
@@ -266,7 +270,19 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
         if case.kind in OF_STATES or _clear_winners(model, inputs(ids, case.kind)):
             break
     model.to(getattr(torch, case.dtype)).save_pretrained(folder)
+    if case.swapped:
+        _swap(folder / "model.safetensors", case.swapped)
     return model.to(torch.float32)
+
+
+def _swap(path: Path, pattern: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {
+        name: tensor.transpose(-1, -2).contiguous() if re.fullmatch(pattern, name) else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, {"format": "pt"})
 
 
 def quiet_transformers() -> Any:
@@ -297,7 +313,7 @@ def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
     import torch
 
     with torch.no_grad():
-        logits = model(**given).logits[0]
+        logits = getattr(model, "thinker", model)(**given).logits[0]
     top = logits.topk(2, -1).values
     return bool((top[:, 0] - top[:, 1]).min() > 2e-3 * logits.std())
 
@@ -388,7 +404,7 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     if wrong:
         raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
     with torch.no_grad():
-        out = model.eval()(**inputs(ids, kind))
+        out = getattr(model, "thinker", model).eval()(**inputs(ids, kind))
     return (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float().numpy()
 
 

@@ -141,6 +141,9 @@ def sizes_of(h: Hyperparams) -> dict[str, int]:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0
     }
     words |= {word: getattr(h, field) for word, field in FIELD_OF_SIZE.items()}
+    part = h.extra.get("partial_rotary_factor", 1.0)
+    if h.head_dim is not None and isinstance(part, int | float) and 0 <= part <= 1:
+        words["rotary"] = int(h.head_dim * part)
     words |= {"kv_heads": kv_heads, "q": heads_of(h.num_heads), "kv": heads_of(kv_heads)}
     if h.moe_intermediate_size is None:
         words["moe_ffn"] = h.intermediate_size

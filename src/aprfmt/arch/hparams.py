@@ -288,16 +288,20 @@ def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
     """(class, model type) of the network's config.json: the source's own, else those of its `row`."""
     model_type = h.hf_model_type or row.model_type
     if "text_of" in h.extra:
-        return _class_of(row, model_type), model_type if model_type in row.model_types else row.model_type
-    hf_class = h.hf_architecture or (_class_of(row, h.hf_model_type) if h.hf_model_type else row.hf_class)
+        named = _class_named(row, model_type)
+        return (named, model_type) if named else (row.hf_class, row.model_type)
+    hf_class = h.hf_architecture or (h.hf_model_type and _class_named(row, h.hf_model_type)) or row.hf_class
     return hf_class, _MODEL_TYPE_OF.get(model_type, model_type)
 
 
-def _class_of(row: Architecture, model_type: str) -> str:
-    """The class of the row that is named like the model type, else the row's own."""
-    word = model_type.replace("_text", "").replace("_", "").lower()
-    named = (name for name in row.hf_classes if name.lower().removesuffix("forcausallm") == word)
-    return next(named, row.hf_class)
+def _class_named(row: Architecture, model_type: str) -> str | None:
+    """The class of the row that is named like the model type."""
+
+    def plain(name: str) -> str:
+        return name.replace("_", "").lower()
+
+    wanted = plain(f"{model_type.replace('_text', '')}ForCausalLM")
+    return next((name for name in row.hf_classes if plain(name) == wanted), None)
 
 
 def _set_token_ids(h: Hyperparams, source: Mapping[str, object]) -> None:

@@ -22,7 +22,7 @@ from math import prod
 
 from aprfmt.arch.grammar import evaluate, has_layer, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.names import Match, expand, matches, spell
+from aprfmt.arch.names import Match, expand, fits, matches, spell
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
@@ -410,13 +410,20 @@ def _shape_of(name: str, dims: str, sizes: Mapping[str, int], shapes: Mapping[st
 def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape], side: str) -> Link | None:
     """The link of tensor `name`; of alternatives the first whose tensors on `side` are all in `shapes`.
 
-    None when the family has no such tensor. Raises RefusedError as link_of does.
+    Of alternatives under the same names it is the one whose dimensions the tensor has. None when the family has no
+    such tensor. Raises RefusedError as link_of does.
     """
+
+    def is_whole(m: Match) -> bool:
+        templates = m.row.hf if side == "hf" else m.row.gguf
+        return all(name in shapes for t in templates for name in expand(m.row, t, h, m.layer))
+
     found = matches(arch, name, side)
     # A name may stand in two rows for two kinds of layers.
     found.sort(key=lambda m: m.layer is not None and not has_layer(m.row.layers, h, m.layer))
-    for m in found:
-        templates = m.row.hf if side == "hf" else m.row.gguf
-        if all(name in shapes for t in templates for name in expand(m.row, t, h, m.layer)):
-            return link_of(h, m, shapes)
-    return link_of(h, found[0], shapes) if found else None
+    chosen = next(filter(is_whole, found), found[0] if found else None)
+    if chosen is not None and side == "hf" and name in shapes:
+        same = [m for m in found if m.row.hf == chosen.row.hf and m.row.layers == chosen.row.layers]
+        sizes = sizes_of(h) if len(same) > 1 else {}
+        chosen = next((m for m in same if sizes and fits(m, shapes[name], sizes)), chosen)
+    return link_of(h, chosen, shapes) if chosen is not None else None

@@ -379,6 +379,11 @@ def _dims_of(match: Match) -> str:
     return (match.row.dims * len(match.row.hf))[match.position]
 
 
+def fits(match: Match, shape: Shape, sizes: Mapping[str, int]) -> bool:
+    """Whether the table gives the tensor that shape, as far as the sizes are known."""
+    return _fits(shape, shape_of(_dims_of(match), sizes))
+
+
 def _fits(shape: Shape, known: tuple[int | None, ...]) -> bool:
     return len(shape) == len(known) and all(map(lambda have, want: want in (None, have), shape, known))
 

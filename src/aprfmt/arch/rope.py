@@ -312,6 +312,8 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     scaling = scaling_of(h)
     part = h.extra.get("partial_rotary_factor")
+    if part is None and _first(defaults, PARTIAL) is not None:
+        part = 1.0
     main: dict[str, object] = {"rope_type": "default", **scaling, "rope_theta": theta}
     if part is not None:
         main["partial_rotary_factor"] = part

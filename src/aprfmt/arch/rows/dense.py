@@ -52,12 +52,30 @@ def _fused_mlp() -> tuple[TensorRow, ...]:
     return (*linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"), *linear("mlp.down_proj", "ffn_down", "hidden,ffn"))
 
 
+_GLM4 = _glm(
+    *norm("post_self_attn_layernorm", "post_attention_norm"),
+    *norm("post_attention_layernorm", "ffn_norm"),
+    *norm("post_mlp_layernorm", "post_ffw_norm"),
+)
+
+
+def _halved(row: TensorRow) -> TensorRow:
+    """Q and K whose rotated pairs are neighbours in a checkpoint and halves of the rotated part in a GGUF."""
+    heads = {"attn_q": "heads", "attn_k": "kv_heads"}.get(row.gguf[0].split(".")[-2])
+    return replace(row, order=(f"each:{heads},head_dim,rotary/2,2",)) if heads else row
+
+
 _GLM_KEYS = (*DECODER, ROPE_DIM, flag("attention_bias"), SILU)
 _GLM_DEFAULTS = {
     "max_position_embeddings": 131072, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7,
     "partial_rotary_factor": 0.5, "attention_bias": True, "tie_word_embeddings": False,
     "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329,
 }  # fmt: skip
+_GLM_OCR = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "attention_bias": False,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM4V = {**_GLM_OCR, "max_position_embeddings": 32768, "num_key_value_heads": 2, "attention_bias": True}
 
 
 def _head_norms(hf: str, gguf: str, heads: str) -> TensorRow:
@@ -120,13 +138,30 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Glm4", "glm4"),
         rope_type=0,
         gguf_only=(),
-        tensors=_glm(
-            *norm("post_self_attn_layernorm", "post_attention_norm"),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *norm("post_mlp_layernorm", "post_ffw_norm"),
-        ),
+        tensors=_GLM4,
         keys=_GLM_KEYS,
         defaults={"": _GLM_DEFAULTS},
+    ),
+    Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
+        id="glm4v",
+        required={"rope.dimension_sections": ""},
+        gguf="glm4",
+        when="rope.dimension_sections",
+        hf_class="Glm4ForCausalLM",
+        model_type="glm4",
+        hf_classes=(),
+        model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=tuple(_halved(row) for row in _GLM4),
+        keys=_GLM_KEYS,
+        defaults={
+            "glm4v": _GLM4V,
+            "glm4v_text": _GLM4V,
+            "glm_ocr": _GLM_OCR,
+            "glm_ocr_text": _GLM_OCR,
+            "glm4": _GLM_DEFAULTS,
+        },
     ),
     Architecture(
         id="stablelm",

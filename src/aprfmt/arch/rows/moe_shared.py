@@ -91,10 +91,12 @@ _GPT_OSS_DEFAULTS = {
 _GLM4_MOE_DEFAULTS = {
     "n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8,
     "moe_intermediate_size": 1408, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
-    "num_nextn_predict_layers": 1, "use_qk_norm": False, "attention_bias": False,
-    "partial_rotary_factor": 0.5, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
+    "norm_topk_prob": True, "routed_scaling_factor": 1.0, "attention_bias": False, "use_qk_norm": False,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
+_GLM4_MOE = {"num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
+_GLM4V_MOE = {
+    "attention_bias": True, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "max_position_embeddings": 65536,
 }  # fmt: skip
 _DEEPSEEK_DEFAULTS = {
     "moe_intermediate_size": 1407, "moe_layer_freq": 1, "first_k_dense_replace": 0, "norm_topk_prob": False,
@@ -168,7 +170,7 @@ ROWS: tuple[Architecture, ...] = (
         id="glm4_moe",
         required={"expert_shared_count": ""},
         gguf="glm4moe",
-        **hf_names("Glm4Moe", "glm4_moe"),
+        **hf_names("Glm4Moe", "glm4_moe", "SolarOpen", also=("glm4v_moe_text", "solar_open")),
         tensors=(
             embedding(),
             *block(
@@ -200,7 +202,12 @@ ROWS: tuple[Architecture, ...] = (
             count="n_routed_experts",
         ),
         gguf_only=(),
-        defaults={"": _GLM4_MOE_DEFAULTS},
+        defaults={
+            "": _GLM4_MOE_DEFAULTS,
+            "glm4_moe": _GLM4_MOE,
+            "glm4v_moe_text": _GLM4V_MOE,
+            "solar_open": {"head_dim": 128, "rope_theta": 1e6, "moe_intermediate_size": 1280},
+        },
     ),
     Architecture(
         id="deepseek",
