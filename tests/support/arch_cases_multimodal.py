@@ -117,7 +117,7 @@ _GLM_EXPERTS = {
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
 _CLIP = {"model_type": "clip_vision_model", **_TOWER}
 _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
-_TIED = {"tie_word_embeddings": True}
+_TIED: Config = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
     _sees("qwen3_5_text/whole", "Qwen3_5", DELTA, _SEES | _GRID),
