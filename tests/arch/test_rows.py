@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, parse_condition, parse_order, size_words
+from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import ORDERS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
@@ -88,7 +88,7 @@ def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
         for fact in facts(t.layers) if t.layers else ():
             known = fact.value in LAYER_KINDS if fact.word == "kind" else not fact.value
             assert known, f"{row.id}: {t.hf[0]}: {t.layers}"
-            assert fact.word in {"kind", *LAYER_RULES} | LAYER_KINDS, f"{row.id}: {t.hf[0]}: {t.layers}"
+            assert fact.word in {"kind", *LAYER_RULES} | LAYER_KINDS | LAYER_SIZES, f"{row.id}: {t.hf[0]}: {t.layers}"
     for fact in facts(row.hf_when) if row.hf_when else ():
         assert fact.word == "layer_types", f"{row.id}: {row.hf_when}"
         assert not fact.value or fact.value in LAYER_KINDS, f"{row.id}: {row.hf_when}"

@@ -11,7 +11,7 @@ Config = dict[str, Any]
 
 _SIZES: Config = {key: value for key, value in DIMS.items() if key != "head_dim"}
 _PLAIN: Config = {**_SIZES, "hidden_act": "silu", "vocab_size": VOCAB, "tie_word_embeddings": False}
-_LLAMA3: Config = {
+LLAMA3: Config = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -54,7 +54,7 @@ CASES: tuple[ArchCase, ...] = (
             "head_dim": 16,
             "rope_theta": 1000000,
         },
-        {"llama3": {"rope_scaling": _LLAMA3}, "tied": {"tie_word_embeddings": True}},
+        {"llama3": {"rope_scaling": LLAMA3}, "tied": {"tie_word_embeddings": True}},
     ),
     *remote("maincoder", "MaincoderForCausalLM", {**_PLAIN, "head_dim": 16, "rope_theta": 1000000.0}),
     *remote(

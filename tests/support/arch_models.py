@@ -38,6 +38,7 @@ CASE_FILES = (
     "remote_dense",
     "remote_moe",
     "remote_sparse",
+    "layered",
     "remote_diffusion",
     "remote_encoder",
     "seq2seq",
@@ -226,7 +227,7 @@ def row_tensors(
     from aprfmt.arch.table import ARCHITECTURES
 
     h = from_hf_config(dict(config))
-    row, sizes, made = ARCHITECTURES[str(h.architecture)], sizes_of(h), set[str]()
+    row, made = ARCHITECTURES[str(h.architecture)], set[str]()
     for part in row.tensors:
         in_layer = "{n}" in part.hf[0]
         module = part.hf[0].rpartition(".{n}.")[2].rpartition(".")[0]
@@ -240,7 +241,7 @@ def row_tensors(
                 continue
             made |= {names.spell(name, layer) for name in part.gguf}
             for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
-                shape = shape_of(dims, sizes)
+                shape = shape_of(dims, sizes_of(h, layer))
                 if None in shape:
                     raise ValueError(f"{template}: {dims} is not known: {shape}")
                 for name in names.expand(part, template, h, layer):

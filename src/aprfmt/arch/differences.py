@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_float, as_mapping
-from aprfmt.arch.grammar import holds, layer_kinds
+from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, Difference
@@ -77,6 +77,12 @@ def _has_ragged_yarn(h: Hyperparams) -> bool:
     return abs(low - rounded[0]) + abs(high - rounded[1]) > _SMALL
 
 
+def _has_lone_attention(h: Hyperparams) -> bool:
+    """Whether a layer has attention but no MLP."""
+    sizes = (sizes_of(h, layer) for layer in range(h.num_layers or 0))
+    return any(size.get("heads") and not size.get("ffn") for size in sizes)
+
+
 _SMALL = 1e-3
 """Of a ramp's end, in dimensions: shows in no logit."""
 
@@ -85,6 +91,7 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "two_thetas": _has_two_thetas,
     "yarn_betas": _has_own_betas,
     "ragged_yarn": _has_ragged_yarn,
+    "lone_attention": _has_lone_attention,
     "layers": lambda h: h.num_layers,
     "tied": lambda h: h.tied,
     "bare": lambda h: (h.hf_architecture or "").endswith("Model"),

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*)"
@@ -128,8 +129,12 @@ FIELD_OF_SIZE = {
 """Standard size word -> the field of Hyperparams that it is; `q` and `kv` are products of two."""
 
 
-def sizes_of(h: Hyperparams) -> dict[str, int]:
-    """Every size word that the hyper-parameters give: the standard words and all integers among the config keys."""
+def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
+    """Every size word that the hyper-parameters give: the standard words and all integers among the config keys.
+
+    Of a `layer` its own, where layers differ (arch.layer_sizes).
+    """
+    own = {} if layer is None else layer_sizes(h, layer)
     kv_heads = h.num_kv_heads if h.num_kv_heads is not None else h.num_heads
 
     def heads_of(count: int | None) -> int | None:
@@ -145,6 +150,8 @@ def sizes_of(h: Hyperparams) -> dict[str, int]:
     if h.head_dim is not None and isinstance(part, int | float) and 0 <= part <= 1:
         words["rotary"] = int(h.head_dim * part)
     words |= {"kv_heads": kv_heads, "q": heads_of(h.num_heads), "kv": heads_of(kv_heads)}
+    words |= {"kv_heads": kv_heads, **own}
+    words |= {"q": heads_of(words["heads"]), "kv": heads_of(words["kv_heads"])}
     if h.moe_intermediate_size is None:
         words["moe_ffn"] = h.intermediate_size
     return {word: size for word, size in words.items() if size is not None}
@@ -156,12 +163,15 @@ def sizes_of(h: Hyperparams) -> dict[str, int]:
 def has_layer(layers: str, h: Hyperparams, layer: int) -> bool:
     """Whether layer `layer` (from 0) has the tensors of a row with this `layers` condition; "" means every layer.
 
-    A word is a name of LAYER_RULES, else the kind that the layer must be of (LAYER_KINDS); `kind` is its kind.
+    A word is a name of LAYER_RULES, a size of LAYER_SIZES, which is not 0 in the layers that are meant, else the kind
+    that the layer must be of (LAYER_KINDS); `kind` is its kind.
     """
 
     def look_up(word: str) -> object:
         if word in LAYER_RULES:
             return LAYER_RULES[word](h, layer)
+        if word in LAYER_SIZES:
+            return sizes_of(h, layer).get(word)
         kinds = layer_kinds(h.extra, h.num_layers)
         kind = kinds[layer] if kinds and layer < len(kinds) else None
         return kind if word == "kind" else kind == word
@@ -261,6 +271,9 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),
 }
 """Word of a `layers` condition -> whether a layer is meant."""
+
+LAYER_SIZES = frozenset(("heads", "kv_heads", "ffn"))
+"""Words of a `layers` condition that are sizes of the layer."""
 
 LAYER_KINDS = frozenset(
     ("full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe")

@@ -331,7 +331,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     hf = tuple(name for template in row.hf for name in expand(row, template, h, layer, most + 1))
     if not hf:
         raise RefusedError(f"the number of {row.count} is unknown", tensor=gguf[0])
-    sizes = sizes_of(h)
+    sizes = sizes_of(h, layer)
 
     def size(text: str) -> int:
         number = evaluate(text, sizes)

@@ -275,7 +275,7 @@ def _check_name(arch: Architecture, h: Hyperparams, name: str, depths: Mapping[s
             tensor=name,
             hint="the config or metadata belongs to another model",
         )
-    count = evaluate(found[0].row.count, sizes_of(h)) if expert is not None else None
+    count = evaluate(found[0].row.count, sizes_of(h, layer)) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
         what = found[0].row.count.replace("_", " ")
         raise RefusedError(f"it is number {expert}, but the network has {count} {what}", tensor=name)
@@ -316,7 +316,7 @@ def expand(row: TensorRow, template: str, h: Hyperparams, layer: int | None, lim
     name = spell(template, layer)
     if "{e}" not in name:
         return [name]
-    return [name.replace("{e}", str(e)) for e in range(min(evaluate(row.count, sizes_of(h)) or 0, limit))]
+    return [name.replace("{e}", str(e)) for e in range(min(evaluate(row.count, sizes_of(h, layer)) or 0, limit))]
 
 
 def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, Shape]) -> None:
@@ -324,7 +324,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 
     Raises RefusedError naming tensor, shape and rule.
     """
-    sizes = sizes_of(hparams)
+    by_layer: dict[int | None, dict[str, int]] = {}
     for name, shape in shapes.items():
         found = matches(arch, name)
         if not found:
@@ -335,7 +335,9 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         if 0 in shape:
             raise RefusedError(f"its shape is {list(shape)}: it holds no values", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]
-        known = [shape_of(one, sizes) for one in dims]
+        if layer not in by_layer:
+            by_layer[layer] = sizes_of(hparams, layer)
+        known = [shape_of(one, by_layer[layer]) for one in dims]
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
                 f"{dim} {size}" if size is not None else dim

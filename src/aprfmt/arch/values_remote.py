@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, default, nothing
+from collections.abc import Iterable
+from typing import TypeGuard
+
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
+from aprfmt.arch.grammar import sizes_of
 from aprfmt.arch.rope import DEFAULT_THETA
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.io.jsonx import to_f32
 
 # --- latent attention ---
@@ -196,6 +200,108 @@ def _expert_width_to(value: object, scope: Scope) -> object:
     return scope.h.moe_intermediate_size if value is None else value
 
 
+# --- sizes that differ from layer to layer ---
+
+
+def _every_to(value: object, scope: Scope) -> object:
+    """A list, one number a layer, also where all are the same."""
+    listed = scope.h.extra.get(scope.name)
+    return listed if isinstance(listed, list) else value and [value] * (scope.h.num_layers or 0)
+
+
+def _every_from(value: object, scope: Scope) -> object:
+    return value if isinstance(value, list) or value is None else [value] * (scope.h.num_layers or 0)
+
+
+def _of_layers(scope: Scope, word: str) -> list[int]:
+    """A size in each layer."""
+    return [sizes_of(scope.h, layer).get(word, 0) for layer in range(scope.h.num_layers or 0)]
+
+
+def _multiplied_to(value: object, scope: Scope) -> object:
+    return _of_layers(scope, "ffn") if isinstance(value, list) else None
+
+
+_DIVISOR = 256
+"""Of the widths of all published OpenELMs."""
+
+
+def _multiplied_from(value: object, scope: Scope) -> object:
+    listed, hidden = _every_from(value, scope), scope.h.hidden_size
+    if not isinstance(listed, list) or not hidden:
+        return DEFAULT
+    widths = [as_int(width, scope.name) or 0 for width in listed]
+    return ConfigKeys(
+        ffn_multipliers=[width / hidden for width in widths],
+        ffn_dim_divisor=1 if any(width % _DIVISOR for width in widths) else _DIVISOR,
+    )
+
+
+def _block_list(word: str) -> Converter:
+    """A number, or a list of them where `block_configs` says that layers differ."""
+
+    def to_gguf(value: object, scope: Scope) -> object:
+        if isinstance(scope.config("block_configs"), list):
+            value = _of_layers(scope, word)
+        elif word == "kv_heads" and isinstance(listed := scope.config("num_key_value_heads_per_layer"), list):
+            value = listed
+        kind = "u32[]" if isinstance(value, list) else "u32"
+        return None if value is None else GgufKeys({scope.key.gguf: (kind, value)})
+
+    def from_gguf(value: object, scope: Scope) -> object:
+        if not isinstance(value, list):
+            return DEFAULT if value is None else value
+        return max(value, default=None) if word == "heads" else None
+
+    return Converter(to_gguf, from_gguf)
+
+
+def _listed_kv_from(value: object, scope: Scope) -> object:
+    listed = scope.gguf("attention.head_count_kv")
+    return list(listed) if _is_list(listed) and not _is_list(scope.gguf("attention.head_count")) else DEFAULT
+
+
+def _is_list(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+
+
+def _blocks_from(value: object, scope: Scope) -> object:
+    """What `block_configs` says of layers with these heads, key-value heads and widths."""
+    names = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+    heads, kv_heads, widths = (scope.gguf(name) for name in names)
+    if not (_is_list(heads) and _is_list(kv_heads) and _is_list(widths)):
+        return DEFAULT
+    hidden = scope.h.hidden_size or 1
+    blocks = []
+    for item in zip(heads, kv_heads, widths, strict=False):
+        n_heads, n_kv, width = (as_int(number, name) or 0 for number, name in zip(item, names, strict=True))
+        attention = {
+            "n_heads_in_group": n_heads // n_kv if n_kv else None,
+            "no_op": not n_heads,
+            "replace_with_linear": bool(n_heads and not n_kv),
+        }
+        blocks.append(
+            {
+                "attention": attention,
+                "ffn": {"ffn_mult": 3 * width / (2 * hidden) if width else None, "no_op": not width},
+            }
+        )
+    return blocks
+
+
+def _blocks_settle(value: object, scope: Scope) -> object:
+    if isinstance(value, list) and len(value) != scope.h.num_layers:
+        raise CorruptError(f"{scope.name} describes {len(value)} layers, and the network has {scope.h.num_layers}")
+    return DEFAULT
+
+
+def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
+    """The size of a head, which does not follow from the heads of a first layer that may have none."""
+    if not isinstance(scope.config("block_configs"), list):
+        return None
+    return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
+
+
 REMOTE: dict[str, Converter] = {
     "given": Converter(_given_to),
     "nope_and_rope": Converter(_nope_and_rope_to, _nope_from),
@@ -217,4 +323,12 @@ REMOTE: dict[str, Converter] = {
     "all_layers": Converter(_all_layers_to, _all_layers_from),
     "in_each_layer": Converter(_in_each_to, _in_each_from),
     "expert_width": Converter(_expert_width_to),
+    "in_every_layer": Converter(_every_to, _every_from),
+    "multiplied_widths": Converter(_multiplied_to, _multiplied_from),
+    "block_widths": _block_list("ffn"),
+    "block_heads": _block_list("heads"),
+    "block_kv_heads": _block_list("kv_heads"),
+    "listed_kv_heads": Converter(from_gguf=_listed_kv_from),
+    "blocks": Converter(from_gguf=_blocks_from, settle=_blocks_settle),
+    "block_head_dim": Converter(_block_head_dim_to, default),
 }

@@ -14,6 +14,7 @@ from aprfmt.arch.rows import (
     gpt,
     hybrid,
     hybrid_mamba,
+    layered,
     llama,
     mla,
     mla_dense,
@@ -55,6 +56,7 @@ _FILES = (
     remote,
     remote_dense,
     remote_moe,
+    layered,
     diffusion,
     seq2seq,
 )

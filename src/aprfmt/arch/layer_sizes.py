@@ -1,0 +1,51 @@
+"""Sizes that differ from layer to layer: heads and widths of one layer, by whichever config.json key has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aprfmt.arch.hyperparams import Hyperparams
+
+# Word of a size -> config.json keys that list it, one number a layer.
+_LISTS = {"heads": ("num_query_heads",), "kv_heads": ("num_kv_heads", "num_key_value_heads_per_layer")}
+
+
+def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
+    """The size words that are known of this layer alone: every config.json key that lists whole numbers, and `heads`,
+    `kv_heads` and `ffn` where they have a number of their own; `{}` for most networks.
+    """
+    listed = {key: value[layer] for key, value in h.extra.items() if isinstance(value, list) and layer < len(value)}
+    words = {key: item for key, item in listed.items() if type(item) is int and item >= 0}
+    words |= {word: words[key] for word, keys in _LISTS.items() for key in keys if key in words}
+    if isinstance(block := listed.get("block_configs"), Mapping):
+        words |= block_sizes(h, block)
+    multiplier, divisor = listed.get("ffn_multipliers"), h.extra.get("ffn_dim_divisor")
+    if isinstance(multiplier, int | float) and isinstance(divisor, int) and divisor > 0 and h.hidden_size:
+        words["ffn"] = divisible(multiplier * h.hidden_size, divisor)
+    return words
+
+
+def divisible(width: float, divisor: int) -> int:
+    """OpenELM's widths: the nearest multiple of `divisor`, but at least nine tenths of `width`."""
+    nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return nearest + divisor if nearest < 0.9 * width else nearest
+
+
+_STEP = 256
+"""DeciLM's widths are multiples of it."""
+
+
+def block_sizes(h: Hyperparams, block: Mapping[object, object]) -> dict[str, int]:
+    """Heads, key-value heads and width of a layer of `block_configs`, which may lack attention or MLP.
+
+    Attention that a matrix stands for has heads, but no key-value heads.
+    """
+    attention, mlp = (part if isinstance(part := block.get(name), Mapping) else {} for name in ("attention", "ffn"))
+    group, multiplier = attention.get("n_heads_in_group"), mlp.get("ffn_mult")
+    heads = h.num_heads or 0
+    words = {"heads": heads if group or attention.get("replace_with_linear") else 0, "kv_heads": 0, "ffn": 0}
+    if type(group) is int and group > 0:
+        words["kv_heads"] = heads // group
+    if isinstance(multiplier, int | float) and h.hidden_size:
+        words["ffn"] = -(-int(2 * multiplier * h.hidden_size / 3) // _STEP) * _STEP
+    return words

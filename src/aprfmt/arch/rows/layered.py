@@ -1,0 +1,127 @@
+"""Rows of the architecture table: decoders whose layers differ in their heads and widths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Difference, Key
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    RMS_EPS,
+    ROPE,
+    ROPE_DIM,
+    SILU,
+    VOCAB,
+    WHOLE_HEADS,
+    attention,
+    block,
+    embedding,
+    final_norm,
+    gated_mlp,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+    split,
+)
+
+_SIZES = (*DIMS, GROUPED)
+_BY_BLOCK = {"intermediate_size": "block_widths", "num_heads": "block_heads", "num_kv_heads": "block_kv_heads"}
+_BLOCK_SIZES = tuple(
+    replace(key, kind="u32[]", via=_BY_BLOCK[key.field]) if key.field in _BY_BLOCK else key for key in _SIZES
+)
+
+ROWS: tuple[Architecture, ...] = (
+    # As apple/OpenELM-270M has it.
+    Architecture(
+        id="openelm",
+        gguf="openelm",
+        **hf_names("OpenELM", "openelm"),
+        gguf_only=(),
+        head_never=True,
+        tensors=(
+            embedding("transformer.token_embeddings"),
+            *block(
+                *norm("attn_norm", "attn_norm"),
+                *linear("attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
+                *norm("attn.q_norm", "attn_q_norm", "head_dim"),
+                *norm("attn.k_norm", "attn_k_norm", "head_dim"),
+                *linear("attn.out_proj", "attn_output", "hidden,q"),
+                *norm("ffn_norm", "ffn_norm"),
+                split(
+                    "ffn.proj_1.weight",
+                    "2*ffn,hidden",
+                    dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden"),
+                ),
+                *linear("ffn.proj_2", "ffn_down", "hidden,ffn"),
+                hf="transformer.layers.{n}.",
+            ),
+            *final_norm("transformer.norm"),
+            *head(),
+        ),
+        keys=(
+            *rename(
+                tuple(key for key in DIMS if key.field not in ("intermediate_size", "num_heads")),
+                num_layers="num_transformer_layers",
+                max_position_embeddings="max_context_length",
+                hidden_size="model_dim",
+            ),
+            Key("feed_forward_length", ("ffn_multipliers",), "u32[]", via="multiplied_widths"),
+            Key("", ("ffn_dim_divisor",)),
+            Key("attention.head_count", ("num_query_heads",), "u32[]", field="num_heads", via="in_every_layer"),
+            Key("attention.head_count_kv", ("num_kv_heads",), "u32[]", field="num_kv_heads", via="in_every_layer"),
+            Key("rope.freq_base", ("rope_freq_constant",), "f32", field="rope_theta"),
+            Key("attention.layer_norm_rms_epsilon", (), "f32", field="rms_norm_eps", constant=1e-6),
+            HEAD_DIM,
+            ROPE_DIM,
+            must_be("activation_fn_name", "silu"),
+            must_be("ffn_with_glu", True),
+            must_be("normalization_layer_name", "rms_norm"),
+            must_be("normalize_qk_projections", True),
+            must_be("share_input_output_layers", True),
+        ),
+        defaults={"": {"tie_word_embeddings": True, "ffn_dim_divisor": 256, "rope_freq_constant": 10000}},
+    ),
+    # As Deci/DeciLM-7B and nvidia/Llama-3_1-Nemotron-51B-Instruct have it.
+    Architecture(
+        id="deci",
+        gguf="deci",
+        **hf_names("DeciLM", "nemotron-nas", also=("deci",)),
+        rope_type=0,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", layers="heads"),
+                *attention(permuted=True, layers="kv_heads"),
+                *linear("self_attn.linear_attn", "attn_output", "hidden,hidden", layers="heads&!kv_heads"),
+                *norm("post_attention_layernorm", "ffn_norm", layers="ffn"),
+                *gated_mlp(layers="ffn"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *(
+                replace(key, kind="u32[]", via=_BY_BLOCK[key.field]) if key.field in _BY_BLOCK else key
+                for key in _SIZES
+            ),
+            Key("", ("num_key_value_heads_per_layer",), "u32[]", via="listed_kv_heads"),
+            Key("", ("block_configs",), via="blocks"),
+            Key("attention.key_length", via="block_head_dim"),
+            ROPE,
+            RMS_EPS,
+            VOCAB,
+            ROPE_DIM,
+            WHOLE_HEADS,
+            must_be("attention_bias", False),
+            must_be("mlp_bias", False),
+            SILU,
+        ),
+        differs=(Difference("llama.cpp's deci leaves out a layer that has attention but no MLP", "lone_attention"),),
+        defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}},
+    ),
+)
