@@ -21,6 +21,20 @@ _EUROBERT: Config = {
     "vocab_size": VOCAB,
 }  # fmt: skip
 
+_JINA2: Config = {
+    **{key: value for key, value in _SIZES.items() if key not in ("num_key_value_heads", "rms_norm_eps")},
+    "emb_pooler": "mean", "feed_forward_type": "geglu", "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    "model_type": "bert", "pad_token_id": 0, "position_embedding_type": "alibi", "type_vocab_size": 2,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+_POST: Config = {"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}
+_NEOBERT: Config = {
+    "bos_token_id": 101, "eos_token_id": 102, "classifier_init_range": 0.02, "decoder_init_range": 0.02,
+    "embedding_init_range": 0.02, "hidden_size": 64, "intermediate_size": 96, "max_length": 512, "norm_eps": 1e-5,
+    "num_attention_heads": 4, "num_hidden_layers": 2, "pad_token_id": 0, "vocab_size": VOCAB,
+}  # fmt: skip
+_HEADWISE = "its graph takes thirds of the fused projection, which the checkpoint has head by head"
+
 CASES: tuple[ArchCase, ...] = (
     # As nvidia/llama-embed-nemotron-8b has them.
     *remote("llama_bidirec", "LlamaBidirectionalModel", _LLAMA, {"llama3": {"rope_scaling": _LLAMA3}}, kind="encoder"),
@@ -32,5 +46,32 @@ CASES: tuple[ArchCase, ...] = (
         "JinaEmbeddingsV5Model",
         {"model_type": "eurobert", **_EUROBERT},
         kind="encoder",
+    ),
+    # As jinaai/jina-embeddings-v2-base-en and jina-embeddings-v2-base-de have them.
+    *remote(
+        "jina_bert_v2",
+        "JinaBertForMaskedLM",
+        _JINA2,
+        {"post-norm": _POST, "one-type": {"type_vocab_size": 1}},
+        kind="encoder",
+        tokenizer="bert",
+    ),
+    ArchCase("jina_bert_v2/bare", "jina_bert_v2", "", "JinaBertModel", _JINA2, "bert", kind="encoder"),
+    # As chandar-lab/NeoBERT has them.
+    *remote("neobert", "NeoBERT", _NEOBERT, kind="encoder", tokenizer="bert", llama_cpp_cannot=_HEADWISE),
+    *(
+        ArchCase(
+            f"neobert/{end}",
+            "neobert",
+            "",
+            f"NeoBERT{end}",
+            {"model_type": "neobert", **_NEOBERT},
+            "bert",
+            _HEADWISE,
+            "encoder",
+            wrapped=True,
+            begins={"": "model."},
+        )
+        for end in ("LMHead", "ForSequenceClassification")
     ),
 )

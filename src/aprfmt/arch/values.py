@@ -65,6 +65,17 @@ def _head_dim_from(value: object, scope: Scope) -> object:
     return _head_dim_settle(value, scope)
 
 
+def _post_norm_settle(value: object, scope: Scope) -> bool:
+    """Which of two networks of one class: the name of its code, in `auto_map`, tells."""
+    return value is True or any("qk-post-norm" in str(code) for code in as_mapping(value).values())
+
+
+def _two_thirds_to(value: object, scope: Scope) -> int | None:
+    """NeoBERT's width: a third of what the config says is the gate's."""
+    width = as_int(value, scope.name)
+    return None if width is None else 2 * width // 3
+
+
 def _as_deep_to(value: object, scope: Scope) -> object:
     """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
@@ -721,6 +732,10 @@ CONVERTERS: dict[str, Converter] = {
     "head_dim": Converter(_head_dim_to, _head_dim_from, settle=_head_dim_settle),
     "window": WINDOW,
     "gating": words({"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}),
+    "qk_post_norm": Converter(
+        nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, settle=_post_norm_settle
+    ),
+    "two_thirds": Converter(_two_thirds_to, lambda value, scope: DEFAULT if value is None else value * 3 // 2),
     "gated_proj": Converter(nothing, _gated_proj_from),
     "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),
     "pooling": POOLING,

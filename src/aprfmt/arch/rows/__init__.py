@@ -9,6 +9,7 @@ from aprfmt.arch.rows import (
     dense,
     diffusion,
     encoder,
+    encoder_remote,
     gemma,
     gemma4,
     gpt,
@@ -59,6 +60,7 @@ _FILES = (
     layered,
     diffusion,
     seq2seq,
+    encoder_remote,
 )
 
 ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)

@@ -1,0 +1,136 @@
+"""Rows of the architecture table: encoders whose code came with their checkpoints, which transformers does not have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    LAYER_EPS,
+    RMS_EPS,
+    ROPE,
+    block,
+    convert,
+    embedding,
+    gelu,
+    linear,
+    must_be,
+    norm,
+    rename,
+    tensor,
+)
+from aprfmt.arch.rows.parts_encoder import ENCODER, LABELS, NO_SCALING, TYPES, hf_only
+
+_POST = "qk_post_norm=True"
+_PRE = f"!{_POST}"
+_JINA = ("JinaBertModel", "JinaBertForMaskedLM")
+_NEO = ("NeoBERT", "NeoBERTLMHead", "NeoBERTForSequenceClassification")
+_THIRDS = Difference(
+    "llama.cpp's neo-bert takes a third of qkv for all queries, then the keys, then the values; the checkpoint has "
+    "them head by head, so that other embeddings come out"
+)
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="jina_bert_v2",
+        required={"tokenizer.ggml.token_type_count": ""},
+        gguf="jina-bert-v2",
+        hf_class=_JINA[1],
+        model_type="bert",
+        hf_classes=_JINA,
+        bare_classes=_JINA,
+        model_types=(),
+        tensors=(
+            embedding("embeddings.word_embeddings"),
+            tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "type_vocab_size,hidden"),
+            *norm("embeddings.LayerNorm", "token_embd_norm", bias=REQUIRED),
+            *block(
+                *linear("attention.self.query", "attn_q", "q,hidden", REQUIRED),
+                *linear("attention.self.key", "attn_k", "q,hidden", REQUIRED),
+                *linear("attention.self.value", "attn_v", "q,hidden", REQUIRED),
+                *norm("attention.self.layer_norm_q", "attn_q_norm", bias=_POST, need=_POST),
+                *norm("attention.self.layer_norm_k", "attn_k_norm", bias=_POST, need=_POST),
+                *linear("attention.output.dense", "attn_output", "hidden,q", REQUIRED),
+                *norm("attention.output.LayerNorm", "attn_output_norm", bias=REQUIRED),
+                *norm("layer_norm_1", "attn_norm_2", bias=_POST, need=_POST),
+                *linear("mlp.gated_layers", "ffn_up", "2*ffn,hidden", need=_PRE),
+                *linear("mlp.up_gated_layer", "ffn_up", "2*ffn,hidden", need=_POST),
+                *linear("mlp.wo", "ffn_down", "hidden,ffn", _PRE, _PRE),
+                *linear("mlp.down_layer", "ffn_down", "hidden,ffn", _POST, _POST),
+                *norm("mlp.layernorm", "layer_output_norm", bias=_PRE, need=_PRE),
+                *norm("layer_norm_2", "layer_output_norm", bias=_POST, need=_POST),
+                hf="encoder.layer.{n}.",
+            ),
+            *hf_only("hidden,hidden", "pooler.dense", "cls.predictions.transform.dense"),
+            *hf_only("hidden", "cls.predictions.transform.LayerNorm"),
+            *hf_only("vocab,hidden", "cls.predictions.decoder"),
+            *hf_only("vocab", "cls.predictions.bias"),
+        ),
+        keys=(
+            *DIMS,
+            LAYER_EPS,
+            *ENCODER,
+            TYPES,
+            Key("", ("qk_post_norm", "auto_map"), "bool", via="qk_post_norm"),
+            must_be("feed_forward_type", "geglu"),
+            must_be("position_embedding_type", "alibi"),
+            gelu(),
+        ),
+        gguf_only=(),
+        prefixes=(("bert.", ""),),
+        defaults={
+            "": {
+                "layer_norm_eps": 1e-12,
+                "max_position_embeddings": 8192,
+                "type_vocab_size": 2,
+                "hidden_act": "gelu",
+                "feed_forward_type": "geglu",
+                "position_embedding_type": "alibi",
+                "tie_word_embeddings": True,
+                "pad_token_id": 0,
+            }
+        },
+    ),
+    Architecture(
+        id="neobert",
+        gguf="neo-bert",
+        hf_class=_NEO[0],
+        model_type="neobert",
+        hf_classes=_NEO,
+        bare_classes=_NEO,
+        model_types=("neobert",),
+        rope_type=0,
+        tensors=(
+            embedding("encoder"),
+            *block(
+                *norm("attention_norm", "attn_norm"),
+                *linear("qkv", "attn_qkv", "3*hidden,hidden"),
+                *linear("wo", "attn_output", "hidden,hidden"),
+                *norm("ffn_norm", "ffn_norm"),
+                *linear("ffn.w12", "ffn_up", "4*ffn/3,hidden"),
+                *linear("ffn.w3", "ffn_down", "hidden,2*ffn/3"),
+                hf="transformer_encoder.{n}.",
+            ),
+            *norm("layer_norm", "enc.output_norm"),
+            *linear("dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
+            *linear("classifier", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
+            *hf_only("vocab,hidden", "decoder"),
+        ),
+        keys=(
+            *convert(rename(DIMS, max_position_embeddings="max_length"), intermediate_size="two_thirds"),
+            ROPE,
+            replace(RMS_EPS, hf=("norm_eps",)),
+            *ENCODER,
+            *LABELS,
+            NO_SCALING,
+        ),
+        gguf_only=(),
+        ignored=("freqs_cis",),
+        prefixes=(("model.", ""),),
+        defaults={
+            "": {"norm_eps": 1e-6, "max_length": 4096, "pooling": "cls", "tie_word_embeddings": True, "pad_token_id": 0}
+        },
+        differs=(_THIRDS,),
+    ),
+)
