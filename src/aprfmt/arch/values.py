@@ -76,6 +76,11 @@ def _two_thirds_to(value: object, scope: Scope) -> int | None:
     return None if width is None else 2 * width // 3
 
 
+def _two_thirds_from(value: object, scope: Scope) -> object:
+    width = as_int(value, scope.key.gguf)
+    return DEFAULT if width is None else width * 3 // 2
+
+
 def _as_deep_to(value: object, scope: Scope) -> object:
     """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
@@ -735,7 +740,7 @@ CONVERTERS: dict[str, Converter] = {
     "qk_post_norm": Converter(
         nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, settle=_post_norm_settle
     ),
-    "two_thirds": Converter(_two_thirds_to, lambda value, scope: DEFAULT if value is None else value * 3 // 2),
+    "two_thirds": Converter(_two_thirds_to, _two_thirds_from),
     "gated_proj": Converter(nothing, _gated_proj_from),
     "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),
     "pooling": POOLING,
