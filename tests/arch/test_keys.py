@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from arch_models import ArchCase, all_cases, make_config, plain_config, quiet_transformers
+from arch_models import ArchCase, all_cases, make_config, quiet_transformers, whole_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,7 +96,7 @@ def test_absent_keys_mean_what_the_class_means(row: Architecture) -> None:
 def config_of(case: ArchCase) -> dict[str, Any]:
     """config.json as transformers saves it, or as it was published."""
     if not case.computable:
-        return plain_config(case, 512)
+        return whole_config(case, 512)
     quiet_transformers()
     config = make_config(case, 512).to_dict()
     config["architectures"] = [case.model_class]

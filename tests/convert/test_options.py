@@ -115,6 +115,7 @@ VALUES: dict[str, Any] = {
     "no_tokenizer": True,
     "no_mtp": True,
     "mtp_only": True,
+    "target_model": "folder",
     "license": "MIT",
     "data_source": "web",
     "data_license": "MIT",

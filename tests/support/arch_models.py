@@ -43,6 +43,7 @@ CASE_FILES = (
     "remote_encoder",
     "seq2seq",
     "multimodal",
+    "drafts",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
@@ -84,7 +85,8 @@ class ArchCase:
         tokenizer: which real tokenizer the folder gets.
         llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
         kind: what is compared: "causal" logits, "encoder" the last hidden states; of an encoder-decoder, whose decoder
-            reads the text backwards, "seq2seq" logits, "decoder" the decoder's last hidden states.
+            reads the text backwards, "seq2seq" logits, "decoder" the decoder's last hidden states; of a "draft", which
+            needs another model to compute, nothing.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
         wrapped: whether the row's network is the language model inside this one.
@@ -93,6 +95,8 @@ class ArchCase:
         own_head: whether the checkpoint has a head of its own where the class would share the embedding.
         swapped: pattern of tensors that are published with the other order of their last two dimensions than
             transformers saves them in; it reads both.
+        target: of a draft model: what the config.json of the model that it drafts for says, beside DIMS.
+        optional: tensors of the row that the network need not have, with their shapes.
     """
 
     id: str
@@ -110,6 +114,8 @@ class ArchCase:
     beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     own_head: bool = False
     swapped: str = ""
+    target: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def base(self) -> bool:
@@ -192,18 +198,45 @@ def write_checkpoint(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path
         shutil.copy(path, folder / path.name)
     torch.manual_seed(seed)
     tensors = {}
-    for name, shape in (*row_tensors(config), *case.beside.items()):
+    target = {**DIMS, **case.target} if case.target else None
+    for name, shape in (*row_tensors(config, target=target), *case.optional.items(), *case.beside.items()):
         tensor = torch.empty(shape)
         _fill(name, tensor)
+        if name == "d2t":
+            tensors[name] = torch.arange(*shape)  # token i of the draft is token 2 i of the other model
+            continue
         begin = "" if name in case.beside else next((b for b in case.begins if name.startswith(b)), "")
         tensors[case.begins.get(begin, "") + name.removeprefix(begin)] = tensor.to(getattr(torch, case.dtype))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def write_target(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path]) -> None:
+    """Writes what a conversion of the draft model of `case` reads of the model that it drafts for, weights apart."""
+    source = tokenizers[case.tokenizer]
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {**DIMS, "vocab_size": n_tokens(source), **case.target}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    for path in source.iterdir():
+        shutil.copy(path, folder / path.name)
 
 
 def plain_config(case: ArchCase, vocab_size: int) -> dict[str, Any]:
     """The config.json of a case that transformers does not have."""
     config = {"architectures": [case.model_class], "torch_dtype": case.dtype, **case.config}
     return _filled_in(config, vocab_size)
+
+
+def whole_config(case: ArchCase, vocab_size: int) -> dict[str, Any]:
+    """The same, completed by what a draft model has of the model that it drafts for."""
+    from aprfmt.arch.hparams import from_hf_config, with_target
+    from aprfmt.arch.table import ARCHITECTURES
+
+    config = plain_config(case, vocab_size)
+    if not case.target:
+        return config
+    h = from_hf_config(config)
+    whole = with_target(h, ARCHITECTURES[case.row], {**DIMS, **case.target}) or h
+    return config | {key: value for key, value in whole.extra.items() if key not in h.extra}
 
 
 def _filled_in(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -215,18 +248,23 @@ def _filled_in(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
 
 
 def row_tensors(
-    config: Mapping[str, Any], layers: Sequence[int] | None = None, also: Sequence[str] = ()
+    config: Mapping[str, Any],
+    layers: Sequence[int] | None = None,
+    also: Sequence[str] = (),
+    target: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that the row of this config asks for. Raises ValueError for an unknown size.
 
     `layers` gives those of these layers alone, `also` names optional modules that are made there.
+    `target` is the config.json of the model that a draft model drafts for.
     """
     from aprfmt.arch import names
     from aprfmt.arch.grammar import has_layer, is_needed, shape_of, sizes_of
-    from aprfmt.arch.hparams import from_hf_config
+    from aprfmt.arch.hparams import from_hf_config, with_target
     from aprfmt.arch.table import ARCHITECTURES
 
     h = from_hf_config(dict(config))
+    h = (with_target(h, ARCHITECTURES[str(h.architecture)], target) if target else None) or h
     row, made = ARCHITECTURES[str(h.architecture)], set[str]()
     for part in row.tensors:
         in_layer = "{n}" in part.hf[0]
@@ -263,12 +301,12 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
     config.save_pretrained(folder)
     for path in source.iterdir():
         shutil.copy(path, folder / path.name)
-    ids = token_ids(folder)
+    ids = token_ids(folder) if case.kind != "draft" else []
     for attempt in range(20):
         torch.manual_seed(1000 * seed + attempt)
         randomise(model)
         model.to(getattr(torch, case.dtype)).to(torch.float32)
-        if case.kind in OF_STATES or _clear_winners(model, inputs(ids, case.kind)):
+        if case.kind in (*OF_STATES, "draft") or _clear_winners(model, inputs(ids, case.kind)):
             break
     model.to(getattr(torch, case.dtype)).save_pretrained(folder)
     if case.swapped:

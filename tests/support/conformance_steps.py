@@ -27,6 +27,7 @@ from arch_models import (
     top1_equal,
     transformers_logits,
     write_checkpoint,
+    write_target,
     write_tokenizers,
 )
 from conformance_explained import explain
@@ -95,6 +96,7 @@ class _Run:
         self.folder = bench.work / case.id.replace("/", "--")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.source = self.folder / "tiny-model"
+        self.target = self.folder / "target"
         self.apr = self.folder / "tiny-model.apr"
 
     def step(self, name: str, check: Callable[[], Step | None]) -> bool:
@@ -112,6 +114,8 @@ class _Run:
 
     def build(self) -> None:
         tokenizers = write_tokenizers(self.bench.work / "tokenizers", [self.case.tokenizer], self.bench.vocabulary)
+        if self.case.target:
+            write_target(self.case, self.target, tokenizers)
         if not self.case.computable:
             write_checkpoint(self.case, self.source, tokenizers, self.seed)
             self.ids, self.wanted = token_ids(self.source), None
@@ -137,7 +141,7 @@ class _Run:
     def _import(self) -> None:
         import aprfmt
 
-        aprfmt.import_model(self.source, self.apr)
+        aprfmt.import_model(self.source, self.apr, target_model=self.target if self.case.target else None)
 
     def _export(self, out_type: str) -> Step:
         import aprfmt
@@ -149,6 +153,10 @@ class _Run:
 
     def _in_llama(self, prefix: str, gguf: Path) -> None:
         """The steps loads, logits and top1."""
+        if self.case.kind == "draft":  # alone it computes nothing
+            loaded = self.step(f"{prefix}loads", lambda: self.bench.llama.load(gguf))
+            self.steps |= {f"{prefix}{name}": Step(loaded) for name in ("logits", "top1")}
+            return
         try:
             got = self.bench.llama.logits(gguf, self.ids, self.case.kind)
         except LlamaError as failure:
@@ -196,11 +204,14 @@ class _Run:
 
     def _same_network(self, folder: Path) -> Step:
         """Whether a folder computes what the source does; without transformers, whether its config means the same."""
-        if self.case.computable:
+        if self.case.computable and self.case.kind != "draft":
             return self._same_logits(folder)
-        from aprfmt.arch.hparams import from_hf_config
+        from aprfmt.arch.hparams import from_hf_config, with_target
 
         ours, wanted = (from_hf_config(json.loads((f / "config.json").read_text())) for f in (folder, self.source))
+        if self.case.target:
+            target = json.loads((self.target / "config.json").read_text())
+            wanted = with_target(wanted, ARCHITECTURES[self.case.row], target) or wanted
         if self.case.wrapped:
             ours, wanted = unwrapped(ours), unwrapped(wanted)
         return Step(ours == wanted, reason="" if ours == wanted else f"{ours} instead of {wanted}")
@@ -223,14 +234,14 @@ class _Run:
         return self._same_network(folder) if step.ok else step
 
     def _same_network_tensors(self, folder: Path, *, explained: bool = False) -> Step:
-        """Whether a folder holds the source's tensors; of a wrapper, those of its language model by the row's names.
+        """Whether a folder holds the source's tensors by the row's names; of a wrapper, its language model's.
 
         `explained` differences are right, since the converter has lost what it changed.
         """
         import aprfmt
 
         ours, wanted = _folder_tensors(folder), _folder_tensors(self.source)
-        if self.case.wrapped:
+        if self.case.wrapped or self.case.begins:
             row = ARCHITECTURES[self.case.row]
             wanted = {str(canonical_name(row, name)): t for name, t in wanted.items() if name not in self._beside()}
             if ours.keys() != wanted.keys():  # a class of language models alone has its experts under other names
@@ -272,7 +283,7 @@ class _Run:
         before, self.steps = self.steps, {}
         try:
             for out_type in OUT_TYPES:
-                how = self.bench.converter.convert(self.source, self._theirs(out_type), out_type)
+                how = self.bench.converter.convert(self.source, self._theirs(out_type), out_type, self._options())
                 known["tensors"][out_type] = list_tensors(self._theirs(out_type))
             self.steps["peer_converts"] = Step(True, reason=how)
             known["keys"] = list_keys(self._theirs("f32"))
@@ -286,6 +297,9 @@ class _Run:
         parts.write_text(json.dumps(known))
         parts.rename(cached)
         return known
+
+    def _options(self) -> tuple[str, ...]:
+        return ("--target-model-dir", str(self.target)) if self.case.target else ()
 
     def _theirs(self, out_type: str) -> Path:
         return self.folder / f"theirs-{out_type}.gguf"
@@ -308,7 +322,7 @@ class _Run:
     def _peer_back(self) -> Step:
         gguf = self._theirs("f32")
         if not gguf.exists():
-            self.bench.converter.convert(self.source, gguf, "f32")
+            self.bench.converter.convert(self.source, gguf, "f32", self._options())
         if self.case.computable:
             return self._same_network(self._gguf_to_hf(gguf, "peer-back"))
         import aprfmt
@@ -416,4 +430,5 @@ def _cache_file(case: ArchCase, seed: int, version: str) -> Path:
     import transformers
 
     parts = [BUILD_VERSION, repr(case), seed, version, transformers.__version__, torch.__version__]
+    parts += [part for part in (case.target, case.optional) if part]
     return CACHE / "conformance" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:24]}.json"

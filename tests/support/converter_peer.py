@@ -59,12 +59,15 @@ class ConverterPeer:
         path = self._folder / "VERSION"
         return path.read_text().strip() if path.exists() else "unknown"
 
-    def convert(self, source: Path, out: Path, out_type: str) -> str:
-        """Writes `out` with `--outtype out_type`; returns which attempt did it. Raises ConverterError."""
+    def convert(self, source: Path, out: Path, out_type: str, more: Sequence[str] = ()) -> str:
+        """Writes `out` with `--outtype out_type` and `more` options; returns which attempt did it.
+
+        Raises ConverterError.
+        """
         reasons: list[str] = []
         for said, options, plain_vocabulary in ATTEMPTS:
             try:
-                self.convert_once(source, out, out_type, options, plain_vocabulary=plain_vocabulary)
+                self.convert_once(source, out, out_type, (*options, *more), plain_vocabulary=plain_vocabulary)
             except ConverterError as error:
                 reasons.append(str(error))
             else:

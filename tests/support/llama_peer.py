@@ -50,6 +50,10 @@ class LlamaPeer:
             self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out))
             return np.load(out)
 
+    def load(self, gguf: Path) -> None:
+        """Loads a file, weights and all, and computes nothing. Raises LlamaError."""
+        self._ask("load", gguf=str(gguf))
+
     def vocabulary(self, gguf: Path) -> Vocabulary:
         """The tokenizer of a file."""
         size = self._ask("vocabulary_size", gguf=str(gguf))
@@ -117,6 +121,7 @@ def _serve() -> None:
     os.dup2(2, 1)  # llama.cpp prints now and then
     calls: dict[str, Callable[..., Any]] = {
         "logits": _logits,
+        "load": _load_whole,
         "vocabulary_size": _vocabulary_size,
         "tokenize": _tokenize,
         "quantize": _quantize,
@@ -162,6 +167,10 @@ def _load(llama_cpp: Any, gguf: str, *, vocab_only: bool) -> Any:
 
 
 _LOADED: dict[tuple[object, ...], Any] = {}
+
+
+def _load_whole(llama_cpp: Any, gguf: str) -> None:
+    _load(llama_cpp, gguf, vocab_only=False)
 
 
 def _vocabulary_size(llama_cpp: Any, gguf: str) -> int:

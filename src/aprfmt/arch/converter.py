@@ -106,6 +106,17 @@ def language_part(config: Mapping[str, object]) -> Mapping[str, object]:
     return next((part for part in found if isinstance(part, Mapping) and part), {})
 
 
+_NESTED = "transformer_layer_config"
+
+
+def flattened(config: Mapping[str, object]) -> Mapping[str, object]:
+    """A config.json with what it says of its layers in an object of their own, as the speculators library writes it."""
+    inner = config.get(_NESTED)
+    if not isinstance(inner, Mapping):
+        return config
+    return {**config, **{key: value for key, value in inner.items() if key != "architectures"}}
+
+
 def check_layers(h: Hyperparams) -> None:
     """Raises LimitError for more layers than lists may be made for."""
     if h.num_layers is not None and h.num_layers > MAX_LAYERS:
@@ -158,9 +169,12 @@ class Converter:
         fill: the value of a config key that is absent and has no default, from the others.
         settle: the value of a config.json as it is held: called for every config.json, also with None, when all keys
             of it are read, before anything is derived from them. Gives what `from_gguf` may give.
+        from_target: the value of a key of a draft model, where its own config.json is silent, from the config.json of
+            the model that it drafts for.
     """
 
     to_gguf: Convert = same
     from_gguf: Convert = or_default
     fill: Callable[[Scope], object] | None = None
     settle: Convert | None = None
+    from_target: Callable[[Mapping[str, object], Scope], object] | None = None

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, language_part, look_up
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, GgufKeys, Scope, check_layers, flattened, language_part, look_up
 from aprfmt.arch.fields import (
     GgufKey,
     Misfit,
@@ -166,7 +166,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     A list of numbers, one a layer, for a typed field stays in `extra` under its config name, and the field is what
     all the layers share, None where they differ. `row` reads it as that family's.
     """
-    hf_class = _first_class(config)
+    config, hf_class = flattened(config), _first_class(config)
     whole, whole_type = config, as_text(config.get("model_type"))
     part = language_part(config)
     if part:  # the language model of a multimodal one, with what only the whole says
@@ -215,6 +215,21 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
 def _first_class(config: Mapping[str, object]) -> str | None:
     classes = config.get("architectures")
     return as_text(classes[0]) if isinstance(classes, list) and classes else None
+
+
+def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, object]) -> Hyperparams | None:
+    """`h` of a draft model, completed by what the config.json of the model that it drafts for says; None where `row`
+    is no draft model's.
+    """
+    if row is None or not any(CONVERTERS[key.via].from_target for key in row.keys):
+        return None
+    h = replace(h, extra=dict(h.extra))
+    target = {**target, **language_part(target)}
+    for scope in _scopes(h, row, defaults_of(row, h.hf_model_type)):
+        convert = CONVERTERS[scope.key.via].from_target
+        if convert is not None and scope.value is None:
+            scope.put(convert(target, scope))
+    return h
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:
@@ -346,7 +361,7 @@ def from_gguf(
     h.bos_token_id, h.eos_token_id = bos, eos
     if row is not None:
         h.extra["pad_token_id"] = pad
-    if tensor_names:
+    if tensor_names and not {"output.weight", "token_embd.weight"}.isdisjoint(tensor_names):
         h.tied = "output.weight" not in tensor_names
     return h
 

@@ -23,7 +23,7 @@ from math import prod
 from aprfmt.arch.grammar import evaluate, has_layer, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
-from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.arch.row import PLUS_ROW, Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
 from aprfmt.types import Array, Shape
@@ -256,7 +256,7 @@ class RowMap:
             body.get("flat") is True,
             _size(body.get("skip", 0)),
         )
-        if row_map.value not in ("", *VALUES) or row_map.pack not in ("", "mxfp4"):
+        if row_map.value not in ("", *VALUES, PLUS_ROW) or row_map.pack not in ("", "mxfp4"):
             raise ValueError("an unknown map of values")
         flags = row_map.after_transposed
         if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):

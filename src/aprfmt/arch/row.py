@@ -9,6 +9,9 @@ REQUIRED = "required"
 OPTIONAL = "optional"
 HEAD = "head"
 
+PLUS_ROW = "plus_row"
+"""The map that adds the number of its row to each value; it is for integers, whose dtype stays."""
+
 MOST = "most"
 OWN = "own"
 
@@ -40,7 +43,7 @@ class TensorRow:
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp").
+        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), or PLUS_ROW.
         pack: name of a packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.

@@ -13,6 +13,7 @@ from math import lcm, prod
 from threading import Lock
 
 from aprfmt.arch.links import VALUES, RowMap, indices
+from aprfmt.arch.row import PLUS_ROW
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
@@ -78,6 +79,9 @@ class Produced:
         return BufferedPiece(name, self.dtype, self.shape, self.chunks)
 
 
+_INTEGERS = ("I64", "I32")
+
+
 def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     """Whether the output has the stored dtype of the pieces: nothing needs to be decoded."""
     if row_map.pack:
@@ -108,7 +112,8 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     shape = shapes[position]
     if row_map.pack:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
-    if not keeps_dtype(pieces, row_map) and (row_map.value == "" or any(p.dtype != "F32" for p in pieces)):
+    counts = row_map.value == PLUS_ROW and all(piece.dtype in _INTEGERS for piece in pieces)
+    if not (counts or keeps_dtype(pieces, row_map)) and (row_map.value == "" or any(p.dtype != "F32" for p in pieces)):
         pieces = [_floats(piece) for piece in pieces]
     dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
     if row_map.is_plain or prod(shape) == 0:
@@ -211,12 +216,15 @@ class _Run:
         lines = [_Lines(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
-        change = VALUES[row_map.value][1 if inverse else 0] if row_map.value else None
+        counts = row_map.value == PLUS_ROW
+        change = VALUES[row_map.value][1 if inverse else 0] if row_map.value and not counts else None
 
         def make(part: Array) -> Buffer:
             block = _take(lines, part, row_elements)
             block = block if columns is None else block[:, columns]
             block = block.T if transposed else block
+            if counts:
+                return _bytes(block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype))
             return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.

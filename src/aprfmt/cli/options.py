@@ -119,7 +119,12 @@ class Source(Identity):
 
 @dataclass(kw_only=True)
 class Drafts:
-    """What becomes of layers that predict further tokens."""
+    """What becomes of layers that predict further tokens, and what draft models need."""
+
+    target_model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for."),
+    ] = None
 
     no_mtp: Annotated[
         bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")

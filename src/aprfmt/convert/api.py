@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from aprfmt import formats
+from aprfmt.arch import hparams as hp
 from aprfmt.canonical.model import (
     Canonical,
     canonical,
@@ -42,7 +43,8 @@ from aprfmt.convert.targets.base import (
     parse_options,
 )
 from aprfmt.convert.targets.gguf import older_outputs
-from aprfmt.errors import RefusedError, UsageError
+from aprfmt.errors import NotFoundError, RefusedError, UsageError
+from aprfmt.formats import hf_files
 from aprfmt.formats.apr2_write import check_suffix
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.out import OutTensor
@@ -60,7 +62,7 @@ from aprfmt.io.pipe import (
     write_parts,
 )
 from aprfmt.io.sink import check_target
-from aprfmt.io.source import is_folder, is_same
+from aprfmt.io.source import is_file, is_folder, is_same
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
@@ -174,6 +176,7 @@ def import_model(
     data_source: str | None = None,
     data_license: str | None = None,
     no_mtp: bool = False,
+    target_model: PathLike | None = None,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
@@ -202,6 +205,8 @@ def import_model(
         license, data_license: SPDX ids.
         data_source: what the model was trained on.
         no_mtp: leave out the layers that predict further tokens (MTP, nextn), where the model has any.
+        target_model: folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for: its tokenizer is taken,
+            and from its config.json what the draft's own does not say.
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
@@ -245,6 +250,7 @@ def convert_model(
     pad_style: str = "llama.cpp",
     shard_size: int | str | None = None,
     no_mtp: bool = False,
+    target_model: PathLike | None = None,
     mtp_only: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
@@ -394,7 +400,7 @@ def _plan(
         losses.others += [f"{part.stay} behind, as --no-mtp asks" for part in drafts]
     c = with_files(c, options.carry, [dst])
     losses.others += [*c.packs.losses(), *c.left_out]
-    c = _override(with_dims_of_tensors(c), options)
+    c = _override(_with_target(with_dims_of_tensors(c), options), options)
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses
 
@@ -414,6 +420,24 @@ def _decoding(dtype: str, *, gguf: bool) -> Decoding:
         return Decoding(decode=gguf, keep_blocks=gguf)
     # Blocks that a GGUF holds as they are stay so unless floats are asked for.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
+
+
+def _with_target(c: Canonical, options: Options) -> Canonical:
+    """`c`, a draft model, with what it has of the model that it drafts for."""
+    if options.target_model is None:
+        return c
+    folder = Path(options.target_model)
+    config = folder / "config.json"
+    if not is_file(config):
+        raise NotFoundError("--target-model takes the folder of a model, and there is no config.json", path=folder)
+    hparams = hp.with_target(c.hparams, c.arch, hf_files.read_config(config))
+    if hparams is None:
+        raise RefusedError(
+            f"{c.hparams.hf_architecture or c.hparams.architecture} is no draft model",
+            path=c.model.path,
+            hint="--target-model is for models that draft for another one (EAGLE-3, DFlash, ...)",
+        )
+    return replace(c, hparams=hparams, tokenizer=read_tokenizer(folder))
 
 
 def _override(c: Canonical, options: Options) -> Canonical:

@@ -8,6 +8,7 @@ from aprfmt.arch.rows import (
     delta,
     dense,
     diffusion,
+    drafts,
     encoder,
     encoder_remote,
     gemma,
@@ -61,6 +62,7 @@ _FILES = (
     diffusion,
     seq2seq,
     encoder_remote,
+    drafts,
 )
 
 ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)

@@ -59,7 +59,8 @@ def layouts(c: Canonical, work: Work) -> Output:
         dtype = "keep"
         stay = (f"{part.stay} as stored: a mix is for the language model" for part in c.outside_parts())
         work.losses.warnings += stay
-    with_source, kind = work.options.tokenizer is None, _digest_kind(c, work.options)
+    with_source = work.options.tokenizer is work.options.target_model is None
+    kind = _digest_kind(c, work.options)
     metadata, tensors, flags = apr_contents(c, dtype, work.losses, targets, with_source=with_source, kind=kind)
     if not _is_whole(metadata.get(SOURCE_KEY)):
         own = c.all_tensors

@@ -49,6 +49,7 @@ class Options:
     no_tokenizer: bool = False
     no_mtp: bool = False
     mtp_only: bool = False
+    target_model: PathLike | None = None
     license: str | None = None
     data_source: str | None = None
     data_license: str | None = None
@@ -272,11 +273,16 @@ class _BuiltIn:
         return output
 
 
-_HF = PROVENANCE | {"dtype", "tokenizer", "shard_size", "no_mtp"}
+_HF = PROVENANCE | {"dtype", "tokenizer", "shard_size", "no_mtp", "target_model"}
 
 TARGETS: tuple[Target, ...] = (
     _BuiltIn(
-        "apr", "apr-v2", "APR v2", "apr:layouts", MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp"}, ".apr"
+        "apr",
+        "apr-v2",
+        "APR v2",
+        "apr:layouts",
+        MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp", "target_model"},
+        ".apr",
     ),
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
     _BuiltIn(
