@@ -45,6 +45,9 @@ OF_THE_MODEL = {
     ("qwen3_vl_moe", "norm_topk_prob"),  # a key of real files, whose only value the class computes
     ("glm4_moe", "use_qk_norm"),  # of one class; the others have no such norm
     ("glm4v", "attention_bias"),  # always there in one class and never in the other, and a key of Glm4's
+    ("afmoe", "route_norm"),  # the same
+    ("afmoe", "score_func"),  # the same
+    ("cohere2_moe", "first_k_dense_replace"),  # a key that the class reads without having it
 }
 """Defaults that no class has."""
 

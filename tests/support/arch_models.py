@@ -28,6 +28,7 @@ CASE_FILES = (
     "gemma4",
     "dense",
     "moe",
+    "interleaved",
     "gpt",
     "bert",
     "ssm",

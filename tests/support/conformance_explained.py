@@ -38,7 +38,34 @@ _EXP = "-exp(A_log) rounded correctly from float64; torch's float32 exp is off b
 _THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
 _CENTRED = "the converter subtracts the mean, which chooses the same experts; ours are as the checkpoint has them"
 
+_ROPE_PATTERN = "which layers are rotated, as layer_rope_theta says; the converter looks for no_rope_layers"
+_NO_HEAD = "llama.cpp's loader insists on a head"
+
 EXPLAINED: tuple[Explained, ...] = (
+    Explained("granite*_swa/nope", "granite_swa.attention.rope_pattern", _ROPE_PATTERN),
+    Explained("exaone_moe/tied", "output.weight", _NO_HEAD),
+    Explained("mellum/tied", "output.weight", _NO_HEAD),
+    Explained(
+        "exaone_moe*",
+        "exaone-moe.expert_gating_func",
+        "sigmoid, always; the converter writes it where the config names it, and llama.cpp insists on it",
+    ),
+    *(
+        Explained(
+            "afmoe*", f"afmoe.{key}", "what the class always does; the converter writes it where the config names it"
+        )
+        for key in ("expert_gating_func", "expert_weights_norm")
+    ),
+    Explained(
+        "cohere2_moe*",
+        "cohere2moe.feed_forward_length",
+        "the experts' width, where the config has none for layers without experts; the converter writes none at all",
+    ),
+    Explained(
+        "cohere2_moe/no_norm_topk",
+        "cohere2moe.expert_weights_norm",
+        "a softmax over the chosen experts is a normalised one, whatever norm_topk_prob says",
+    ),
     Explained("orion*", "orion.rope.freq_base", _THETA),
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),

@@ -231,6 +231,8 @@ def _is_moe(h: Hyperparams, layer: int) -> bool:
     kinds = _list(h, "mlp_layer_types")
     if kinds is not None:
         return bool(kinds) and kinds[min(layer, len(kinds) - 1)] != "dense"  # a draft layer is like the last
+    if (listed := _list(h, "moe_layers")) is not None:
+        return layer in listed
     first = max(_int(h, key) for key in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"))
     end = _int(h, "moe_layer_end_index", -1)
     dense = layer in (_list(h, "mlp_only_layers") or []) or layer < first or 0 <= end < layer
@@ -246,7 +248,7 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
         return False
     if (period := _int(h, "expert_layer_period")) and (layer - _int(h, "expert_layer_offset")) % period:
         return False
-    steps = (_int(h, key, 1) for key in ("decoder_sparse_step", "moe_layer_interval"))
+    steps = (_int(h, key, 1) for key in ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step"))
     return all((layer + 1) % max(1, step) == 0 for step in steps)
 
 

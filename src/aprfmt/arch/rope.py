@@ -471,7 +471,7 @@ def llama3_factors(
     original = values["original_max_position_embeddings"]
     if head_dim <= 0 or head_dim % 2 or head_dim > _MAX_HEAD_DIM or theta <= 0:
         raise RefusedError(f"a head of {head_dim} values at theta {theta:g} has no rotary frequencies")
-    if high <= low or min(factor, low) <= 0:
+    if high < low or min(factor, low) <= 0:
         raise RefusedError("the llama3 rope parameters describe no frequencies")
     factors = []
     for i in range(0, head_dim, 2):
@@ -480,7 +480,7 @@ def llama3_factors(
         wavelength = to_f32(to_f32(1 / frequency) * to_f32(2 * math.pi)) if frequency else math.inf
         if wavelength < original / high:
             factors.append(1.0)
-        elif wavelength > original / low:
+        elif wavelength > original / low or high == low:
             factors.append(factor)
         else:
             smooth = to_f32(to_f32(to_f32(to_f32(1 / wavelength) * original) - low) / (high - low))
@@ -493,15 +493,18 @@ def infer_llama3(
 ) -> dict[str, object] | None:
     """A scaling dict that gives these factors; None if none does.
 
-    Low and high frequency factors are taken for 1 and 4, as all models have them: they and the context can be scaled
-    together without a difference. The context is the `known` one, 8192, or another power of two that fits.
+    Low and high frequency factors are taken for 1 and 4, as most models have them, or for 1 and 1, as in Llama 4: they
+    and the context can be scaled together without a difference. The context is the `known` one, 8192, or another power
+    of two that fits.
     """
     if len(factors) * 2 != head_dim or not factors or not all(map(math.isfinite, factors)) or max(factors) <= 1:
         return None
     key = "original_max_position_embeddings"
     given = [known[key]] if known and known.get(key) else []
-    for context in (*given, 8192, *(1 << n for n in range(3, 25))):
-        scaling: dict[str, object] = {**_LLAMA3, "factor": shorten(max(factors)), key: context}
+    contexts = (*given, 8192, *(1 << n for n in range(3, 25)))
+    for high, context in ((high, context) for high in (4.0, 1.0) for context in contexts):
+        factor = shorten(max(factors))
+        scaling: dict[str, object] = {**_LLAMA3, "factor": factor, "high_freq_factor": high, key: context}
         expected = llama3_factors(theta, head_dim, scaling)
         if all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(factors, expected, strict=True)):
             return {"rope_type": "llama3", **scaling}

@@ -491,7 +491,7 @@ def _mla_value_from(value: object, scope: Scope) -> object:
 
 
 def _shared_width(value: object, scope: Scope) -> int | None:
-    count = scope.size("moe_num_shared_experts")
+    count = scope.size("moe_num_shared_experts") or scope.size("num_shared_experts")
     return count * scope.h.moe_intermediate_size if count and scope.h.moe_intermediate_size else None
 
 

@@ -190,6 +190,84 @@ def _n_tokens_to(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} has one for each of {vocab} tokens")
 
 
+# --- windows in layers that a GGUF cannot name ---
+
+_FOURTH = 4
+"""Of the layers of some families llama.cpp lets each fourth see everything, and rotates it or not by that."""
+
+
+def _fourth_full_to(value: object, scope: Scope) -> None:
+    kinds = value if isinstance(value, list) else []
+    if kinds and _slides(kinds) != periodic(_FOURTH, len(kinds)):
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} lets exactly every fourth layer see everything")
+
+
+def _fourth_full(scope: Scope) -> list[str] | None:
+    period = as_int(scope.config("global_attn_every_n_layers"), "global_attn_every_n_layers") or _FOURTH
+    return None if scope.h.num_layers is None else kinds_of(periodic(period, scope.h.num_layers))
+
+
+def _dense_first(scope: Scope) -> list[str] | None:
+    """Every fourth layer sees everything, the first among them."""
+    return None if scope.h.num_layers is None else kinds_of(periodic(_FOURTH, scope.h.num_layers, first=0))
+
+
+def _dense_prefix(scope: Scope) -> list[str] | None:
+    """Layers without experts stand first and have a period of their own."""
+    n_layers, dense = scope.h.num_layers, scope.size("first_k_dense_replace") or 0
+    own = as_int(scope.config("prefix_dense_sliding_window_pattern"), "prefix_dense_sliding_window_pattern") or 1
+    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
+    if n_layers is None:
+        return None
+    rest = periodic(as_int(pattern, "sliding_window_pattern") or _FOURTH, max(0, n_layers - dense))
+    return kinds_of([*periodic(own, min(dense, n_layers)), *rest])
+
+
+def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
+    """Which layers are rotated, where not all are, from the base frequency of each: 0 for those that are not."""
+    listed = value if value is not None else scope.h.extra.get("no_rope_layers")
+    if listed is None:
+        return None
+    if not isinstance(listed, list):
+        raise CorruptError(f"{scope.name} is not a list")
+    if value is not None and {theta for theta in listed if theta} - {scope.h.rope_theta}:
+        raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one base frequency for all layers")
+    return None if all(listed) else [bool(item) for item in listed]
+
+
+def _rope_pattern_from(value: object, scope: Scope) -> object:
+    return [scope.h.rope_theta if rotated else 0 for rotated in value] if isinstance(value, list) else DEFAULT
+
+
+# --- which layers have experts ---
+
+
+def _stepped_to(value: object, scope: Scope) -> None:
+    step, n_layers = scope.size("interleave_moe_layer_step") or 1, scope.h.num_layers or 0
+    if isinstance(value, list) and value != list(range(step - 1, n_layers, step)):
+        raise RefusedError(
+            f"{scope.name} is not every layer at a step of {step} (interleave_moe_layer_step), where llama.cpp's "
+            f"{scope.row.gguf} looks for experts"
+        )
+
+
+def _all_sparse_to(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and "dense" in value:
+        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} gives every layer experts")
+
+
+_BARE_EXPERTS = 128
+"""So many experts has the Llama 4 whose Q and K llama.cpp does not norm."""
+
+
+def _normed_to(value: object, scope: Scope) -> None:
+    if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
+        raise RefusedError(
+            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K but for networks of {_BARE_EXPERTS} "
+            "experts"
+        )
+
+
 LAYER_CONVERTERS: dict[str, Converter] = {
     "layer_types": LAYER_TYPES,
     "last_full_layer_types": replace(
@@ -204,5 +282,23 @@ LAYER_CONVERTERS: dict[str, Converter] = {
     "values_are_keys": Converter(from_gguf=_values_are_keys_from),
     "number_or_0": Converter(lambda value, scope: value or 0, lambda value, scope: value or 0),
     "row_a_token": Converter(_n_tokens_to, _n_tokens_from),
+    "positive": Converter(lambda value, scope: value or None, lambda value, scope: value or 0),
+    "every_fourth_full": Converter(_fourth_full_to, lambda value, scope: _fourth_full(scope), _fourth_full),
+    "every_fourth_unchunked": Converter(_fourth_full_to, lambda value, scope: None),
+    "dense_first_layer_types": replace(LAYER_TYPES, fill=_dense_first),
+    "dense_prefix_layer_types": replace(LAYER_TYPES, fill=_dense_prefix),
+    "full_unless_named": replace(
+        LAYER_TYPES,
+        to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
+        fill=lambda scope: [FULL] * (scope.h.num_layers or 0),
+    ),
+    "rope_pattern": Converter(_rope_pattern_to, _rope_pattern_from),
+    "stepped_moe_layers": Converter(_stepped_to),
+    "all_sparse": Converter(_all_sparse_to),
+    "not_of_128_experts": Converter(_normed_to, lambda value, scope: scope.h.num_experts != _BARE_EXPERTS),
+    "like_experts": Converter(fill=lambda scope: scope.h.moe_intermediate_size),
+    "norm_of_softmax": Converter(
+        lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value)
+    ),
 }
 """Those of arch.values.CONVERTERS that are about layers."""

@@ -1,0 +1,397 @@
+"""Rows of the architecture table: decoders that mix layers with and without a window, mostly with routed experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    ROPE,
+    ROPE_DIM,
+    SCALES,
+    SILU,
+    SLIDING_LAYERS,
+    VOCAB,
+    WINDOW,
+    attention,
+    block,
+    decoder,
+    embedding,
+    experts,
+    final_norm,
+    flag,
+    fused_experts,
+    gated_mlp,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+    split,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import (
+    COUNT,
+    DENSE_LAYERS,
+    GROUPS,
+    NO_BIAS,
+    SIGMOID,
+    USED,
+    WEIGHTS_NORM,
+    WEIGHTS_SCALE,
+    WIDTH,
+    moe_decoder,
+    moe_keys,
+    router_and_experts,
+    selection_bias,
+    shared_expert,
+)
+
+_ALWAYS_WINDOW = Key("attention.sliding_window", ("sliding_window",))
+_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="layer_types")
+_FOURTH = Key("", ("layer_types",), "str[]", via="every_fourth_full")
+_SHARED = Key("expert_shared_count", ("num_shared_experts",))
+_SHARED_WIDTH = Key("expert_shared_feed_forward_length", via="shared_width")
+_UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
+_GATING = Key("expert_gating_func", ("score_func",), via="gating")
+_BY_TYPE = Key("", ("mlp_layer_types",), "str[]", via="leading_dense")
+_ONE_THETA = Difference("llama.cpp's mellum rotates sliding and full layers with one base frequency", "two_thetas")
+
+
+def _llama4_experts() -> tuple[TensorRow, ...]:
+    """Gate beside up, as [experts, in, out]."""
+    halves = dict.fromkeys(("ffn_gate_exps.weight", "ffn_up_exps.weight"), "experts,moe_ffn,hidden")
+    return (
+        *linear("feed_forward.router", "ffn_gate_inp", "experts,hidden", layers="moe"),
+        split(
+            "feed_forward.experts.gate_up_proj",
+            "experts,hidden,2*moe_ffn",
+            halves,
+            transposed=True,
+            order=("deal:experts,moe_ffn,moe_ffn",),
+            layers="moe",
+        ),
+        tensor(
+            "feed_forward.experts.down_proj",
+            "ffn_down_exps.weight",
+            "experts,moe_ffn,hidden",
+            transposed=True,
+            gguf_dims=("experts,hidden,moe_ffn",),
+            layers="moe",
+        ),
+        *shared_expert("feed_forward.shared_expert", "moe_ffn", layers="moe"),
+        *gated_mlp(hf="feed_forward", layers="dense"),
+    )
+
+
+def _granite(*mlp: TensorRow) -> tuple[TensorRow, ...]:
+    """Granite's decoder with attention that may look at nothing."""
+    sinks = tensor("self_attn.sinks", "attn_sinks.weight", "heads")
+    return decoder(*attention("attention_bias", "attention_bias", permuted=True), sinks, mlp=mlp)
+
+
+def _granite_experts() -> tuple[TensorRow, ...]:
+    """Gate over up in one tensor, on both sides."""
+    sparse, shared = "block_sparse_moe", "shared_intermediate_size"
+    rows = {"ffn_gate_up_exps": "experts,2*ffn,hidden", "ffn_down_exps": "experts,hidden,ffn"}
+    return (
+        *linear(f"{sparse}.router", "ffn_gate_inp", "experts,hidden"),
+        *linear(f"{sparse}.router.layer", "ffn_gate_inp", "experts,hidden"),
+        *(
+            tensor(f"{sparse}.{hf}", f"{gguf}.weight", dims)
+            for names in (
+                ("experts.gate_up_proj", "experts.down_proj"),
+                ("input_linear.weight", "output_linear.weight"),
+            )
+            for hf, (gguf, dims) in zip(names, rows.items(), strict=True)
+        ),
+        *linear("shared_mlp.input_linear", "ffn_up_shexp", f"2*{shared},hidden", need=shared),
+        *linear("shared_mlp.output_linear", "ffn_down_shexp", f"hidden,{shared}", need=shared),
+    )
+
+
+_GRANITE_KEYS = (
+    *DECODER,
+    VOCAB,
+    ROPE_DIM,
+    *SCALES,
+    SILU,
+    _ALWAYS_WINDOW,
+    replace(_LAYERS, via="dense_first_layer_types"),
+    Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", via="rope_pattern"),
+    Key("", ("no_rope_layers",), "i32[]"),
+    flag("attention_bias"),
+)
+_GRANITE_REQUIRED = {"logit_scale": "", "attention.sliding_window": "", "attention.sliding_window_pattern": ""}
+_GRANITE_DEFAULTS = {
+    "sliding_window": 128, "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
+    "residual_multiplier": 1.0, "attention_multiplier": 1.0,
+}  # fmt: skip
+_LLAMA4_DEFAULTS = {
+    "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_hidden_layers": 48,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "num_experts_per_tok": 1, "num_local_experts": 16, "interleave_moe_layer_step": 1,
+    "use_qk_norm": True, "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+    "floor_scale": 8192, "attn_scale": 0.1, "attention_bias": False, "tie_word_embeddings": False,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_AFMOE_DEFAULTS = {
+    "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1408,
+    "num_dense_layers": 1, "num_experts": 64, "num_experts_per_tok": 6, "num_shared_experts": 2, "route_scale": 1.0,
+    "route_norm": True, "score_func": "sigmoid", "global_attn_every_n_layers": 4, "sliding_window": 1024,
+    "mup_enabled": False, "attention_bias": False, "tie_word_embeddings": False,
+}  # fmt: skip
+_EXAONE_MOE_DEFAULTS = {
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096,
+    "sliding_window_pattern": 4, "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64,
+    "num_experts_per_tok": 8, "num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "n_group": 1, "topk_group": 1, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 53,
+    "pad_token_id": 0,
+}  # fmt: skip
+_COHERE2_MOE_DEFAULTS = {
+    "head_dim": 128, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
+    "sliding_window": 4096, "sliding_window_pattern": 4, "num_experts": 8, "num_experts_per_tok": 2,
+    "num_shared_experts": 0, "shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax",
+    "prefix_dense_sliding_window_pattern": 1, "norm_topk_prob": True, "attention_bias": False,
+    "first_k_dense_replace": 0, "tie_word_embeddings": True, "bos_token_id": 5, "eos_token_id": 255001,
+    "pad_token_id": 0,
+}  # fmt: skip
+_MELLUM_DEFAULTS = {
+    "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+    "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 896,
+    "norm_topk_prob": True, "attention_bias": False, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}  # fmt: skip
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="llama4_text",
+        required={"interleave_moe_layer_step": "", "expert_feed_forward_length": ""},
+        gguf="llama4",
+        hf_class="Llama4ForCausalLM",
+        model_type="llama4_text",
+        hf_classes=("Llama4ForCausalLM", "Llama4TextModel"),
+        bare_classes=("Llama4TextModel",),
+        model_types=("llama4_text",),
+        rope_type=0,
+        tensors=moe_decoder(*attention("attention_bias", "attention_bias"), *_llama4_experts()),
+        keys=(
+            *rename(
+                moe_keys(VOCAB, ROPE_DIM, WIDTH, NO_BIAS, count="num_local_experts"),
+                intermediate_size="intermediate_size_mlp",
+                moe_intermediate_size="intermediate_size",
+            ),
+            Key("interleave_moe_layer_step", ("interleave_moe_layer_step",)),
+            Key("", ("moe_layers",), "i32[]", via="stepped_moe_layers"),
+            Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
+            Key("", ("no_rope_layer_interval",)),
+            replace(_FOURTH, via="every_fourth_unchunked"),
+            Key("", ("use_qk_norm",), "bool", via="not_of_128_experts"),
+            must_be("attention_chunk_size", 8192),
+            Key("", ("attn_temperature_tuning",), "bool", allowed=(True, 4)),
+            must_be("floor_scale", 8192),
+            must_be("attn_scale", 0.1),
+        ),
+        defaults={"": _LLAMA4_DEFAULTS},
+    ),
+    Architecture(
+        id="afmoe",
+        required={"expert_shared_count": "", "expert_feed_forward_length": ""},
+        gguf="afmoe",
+        **hf_names("Afmoe", "afmoe"),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+                *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
+                *norm("post_attention_layernorm", "post_attention_norm"),
+                *norm("pre_mlp_layernorm", "ffn_norm"),
+                *norm("post_mlp_layernorm", "post_ffw_norm"),
+                *linear("mlp.router.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+                tensor("mlp.expert_bias", "exp_probs_b.bias", "experts", layers="moe"),
+                *experts(layers="moe"),
+                *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
+                *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
+                *gated_mlp(layers="dense"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=moe_keys(
+            VOCAB,
+            ROPE_DIM,
+            *GROUPS,
+            WIDTH,
+            _SHARED,
+            Key("leading_dense_block_count", ("num_dense_layers",), via="absent_0"),
+            replace(WEIGHTS_SCALE, hf=("route_scale",)),
+            replace(WEIGHTS_NORM, hf=("route_norm",)),
+            _GATING,
+            WINDOW,
+            _FOURTH,
+            Key("", ("global_attn_every_n_layers",)),
+            must_be("mup_enabled", True),
+            NO_BIAS,
+        ),
+        defaults={"": _AFMOE_DEFAULTS},
+    ),
+    Architecture(
+        id="exaone_moe",
+        required={"attention.sliding_window": "", "expert_gating_func": "", "expert_feed_forward_length": ""},
+        gguf="exaone-moe",
+        **hf_names("ExaoneMoe", "exaone_moe", "ExaoneMoE"),
+        head_always=True,
+        tensors=moe_decoder(
+            *attention(qk_norm="head_dim"),
+            *router_and_experts(
+                "moe",
+                (replace(selection_bias(), hf=("mlp.e_score_correction_bias",)), selection_bias()),
+            ),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            VOCAB,
+            *GROUPS,
+            WIDTH,
+            _SHARED,
+            _SHARED_WIDTH,
+            WEIGHTS_SCALE,
+            WEIGHTS_NORM,
+            SIGMOID,
+            DENSE_LAYERS,
+            _BY_TYPE,
+            _ALWAYS_WINDOW,
+            SLIDING_LAYERS,
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="number_or_0"),
+            Key("rope.scaling.type", kind="str", constant="none"),
+        ),
+        defaults={"": _EXAONE_MOE_DEFAULTS},
+    ),
+    Architecture(
+        id="cohere2_moe",
+        required={
+            "attention.sliding_window": "", "logit_scale": "", "leading_dense_block_count": "",
+            "expert_feed_forward_length": "",
+        },
+        gguf="cohere2moe",
+        **hf_names("Cohere2Moe", "cohere2_moe"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention("attention_bias", "attention_bias"),
+                *router_and_experts("moe"),
+                *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
+                *gated_mlp(layers="dense"),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *(
+                replace(key, hf=("prefix_dense_intermediate_size",), via="like_experts")
+                if key.field == "intermediate_size"
+                else key
+                for key in DIMS
+            ),
+            GROUPED,
+            ROPE,
+            LAYER_EPS,
+            Key("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), "f32"),
+            *rename((COUNT, USED, WIDTH), num_experts="num_experts", moe_intermediate_size="intermediate_size"),
+            HEAD_DIM,
+            Key("logit_scale", ("logit_scale",), "f32"),
+            _ALWAYS_WINDOW,
+            replace(_LAYERS, via="dense_prefix_layer_types"),
+            VOCAB,
+            DENSE_LAYERS,
+            _BY_TYPE,
+            Key("expert_gating_func", ("expert_selection_fn",), via="gating"),
+            Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="norm_of_softmax"),
+            replace(_SHARED, via="positive"),
+            _SHARED_WIDTH,
+            must_be("shared_expert_combination_strategy", "average"),
+            must_be("prefix_dense_sliding_window_pattern", 1),
+            ROPE_DIM,
+            _UNSCALED,
+            NO_BIAS,
+            SILU,
+        ),
+        defaults={"": _COHERE2_MOE_DEFAULTS},
+    ),
+    Architecture(
+        id="mellum",
+        required={"expert_feed_forward_length": ""},
+        gguf="mellum",
+        **hf_names("Mellum", "mellum"),
+        gguf_only=(),
+        head_always=True,
+        nested_rope=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *router_and_experts("moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            WIDTH,
+            WINDOW,
+            replace(SLIDING_LAYERS, via="full_unless_named"),
+            Key("", ("mlp_layer_types",), "str[]", via="all_sparse"),
+            must_be("norm_topk_prob", True),
+            NO_BIAS,
+        ),
+        differs=(_ONE_THETA,),
+        defaults={"": _MELLUM_DEFAULTS},
+    ),
+    Architecture(
+        id="granite_swa",
+        required=_GRANITE_REQUIRED,
+        gguf="granite_swa",
+        **hf_names("GraniteSWA", "granite_swa"),
+        rope_type=0,
+        tensors=_granite(*gated_mlp("mlp_bias")),
+        keys=(*_GRANITE_KEYS, flag("mlp_bias")),
+        defaults={
+            "": {
+                **_GRANITE_DEFAULTS, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                "mlp_bias": False, "tie_word_embeddings": True, "bos_token_id": 100257, "eos_token_id": 100257,
+            }
+        },
+    ),
+    Architecture(
+        id="granitemoe_swa",
+        required=_GRANITE_REQUIRED,
+        gguf="granite_swa",
+        when="expert_count",
+        **hf_names("GraniteMoeSWA", "granitemoe_swa"),
+        rope_type=0,
+        tensors=_granite(*_granite_experts()),
+        keys=(
+            *_GRANITE_KEYS,
+            *rename((COUNT, USED), num_experts=("num_local_experts",)),
+            Key("expert_shared_feed_forward_length", ("shared_intermediate_size",), via="positive"),
+        ),
+        defaults={
+            "": {
+                **_GRANITE_DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "num_local_experts": 8,
+                "num_experts_per_tok": 2, "shared_intermediate_size": 0, "tie_word_embeddings": False,
+                "bos_token_id": 1, "eos_token_id": 2,
+            }
+        },
+    ),
+)  # fmt: skip
