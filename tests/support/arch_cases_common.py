@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from arch_models import ArchCase
@@ -61,3 +62,8 @@ def family(
         config, why = variant if isinstance(variant, tuple) else (variant, cannot)
         cases.append(ArchCase(f"{row}/{name}", row, *classes, {**base, **config}, llama_cpp_cannot=why, kind=kind))
     return tuple(cases)
+
+
+def renamed(names: tuple[tuple[str, str], ...], *cases: ArchCase) -> tuple[ArchCase, ...]:
+    """Cases whose published checkpoints call tensors otherwise than transformers does when it saves them."""
+    return tuple(replace(case, renames=names) for case in cases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arch_cases_common import TIED, WIDE_HEADS, YARN, Config, family
+from arch_cases_common import TIED, WIDE_HEADS, YARN, Config, family, renamed
 from arch_models import ArchCase
 
 _YARN: Config = {
@@ -46,6 +46,12 @@ _HY_V3: Config = {
     "num_hidden_layers": 3,
     "router_scaling_factor": 1.75,
 }
+_HY_V4_NAMES = (
+    (r"(layers\.\d+)\.hc_pre\.(hc_\w+_layer)\.", r"\1.\2.hc_pre."),
+    (r"model\.hc_pre\.", "model."),
+    (r"mlp\.(.*)linear_gate", r"mlp.\1gate_proj"),
+)
+"""What transformers makes of its own names when it saves -> the published ones."""
 _MIMO_ROPE: Config = {"rope_type": "default", "partial_rotary_factor": 0.334}
 _MIMO: Config = {
     "n_routed_experts": 4,
@@ -63,6 +69,8 @@ _THETAS: Config = {
     "full_attention": {**_MIMO_ROPE, "rope_theta": 5000000.0},
     "sliding_attention": {**_MIMO_ROPE, "rope_theta": 10000.0},
 }
+_HY_V4: Config = {key: value for key, value in _INDEXED.items() if key not in ("first_k_dense_replace", "scoring_func")}
+_HY_V4 |= {"mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "shared", "full"], "hc_mult": 3}
 
 CASES: tuple[ArchCase, ...] = (
     *family("deepseek_v32", "DeepseekV32", {**_INDEXED, "n_group": 4, "topk_group": 2}, {
@@ -94,4 +102,9 @@ CASES: tuple[ArchCase, ...] = (
         "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 reads no scale of the experts"),
         "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalises the weights of the experts"),
     }),
+    *renamed(_HY_V4_NAMES, *family("hy_v4", "HYV4", _HY_V4, {
+        "all_seen": {"index_topk": 64}, "all_sparse": {"mlp_layer_types": ["sparse"] * 3},
+        "no_norm_topk": {"norm_topk_prob": False}, "limit": {"swiglu_limit": 0.05}, "tied": TIED,
+        "weak": {"hc_magnitude": 0.7},
+    }, cannot="llama.cpp's hy_v4 rotates neighbouring values, transformers the two halves of the same rows")),
 )  # fmt: skip

@@ -93,6 +93,7 @@ class ArchCase:
         wrapped: whether the row's network is the language model inside this one.
         begins: of a `wrapped` case that transformers does not have: beginnings of the row's names -> the checkpoint's.
         beside: of such a case: the tensors that are none of the language model, and their shapes.
+        renames: patterns of the names that transformers saves, and what published checkpoints have instead.
         own_head: whether the checkpoint has a head of its own where the class would share the embedding.
         swapped: pattern of tensors that are published with the other order of their last two dimensions than
             transformers saves them in; it reads both.
@@ -117,6 +118,7 @@ class ArchCase:
     swapped: str = ""
     target: Mapping[str, Any] = field(default_factory=dict, repr=False)
     optional: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    renames: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def base(self) -> bool:
@@ -312,7 +314,18 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
     model.to(getattr(torch, case.dtype)).save_pretrained(folder)
     if case.swapped:
         _swap(folder / "model.safetensors", case.swapped)
+    if case.renames:
+        _rename(folder / "model.safetensors", case.renames)
     return model.to(torch.float32)
+
+
+def _rename(path: Path, renames: Sequence[tuple[str, str]]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    for pattern, instead in renames:
+        tensors = {re.sub(pattern, instead, name): tensor for name, tensor in tensors.items()}
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _swap(path: Path, pattern: str) -> None:

@@ -529,6 +529,12 @@ def _dense_first_to(value: object, scope: Scope) -> None:
         )
 
 
+def _listed_dense_from(value: object, scope: Scope) -> object:
+    """The same list, for classes that know no number of dense layers."""
+    first, n_layers = scope.size("first_k_dense_replace"), scope.h.num_layers
+    return DEFAULT if first is None else ["dense" if i < first else "sparse" for i in range(n_layers or 0)]
+
+
 def _odd_layer_types(value: object, scope: Scope) -> object:
     """Layer types that are not the row's pattern, which the runtime knows by itself."""
     return None if value == layer_types_fill(scope) else layer_types_to(value, scope)
@@ -810,6 +816,7 @@ CONVERTERS: dict[str, Converter] = {
     "lite_drafts": Converter(_lite_drafts_to, _lite_drafts_from),
     "last_layer": Converter(_last_layer_to),
     "leading_dense": Converter(_dense_first_to, default, settle=_dense_first),
+    "listed_dense": Converter(_dense_first_to, _listed_dense_from, settle=_dense_first),
     "odd_layer_types": replace(LAYER_TYPES, to_gguf=_odd_layer_types),
     "untruncated": Converter(nothing, _untruncated_from),
     "mscales": Converter(nothing, _mscales_from),

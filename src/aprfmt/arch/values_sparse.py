@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
-from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.errors import CorruptError, RefusedError
 
@@ -55,6 +55,25 @@ def _indexers_settle(value: object, scope: Scope) -> object:
         return pattern
     start = 2 if start is None else start
     return [_SHARED if max(i - start + 1, 0) % max(step or 1, 1) else _OWN for i in range(n_layers)]
+
+
+def _hy_indexers(value: object, scope: Scope) -> object:
+    """The first layer, and then every fourth from the second on, unless a config says it."""
+    n_layers = scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    return [_OWN if i == 0 or (i - 1) % 4 == 0 else _SHARED for i in range(n_layers)]
+
+
+def _one_for_all_to(value: object, scope: Scope) -> list[float] | None:
+    """A number as one a layer; 0 is none."""
+    number = as_float(value, scope.name)
+    return [number] * scope.h.num_layers if number and scope.h.num_layers else None
+
+
+def _one_for_all_from(value: object, scope: Scope) -> object:
+    found = value[0] if isinstance(value, list) and value else value
+    return from_f32(found, scope.key.gguf) or 0.0
 
 
 # --- layers with and without experts ---
@@ -208,6 +227,8 @@ SPARSE: dict[str, Converter] = {
     "mimo_window": Converter(settle=_inclusive_window),
     "hybrid_layers": Converter(_hybrid_to, _hybrid_from, settle=_hybrid_settle),
     "fused_by_tensors": Converter(_fused_to, _fused_from),
+    "hy_indexers": Converter(_indexers_to, _indexers_from, settle=_hy_indexers),
+    "one_for_all": Converter(_one_for_all_to, _one_for_all_from),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

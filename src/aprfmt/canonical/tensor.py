@@ -184,7 +184,7 @@ def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
 _ALWAYS_F32 = (
     "norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
     "token_types.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
-    "indexer.proj.weight",
+    "indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
 )  # fmt: skip
 
 

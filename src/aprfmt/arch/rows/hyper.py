@@ -1,0 +1,105 @@
+"""Rows of the architecture table: networks whose layers read from and write to several streams (hyper-connections)."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    block,
+    embedding,
+    final_norm,
+    fused_experts,
+    gated_mlp,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    tensor,
+)
+from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
+from aprfmt.arch.rows.parts_moe import GROUPS, selection_bias, shared_expert
+
+
+def streams(attn: str, ffn: str, coefficients: str, scales: str) -> tuple[TensorRow, ...]:
+    """Mixing of the streams before and after attention and MLP; `attn` and `ffn` are how their names begin."""
+    return tuple(
+        tensor(f"{hf}{part}", f"hc_{gguf}_{part}.weight", dims)
+        for hf, gguf in ((attn, "attn"), (ffn, "ffn"))
+        for part, dims in (("fn", f"{coefficients},hc_mult*hidden"), ("base", coefficients), ("scale", scales))
+    )
+
+
+def last_stream(hf: str) -> tuple[TensorRow, ...]:
+    """How the streams become one before the final norm."""
+    parts = {"fn": "hc_mult,hc_mult*hidden", "base": "hc_mult", "scale": "1"}
+    return tuple(tensor(f"{hf}{part}", f"output_hc_{part}.weight", dims) for part, dims in parts.items())
+
+
+_NEIGHBOURS = Difference(
+    "llama.cpp's hy_v4 rotates neighbouring values of queries and keys, transformers the two halves of a head: of the "
+    "same rows, which llama.cpp's converter leaves as they are, each computes other logits"
+)
+_HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
+_HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
+_HY_V4_DEFAULTS = {
+    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "routed_scaling_factor": 2.827, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+    "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6,
+    "swiglu_limit": 10.0, "max_position_embeddings": 262144, "pad_token_id": 120002, "bos_token_id": 120000,
+    "eos_token_id": 120025,
+}  # fmt: skip
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="hy_v4",
+        required={
+            **MLA_REQUIRED,
+            "attention.q_lora_rank": "",
+            "hyper_connection.count": "",
+            "hyper_connection.epsilon": "",
+            "hyper_connection.magnitude": "",
+        },
+        gguf="hy_v4",
+        **hf_names("HYV4", "hy_v4"),
+        rope_type=0,
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *streams("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "2*hc_mult", "2"),
+                *norm("input_layernorm", "attn_norm"),
+                *latent_attention(),
+                *linear("self_attn.linear_gate", "attn_gate", "heads*v_head_dim,hidden"),
+                tensor("self_attn.learnable_sink_param", "attn_sinks.weight", "heads"),
+                *indexer("indexer"),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+                selection_bias(),
+                *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
+                *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+                *gated_mlp(layers="dense"),
+            ),
+            *last_stream("model.hc_head.hc_head_"),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *(key for key in mla_keys() if key not in GROUPS),
+            must_be("n_group", 1),
+            must_be("topk_group", 1),
+            *INDEXER,
+            Key("attention.indexer.types", ("indexer_types",), "bool[]", via="hy_indexers"),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
+            _HC_COUNT,
+            _HC_EPS,
+            Key("hyper_connection.magnitude", ("hc_magnitude",), "f32"),
+            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
+        ),
+        differs=(_NEIGHBOURS,),
+        gguf_only=(),
+        defaults={"": _HY_V4_DEFAULTS},
+    ),
+)
