@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.arch.grammar import evaluate, parse_order
-from aprfmt.arch.links import VALUES, Order, check_order, indices
+from aprfmt.arch.links import VALUES, Order, check_order, check_value_map, indices, map_values
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError
 
@@ -93,3 +93,20 @@ def test_value_maps() -> None:
         assert there(values).dtype == np.float32
         assert np.allclose(there(values), want, rtol=1e-7)
         assert np.allclose(back(there(values)), values, atol=1e-6)
+
+
+def test_value_maps_with_a_number() -> None:
+    values, rows = np.array([[1.0, -2.0], [0.5, 3.0], [4.0, 0.0]], np.float32), np.array([0, 3, 5])
+    assert (map_values("times:0.25", values, rows) == values * np.float32(0.25)).all()
+    assert (map_values("times:0.25", values, rows, inverse=True) == values * 4).all()
+    turned = map_values("mirror:4", values, rows)  # rows 2, 3, 6, 7, ... are second halves
+    assert turned.tolist() == [[1.0, -2.0], [-0.5, -3.0], [4.0, 0.0]]
+    assert (map_values("mirror:4", turned, rows, inverse=True) == values).all()
+
+
+@pytest.mark.parametrize(
+    "value", ["times:0", "times:inf", "times:nan", "times:", "mirror:0", "mirror:-4", "plus:1", "x"]
+)
+def test_what_is_no_value_map(value: str) -> None:
+    with pytest.raises(ValueError, match=r"map of values|could not convert"):
+        check_value_map(value)

@@ -37,6 +37,7 @@ CASE_FILES = (
     "sparse",
     "remote",
     "remote_dense",
+    "remote_gpt",
     "remote_moe",
     "remote_sparse",
     "layered",

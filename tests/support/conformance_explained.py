@@ -37,6 +37,7 @@ _EXP = "-exp(A_log) rounded correctly from float64; torch's float32 exp is off b
 
 _THETA = "what configs that are silent mean; llama.cpp takes the same where the key is missing"
 _CENTRED = "the converter subtracts the mean, which chooses the same experts; ours are as the checkpoint has them"
+_SCALED = "multiplied with the config's scales, for which a GGUF has no key: they are 1 in what is made of it"
 
 _ROPE_PATTERN = "which layers are rotated, as layer_rope_theta says; the converter looks for no_rope_layers"
 _NO_HEAD = "llama.cpp's loader insists on a head"
@@ -70,6 +71,7 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
     Explained("qwen", "qwen.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
+    *(Explained("jais*", name, _SCALED) for name in ("lm_head.weight", "transformer.wte.weight")),
     Explained("grok", "grok.rope.freq_base", _THETA),
     Explained("grok2", "grok.attention.layer_norm_epsilon", "GIT's, for which the converter takes the model type git"),
     *(Explained("bailing_moe_v2/sarvam*", name, _CENTRED) for name in ("*.exp_probs_b.bias", "*.gate.expert_bias")),

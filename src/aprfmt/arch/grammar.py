@@ -149,7 +149,6 @@ def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
     part = h.extra.get("partial_rotary_factor", 1.0)
     if h.head_dim is not None and isinstance(part, int | float) and 0 <= part <= 1:
         words["rotary"] = int(h.head_dim * part)
-    words |= {"kv_heads": kv_heads, "q": heads_of(h.num_heads), "kv": heads_of(kv_heads)}
     words |= {"kv_heads": kv_heads, **own}
     words |= {"q": heads_of(words["heads"]), "kv": heads_of(words["kv_heads"])}
     if h.moe_intermediate_size is None:

@@ -134,6 +134,38 @@ VALUES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
 }
 """Name -> (Hugging Face values to GGUF values, and back), float32 to float32."""
 
+ARGUED = ("times", "mirror")
+"""Maps of values that take a number, behind a colon: "times:0.5" multiplies, "mirror:16" turns the sign of the second
+half of each 16 rows."""
+
+
+def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False) -> Array:
+    """`values` [rows, columns] of the Hugging Face rows `rows` mapped to those of a GGUF, float32; `inverse`: back."""
+    import numpy as np
+
+    name, _, argument = value.partition(":")
+    if name == "times":
+        factor = np.float32(float(argument))
+        return values / factor if inverse else values * factor
+    if name == "mirror":
+        size = int(argument)
+        return values * np.where(rows % size < size // 2, 1, -1).astype(np.float32)[:, None]
+    return VALUES[name][int(inverse)](values)
+
+
+def check_value_map(value: str) -> None:
+    """Raises ValueError for what is no map of values."""
+    name, colon, argument = value.partition(":")
+    if colon:
+        number = float(argument)
+        good = name == "times" and 0 < abs(number) < float("inf")
+        good = good or (name == "mirror" and argument.isdecimal() and int(argument) > 0)
+    else:
+        good = value in ("", *VALUES, PLUS_ROW)
+    if not good:
+        raise ValueError("an unknown map of values")
+
+
 # --- row maps ---
 
 MAX_TENSORS = 1 << 16
@@ -256,8 +288,9 @@ class RowMap:
             body.get("flat") is True,
             _size(body.get("skip", 0)),
         )
-        if row_map.value not in ("", *VALUES, PLUS_ROW) or row_map.pack not in ("", "mxfp4"):
-            raise ValueError("an unknown map of values")
+        check_value_map(row_map.value)
+        if row_map.pack not in ("", "mxfp4"):
+            raise ValueError("an unknown packing")
         flags = row_map.after_transposed
         if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):
             raise ValueError("a row map without tensors")
@@ -346,6 +379,12 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     def orders(texts: tuple[str, ...]) -> tuple[Order, ...]:
         return tuple((name, tuple(map(size, args))) for name, args in map(parse_order, texts))
 
+    def value() -> str:
+        name, colon, argument = row.value.partition(":")
+        if name == "mirror":
+            return f"mirror:{size(argument)}"
+        return row.value if not colon else _factor(h, argument, hf[0])
+
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
     row_map = RowMap(
         before,
@@ -354,7 +393,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         orders(row.columns),
         row.transposed,
         row.gguf_transposed,
-        row.value,
+        value(),
         row.pack,
         row.flat,
         size(row.skip) if row.skip else 0,
@@ -362,6 +401,23 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     if not row.pack:
         row_map.check(hf[0])
     return Link(row, hf, gguf, row_map)
+
+
+def factors(arch: Architecture) -> list[str]:
+    """The config.json keys that tensors of the family are multiplied with on their way to a GGUF."""
+    arguments = (row.value.partition("times:")[2] for row in arch.tensors)
+    return [key for argument in arguments if argument for key in argument.split("*")]
+
+
+def _factor(h: Hyperparams, keys: str, tensor: str) -> str:
+    """The map that multiplies with a product of config.json values, absent ones being 1; "" for a product of 1."""
+    factor = 1.0
+    for key in keys.split("*"):
+        number = h.extra.get(key)
+        factor *= float(number) if isinstance(number, int | float) else 1.0
+    if not 0 < abs(factor) < float("inf"):
+        raise RefusedError(f"{keys} is {factor:g}, with which it cannot be multiplied", tensor=tensor)
+    return "" if factor == 1 else f"times:{factor!r}"
 
 
 _NO_DIMS = "the source lacks dimensions: give the config.json, or set them with apr stamp"

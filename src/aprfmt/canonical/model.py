@@ -13,7 +13,7 @@ from aprfmt.arch import names, rope
 from aprfmt.arch.converter import check_layers
 from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer, is_needed
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import Link, find_link, link_of
+from aprfmt.arch.links import Link, factors, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import OPTIONAL, Architecture
@@ -142,6 +142,12 @@ def canonical(
             warnings += _complete_from_gguf(model, row, hparams)
         elif model.convention == "apr" and model.metadata.get("head_dim") is None:
             complete_from_shapes(hparams, model.tensors)
+    kept: Envelope | None = None
+    if (gguf := model.native_as(GgufNative)) is not None:
+        kept, warning = envelope.read_envelope(gguf.parts[0].kv)
+        warnings += [warning] if warning else []
+        if kept is not None and row is not None:
+            _take_factors(row, hparams, kept)
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
@@ -150,12 +156,8 @@ def canonical(
     dropped = copies | _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
-    kept: Envelope | None = None
-    if (gguf := model.native_as(GgufNative)) is not None:
-        kept, warning = envelope.read_envelope(gguf.parts[0].kv)
-        warnings += [warning] if warning else []
-        if kept is not None:
-            _restore(tensors, kept)
+    if gguf is not None and kept is not None:
+        _restore(tensors, kept)
     if (folder := model.native_as(HfNative)) is not None:
         kept = envelope.read_folder(folder.folder)
         facts = kept.metadata if kept is not None else {}
@@ -181,6 +183,16 @@ def canonical(
     )
 
 
+def _take_factors(row: Architecture, hparams: Hyperparams, kept: Envelope) -> None:
+    """What the matrices of a GGUF were multiplied with, so that they and the config come back together."""
+    told = kept.metadata.get(hp.EXTRA_KEY)
+    if not isinstance(told, Mapping):
+        return
+    for key in factors(row):
+        if isinstance(number := told.get(key), int | float):
+            hparams.extra[key] = number
+
+
 def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
     """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
     for name, correction in kept.exact.items():
@@ -194,8 +206,8 @@ def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
     stored = [name for name in row.gguf_only if name in model.tensors]
-    factors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
-    warnings = rope.read_factor_tensors(hparams, factors)
+    divisors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
+    warnings = rope.read_factor_tensors(hparams, divisors)
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:
         hparams.vocab_size = embedding.shape[0]
@@ -710,7 +722,8 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
         )
     # Where llama.cpp's loader insists on a head, a tied one is the embedding once more.
     if row.head_always and head not in tensors and embedding is not None:
-        out.append(CanonicalTensor("output.weight", embedding.pieces, embedding.row_map))
+        link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
+        out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
     found: dict[str, CanonicalTensor] = {}
     for tensor in out:
         first = found.setdefault(tensor.name, tensor)

@@ -12,7 +12,7 @@ from functools import partial
 from math import lcm, prod
 from threading import Lock
 
-from aprfmt.arch.links import VALUES, RowMap, indices
+from aprfmt.arch.links import RowMap, indices, map_values
 from aprfmt.arch.row import PLUS_ROW
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
@@ -216,23 +216,25 @@ class _Run:
         lines = [_Lines(piece, *source, row_elements) for piece, source in zip(self.pieces, sources, strict=True)]
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
-        counts = row_map.value == PLUS_ROW
-        change = VALUES[row_map.value][1 if inverse else 0] if row_map.value and not counts else None
+        value, first = row_map.value, self.rows.start
 
-        def make(part: Array) -> Buffer:
+        def make(part: Array, start: int) -> Buffer:
             block = _take(lines, part, row_elements)
             block = block if columns is None else block[:, columns]
+            if value == PLUS_ROW:
+                block = block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype)
+            elif value:
+                rows = np.arange(first + start, first + start + len(part)) if inverse else part
+                block = map_values(value, block, rows, inverse=inverse).astype(np.float32, copy=False)
             block = block.T if transposed else block
-            if counts:
-                return _bytes(block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype))
-            return _bytes(block if change is None else change(block).astype(np.float32, copy=False))
+            return _bytes(block)
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
         row_bytes = row_elements * lines[0].element.itemsize
         step = shape[-1] if transposed else max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, len(index), step):
             part = index[start : start + step]
-            yield Job(len(part) * row_bytes, partial(make, part))
+            yield Job(len(part) * row_bytes, partial(make, part, start))
 
 
 def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:

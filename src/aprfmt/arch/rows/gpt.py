@@ -13,6 +13,7 @@ from aprfmt.arch.rows.parts import (
     ROPE,
     More,
     block,
+    conv1d,
     convert,
     embedding,
     final_norm,
@@ -61,14 +62,6 @@ def _gpt(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
     )
 
 
-def _conv1d(hf: str, gguf: str, n_in: str, n_out: str) -> tuple[TensorRow, ...]:
-    """GPT-2's linear layer, stored [in, out]."""
-    return (
-        tensor(f"{hf}.weight", f"{gguf}.weight", f"{n_in},{n_out}", transposed=True),
-        tensor(f"{hf}.bias", f"{gguf}.bias", n_out),
-    )
-
-
 def _bare(*names: str) -> tuple[tuple[str, str], ...]:
     """Names of checkpoints that were saved without the model around the network."""
     return tuple((name, f"transformer.{name}") for name in names)
@@ -86,10 +79,10 @@ _GPT2 = Architecture(
     **hf_names("GPT2", "gpt2", end="LMHeadModel"),
     tensors=_gpt(
         (
-            *_conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
-            *_conv1d("attn.c_proj", "attn_output", "hidden", "hidden"),
-            *_conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
-            *_conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
+            *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
+            *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"),
+            *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
+            *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
         )
     ),
     keys=(

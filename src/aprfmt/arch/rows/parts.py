@@ -77,6 +77,14 @@ def norm(
     return linear(hf, gguf, dim, bias, need, value=value, layers=layers)
 
 
+def conv1d(hf: str, gguf: str, n_in: str, n_out: str) -> tuple[TensorRow, ...]:
+    """GPT-2's linear layer, stored [in, out]."""
+    return (
+        tensor(f"{hf}.weight", f"{gguf}.weight", f"{n_in},{n_out}", transposed=True),
+        tensor(f"{hf}.bias", f"{gguf}.bias", n_out),
+    )
+
+
 def embedding(hf: str = "model.embed_tokens") -> TensorRow:
     """The token embedding."""
     return tensor(f"{hf}.weight", "token_embd.weight", "vocab,hidden")

@@ -1,0 +1,45 @@
+"""Matrices that a GGUF holds multiplied with numbers of the config, as those of Jais."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import aprfmt
+from aprfmt.canonical.model import canonical, gguf_side
+from aprfmt.errors import RefusedError
+
+CONFIG = {
+    "architectures": ["JAISLMHeadModel"], "model_type": "jais", "activation_function": "swiglu", "n_embd": 8,
+    "n_head": 2, "n_inner": 12, "n_layer": 1, "n_positions": 32, "position_embedding_type": "alibi",
+    "layer_norm_epsilon": 1e-5, "vocab_size": 6, "tie_word_embeddings": True, "mup_embeddings_scale": 3.0,
+    "mup_output_alpha": 0.5, "mup_width_scale": 0.25, "mup_scale_qk_dot_by_d": True,
+}  # fmt: skip
+WTE = np.arange(48, dtype=np.float32).reshape(6, 8)
+
+
+def gguf_tensors(folder: Path, **config: object) -> dict[str, np.ndarray]:
+    """The embedding and the head of the GGUF of a tied Jais."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    save_file({"transformer.wte.weight": WTE}, folder / "model.safetensors")
+    with aprfmt.open(folder) as model:
+        c = canonical(model)
+        assert c.arch is not None
+        return {t.name: t.produced.values() for t in gguf_side(c.arch, c.hparams, c.tensors)}
+
+
+def test_a_tied_head_is_the_embedding_with_the_scale_of_the_head(tmp_path: Path) -> None:
+    made = gguf_tensors(tmp_path / "m")
+    assert (made["token_embd.weight"] == WTE * 3).all()
+    assert (made["output.weight"] == WTE * 0.125).all()
+
+
+@pytest.mark.parametrize("scale", [0, float("nan")])
+def test_a_scale_that_cannot_be_undone_is_refused(tmp_path: Path, scale: float) -> None:
+    with pytest.raises(RefusedError, match="mup_embeddings_scale"):
+        gguf_tensors(tmp_path / "m", mup_embeddings_scale=scale)
