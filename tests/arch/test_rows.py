@@ -35,7 +35,8 @@ def facts(condition: str) -> list[Fact]:
 
 def config_keys(row: Architecture) -> set[str]:
     """config.json keys that the row knows, as they are held."""
-    return {key.hf[0] for key in row.keys if key.hf} | set(row.defaults.get("", {}))
+    named = {key.hf[0] for key in row.keys if key.hf}
+    return named | {name.rpartition(".")[2] for name in named} | set(row.defaults.get("", {}))
 
 
 @by_row

@@ -68,6 +68,50 @@ _speculator = replace(
     begins={"midlayer.": "layers.0."},
 )
 
+_QWEN3: Config = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 12,
+    "tie_word_embeddings": False,
+}
+_MROPE: Config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [3, 3, 2]}}
+# as z-lab/Qwen3-8B-DFlash-b16 has them
+_DFLASH: Config = {
+    **DIMS,
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 7, "target_layer_ids": [1, 5, 9]},
+    "hidden_act": "silu",
+    "layer_types": ["full_attention", "full_attention"],
+    "num_target_layers": 12,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": VOCAB,
+}
+_dflash = _draft("dflash", "DFlashDraftModel", _DFLASH, _QWEN3)
+_CONVOLUTIONS: Config = {
+    **_DFLASH["dflash_config"],
+    "block_size": 8,
+    "conv_group_size": 16,
+    "conv_kernel_size": 3,
+    "selector_rank": 8,
+    "selector_top_k": 4,
+}
+# as Qwen3DSparkModel checkpoints of satgeze/Qwen3.6-27B-DSpark have them
+_DSPARK: Config = {
+    **{key: value for key, value in _DFLASH.items() if key != "dflash_config"},
+    "mask_token_id": 7,
+    "target_layer_ids": [1, 5, 9],
+    "markov_head_type": "vanilla",
+    "markov_rank": 8,
+}
+_CONFIDENCE = {"confidence_head.proj.weight": (1, 72), "confidence_head.proj.bias": (1,)}
+_dspark = _draft("dspark", "DSparkDraftModel", _DSPARK, _QWEN3, optional=_CONFIDENCE | _EMBEDDING)
+_OF_DSPARK = {key: value for key, value in _DFLASH.items() if key not in ("dflash_config", "block_size")}
+
 CASES: tuple[ArchCase, ...] = (
     _eagle3,
     # as nvidia/gpt-oss-120b-Eagle3-v3 has them
@@ -81,4 +125,57 @@ CASES: tuple[ArchCase, ...] = (
     ),
     _variant(_eagle3, "plain", "Eagle3DraftModel", draft_vocab_size=_N_VOCAB, optional=_EMBEDDING),
     _speculator,
+    _dflash,
+    # as z-lab/gpt-oss-20b-DFlash has them
+    _variant(
+        _dflash,
+        "window",
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=8,
+        use_sliding_window=True,
+        is_causal=False,
+        optional={"layers.0.self_attn.sinks": (4,), "layers.1.self_attn.sinks": (4,)},
+    ),
+    _variant(
+        _dflash,
+        "all_windows",
+        dflash_config={**_DFLASH["dflash_config"], "use_swa": True, "swa_window_size": 16, "causal": True},
+        layer_types=None,
+        optional={**_EMBEDDING, "lm_head.weight": (_N_VOCAB, 64)},
+    ),
+    _variant(_dflash, "convolutions", "DFlash2DraftModel", dflash_config=_CONVOLUTIONS),
+    replace(
+        _variant(
+            _dflash,
+            "scales",
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+            output_multiplier=0.5,
+            final_logit_softcapping=30.0,
+            input_embedding_scale=2.0,
+            dflash_config={**_DFLASH["dflash_config"], "attention_value_scale": 0.7},
+        ),
+        target=_QWEN3 | _MROPE,
+    ),
+    _dspark,
+    _variant(_dspark, "plain", "Qwen3DSparkModel", optional={}),
+    _variant(_dspark, "head", optional={**_EMBEDDING, "lm_head.weight": (_N_VOCAB, 64)}),
+    _variant(_dspark, "lfm2", "Lfm2DSparkDraftModel", dflash_config={"mask_token_id": 9, "target_layer_ids": [2, 4]}),
+    _variant(_dspark, "ling", "LingDSparkModel", rope_is_neox_style=True),
+    _variant(
+        _dspark, "own_vocabulary", draft_vocab_size=_N_DRAFT, optional={**_TOKENS, "lm_head.weight": (_N_DRAFT, 64)}
+    ),
+    replace(
+        _dspark,
+        id="dspark/speculator",
+        model_class="DSparkSpeculator",
+        config={
+            "aux_hidden_state_layer_ids": [2, 6, 10],
+            "block_size": 8,
+            "mask_token_id": 7,
+            "markov_head_type": "vanilla",
+            "markov_rank": 8,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": _OF_DSPARK,
+        },
+    ),
 )

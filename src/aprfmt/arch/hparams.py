@@ -232,6 +232,16 @@ def with_target(h: Hyperparams, row: Architecture | None, target: Mapping[str, o
     return h
 
 
+def set_by_tensors(h: Hyperparams, row: Architecture, names: Collection[str]) -> None:
+    """Sets the switches that neither a config.json nor a GGUF need say, by the checkpoint's tensors, in `h`."""
+    for name in _told_by_tensors(row):
+        h.extra[name] = any(hf in names for tensor in row.tensors if tensor.need == name for hf in tensor.hf)
+
+
+def _told_by_tensors(row: Architecture) -> set[str]:
+    return {key.hf[0] for key in row.keys if key.via == "by_tensor"}
+
+
 def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:
     """A config.json that transformers 4 and 5 load, sorted.
 
@@ -247,10 +257,10 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
     defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}
-    done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim"}
+    done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim", *_told_by_tensors(row)}
     for scope in _scopes(h, row, defaults):
         key = scope.key
-        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim"):
+        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", "by_tensor"):
             continue
         name = key.hf[0]
         value = h.extra.get(name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch import rope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
 from aprfmt.arch.fields import as_int
+from aprfmt.arch.values_layers import SLIDING
 from aprfmt.errors import RefusedError
 
 _HINT = "--target-model DIR gives the folder of the model that it drafts for"
@@ -26,7 +28,13 @@ def _eagle_layers(target: Mapping[str, object], scope: Scope) -> list[int] | Non
 
 def _next(value: object, scope: Scope) -> object:
     """Layers whose outputs are read, as those whose inputs are."""
-    return [layer + 1 for layer in _needed(value, scope) if isinstance(layer, int)]  # type: ignore[attr-defined]
+    layers = _needed(value, scope)
+    return [layer + 1 for layer in layers if isinstance(layer, int)] if isinstance(layers, list) else layers
+
+
+def _read_layers(value: object, scope: Scope) -> object:
+    """The speculators library names the layers whose inputs are read."""
+    return _previous(scope.h.extra.get("aux_hidden_state_layer_ids"), scope) if value is None else DEFAULT
 
 
 def _previous(value: object, scope: Scope) -> object:
@@ -41,10 +49,46 @@ def _sections(target: Mapping[str, object], scope: Scope) -> list[int] | None:
     return [scope.h.head_dim // 2, 0, 0, 0]
 
 
+def _dflash_window(value: object, scope: Scope) -> object:
+    """A window of all layers, which some configs have beside those of single layers."""
+    if not value:
+        return DEFAULT
+    window = scope.h.extra.get("dflash_config.swa_window_size") or scope.config("sliding_window")
+    layers = [SLIDING] * (scope.h.num_layers or 0)
+    return ConfigKeys({"sliding_window": window, "use_sliding_window": True, "layer_types": layers})
+
+
+def _partial_rotary(value: object, scope: Scope) -> object:
+    """Written only where not all of a head is rotated."""
+    return rope.rotary_dim(scope.h) if scope.h.extra.get("partial_rotary_factor") is not None else None
+
+
+def _partial_rotary_from(value: object, scope: Scope) -> object:
+    if value is not None:
+        rope.set_rotary_dim(scope.h, as_int(value, scope.key.gguf), scope.defaults)
+    return DEFAULT
+
+
+def _anchor(value: object, scope: Scope) -> object:
+    """Whether the first token of a block is drafted: not where the speculators library wrote the config."""
+    if value is not None:
+        return DEFAULT
+    return not (scope.h.hf_architecture == "DSparkSpeculator" or "aux_hidden_state_layer_ids" in scope.h.extra)
+
+
+def _draft_vocabulary(scope: Scope) -> int | None:
+    return scope.h.vocab_size if "d2t" not in scope.names else None
+
+
 DRAFTS: dict[str, Converter] = {
     "eagle_layers": Converter(_needed, from_target=_eagle_layers),
     "target_width": Converter(_needed, from_target=lambda target, scope: target.get("hidden_size")),
-    "next_layers": Converter(_next, _previous, from_target=lambda target, scope: None),
+    "next_layers": Converter(_next, _previous, settle=_read_layers, from_target=lambda target, scope: None),
+    "dflash_window": Converter(nothing, settle=_dflash_window),
+    "partial_rotary": Converter(_partial_rotary, _partial_rotary_from),
+    "anchor": Converter(settle=_anchor),
+    "draft_vocabulary": Converter(nothing, lambda value, scope: None, _draft_vocabulary),
+    "by_tensor": Converter(lambda value, scope: bool(value), lambda value, scope: bool(value)),
     "target_sections": Converter(from_target=_sections),
 }
 """What a Key's `via` names, as in arch.values.CONVERTERS."""

@@ -153,6 +153,8 @@ def canonical(
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
     if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
         hparams.extra.setdefault("quantization_config", dict(row.packed_config))
+    if row is not None:
+        hp.set_by_tensors(hparams, row, tensors)
     dropped = copies | _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]

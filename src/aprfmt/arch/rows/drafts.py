@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DECODER, PAIRS, ROPE_DIM, SILU, VOCAB, block, gated_mlp, linear, norm, tensor
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    PAIRS,
+    ROPE_DIM,
+    SILU,
+    SLIDING_LAYERS,
+    VOCAB,
+    WINDOW,
+    attention,
+    block,
+    gated_mlp,
+    linear,
+    must_be,
+    norm,
+    tensor,
+)
 
 _OWN_VOCABULARY = (
     TensorRow(("d2t",), ("d2t",), ("draft_vocab_size",), OPTIONAL, value=PLUS_ROW),
@@ -15,6 +30,77 @@ _EAGLE3_DEFAULTS = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
     "norm_before_residual": False, "norm_before_fc": False, "attention_bias": False,
 }  # fmt: skip
+_DFLASH_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
+    "use_sliding_window": False, "block_size": 16,
+}  # fmt: skip
+
+
+def _dflash(*more: TensorRow, vocabulary: str = "vocab") -> tuple[TensorRow, ...]:
+    """A small decoder that reads hidden states of the other model's layers; it may have its embedding and head."""
+    config = "dflash_config."
+    twice = "2*conv_kernel_size*hidden/conv_group_size"
+    convolution, selector = f"{config}conv_kernel_size", f"{config}selector_rank"
+    return (
+        tensor("embed_tokens.weight", "token_embd.weight", "vocab,hidden", OPTIONAL),
+        *linear("fc", "fc", "hidden,target_layer_ids*hidden"),
+        *norm("hidden_norm", "enc.output_norm"),
+        *block(
+            *norm("input_layernorm", "attn_norm"),
+            *attention(qk_norm="head_dim"),
+            tensor("self_attn.sinks", "attn_sinks.weight", "heads", OPTIONAL),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *gated_mlp(),
+            *(
+                row
+                for own, name in (("attention_conv", "attn_conv"), ("mlp_conv", "ffn_conv"))
+                for row in (
+                    tensor(f"{own}.base_kernel", f"{name}_base", "2,conv_kernel_size,hidden", convolution),
+                    *linear(f"{own}.kernel_projection", f"{name}_proj", f"{twice},hidden", need=convolution),
+                )
+            ),
+            hf="layers.{n}.",
+        ),
+        tensor(
+            "candidate_selector.predecessor_codebook", "selector_predecessor.weight", "vocab,selector_rank", selector
+        ),
+        tensor("candidate_selector.successor_codebook", "selector_successor.weight", "vocab,selector_rank", selector),
+        *linear("candidate_selector.hidden_projection", "selector_hidden", "selector_rank,hidden", need=selector),
+        *norm("norm", "output_norm"),
+        *linear("lm_head", "output", f"{vocabulary},hidden", need=OPTIONAL),
+        *more,
+    )
+
+
+def _of_dflash(name: str, kind: str = "u32", *more: str) -> Key:
+    return Key(name, (f"dflash_config.{name}", *more), kind)
+
+
+_DFLASH_KEYS = (
+    *DECODER,
+    Key("rope.dimension_count", via="partial_rotary"),
+    Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", via="target_sections"),
+    WINDOW,
+    SLIDING_LAYERS,
+    Key("", ("dflash_config.use_swa",), "bool", via="dflash_window"),
+    Key("", ("dflash_config.swa_window_size",)),
+    Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
+    Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),
+    Key("block_size", ("dflash_config.block_size", "block_size")),
+    *map(_of_dflash, ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")),
+    Key("logit_scale", ("output_multiplier", "dflash_config.output_multiplier"), "f32"),
+    Key("final_logit_softcapping", ("final_logit_softcapping", "dflash_config.final_logit_softcapping"), "f32"),
+    Key("embedding_scale", ("input_embedding_scale", "dflash_config.input_embedding_scale"), "f32"),
+    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", via="next_layers"),
+    Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
+    must_be("attention_bias", False),
+    SILU,
+)
+_MARKOV = (
+    *linear("markov_head.markov_w1", "markov_w1", "vocab,markov_rank"),
+    *linear("markov_head.markov_w2", "markov_w2", "draft_vocab_size,markov_rank"),
+    *linear("confidence_head.proj", "conf_proj", "1,hidden+markov_rank", "has_confidence_head", "has_confidence_head"),
+)
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -61,5 +147,49 @@ ROWS: tuple[Architecture, ...] = (
             SILU,
         ),
         defaults={"": _EAGLE3_DEFAULTS},
+    ),
+    Architecture(
+        id="dflash",
+        required={"target_layers": ""},
+        gguf="dflash",
+        hf_class="DFlashDraftModel",
+        model_type="qwen3",
+        hf_classes=("DFlashDraftModel", "DFlash2DraftModel"),
+        model_types=(),
+        gguf_only=(),
+        prefixes=(("model.", ""),),
+        tensors=_dflash(),
+        keys=_DFLASH_KEYS,
+        defaults={"": _DFLASH_DEFAULTS},
+    ),
+    Architecture(
+        id="dspark",
+        required={"target_layers": ""},
+        gguf="dflash",
+        when="tensors=markov_w1.weight",
+        hf_class="DSparkDraftModel",
+        model_type="qwen3",
+        hf_classes=(
+            "DSparkDraftModel",
+            "DSparkSpeculator",
+            "Qwen3DSparkModel",
+            "Lfm2DSparkDraftModel",
+            "LingDSparkModel",
+        ),
+        model_types=(),
+        gguf_only=(),
+        prefixes=(("model.", ""),),
+        tensors=_dflash(*_MARKOV, *_OWN_VOCABULARY, vocabulary="draft_vocab_size"),
+        keys=(
+            *_DFLASH_KEYS,
+            Key("", ("aux_hidden_state_layer_ids",), "i32[]"),
+            Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
+            Key("has_confidence_head", ("has_confidence_head",), "bool", via="by_tensor"),
+            Key("", ("draft_vocab_size",), via="draft_vocabulary"),
+            Key("", ("markov_rank",)),
+            must_be("markov_head_type", "vanilla"),
+            must_be("rope_is_neox_style", True),
+        ),
+        defaults={"": _DFLASH_DEFAULTS},
     ),
 )
