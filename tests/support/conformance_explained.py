@@ -66,8 +66,10 @@ EXPLAINED: tuple[Explained, ...] = (
         "cohere2_moe/no_norm_topk",
         "cohere2moe.expert_weights_norm",
         "a softmax over the chosen experts is a normalised one, whatever norm_topk_prob says",
-    Explained(
-        "dspark/head", "output.weight", "the draft's own head, which llama.cpp loads and the converter leaves out"
+    ),
+    *(
+        Explained("dspark/head", name, "the draft's own head, which llama.cpp loads and the converter leaves out")
+        for name in ("output.weight", "lm_head.weight")
     ),
     Explained("orion*", "orion.rope.freq_base", _THETA),
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
