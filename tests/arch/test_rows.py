@@ -129,7 +129,7 @@ def test_rows_are_found(row: Architecture) -> None:
         elif fact.word.startswith("tokenizer."):
             kv[fact.word] = fact.value
         else:
-            kv[f"{row.gguf}.{fact.word}"] = int(fact.value or 1)
+            kv[f"{row.gguf}.{fact.word}"] = False if fact.value == "False" else int(fact.value or 1)
     assert find_gguf(kv, tensors) is row
     assert row.hf_class in row.hf_classes or find(hf_class=row.hf_class) is not None
     assert set(row.bare_classes) <= set(row.hf_classes)

@@ -35,6 +35,14 @@ _NEOBERT: Config = {
 }  # fmt: skip
 _HEADWISE = "its graph takes thirds of the fused projection, which the checkpoint has head by head"
 
+LFM2: Config = {
+    **_SIZES, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32,
+    "conv_L_cache": 3, "conv_bias": False, "hidden_size": 64, "layer_types": ["conv", "full_attention"],
+    "model_type": "lfm2", "norm_eps": 1e-5, "pad_token_id": 0, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+    "vocab_size": VOCAB,
+}  # fmt: skip
+"""As LiquidAI/LFM2-350M has it."""
+
 CASES: tuple[ArchCase, ...] = (
     # As nvidia/llama-embed-nemotron-8b has them.
     *remote("llama_bidirec", "LlamaBidirectionalModel", _LLAMA, {"llama3": {"rope_scaling": _LLAMA3}}, kind="encoder"),
@@ -74,4 +82,7 @@ CASES: tuple[ArchCase, ...] = (
         )
         for end in ("LMHead", "ForSequenceClassification")
     ),
+    ArchCase("lfm2/first-name", "lfm2", "", "LFM2ForCausalLM", LFM2),
+    # As LiquidAI/LFM2.5-Embedding-350M has them.
+    *remote("lfm2_bidirectional", "Lfm2BidirectionalModel", LFM2, kind="states", wrapped=True, begins={"model.": ""}),
 )

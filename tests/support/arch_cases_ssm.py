@@ -141,6 +141,7 @@ CASES: tuple[ArchCase, ...] = (
     _falcon,
     _case(_falcon, "untied", _UNTIED),
     _lfm2,
+    replace(_lfm2, id="lfm2/bare", model_class="Lfm2Model", kind="states", wrapped=True),
     _case(_lfm2, "untied", _UNTIED),
     _case(
         _lfm2,

@@ -43,6 +43,7 @@ CASE_FILES = (
     "layered",
     "remote_diffusion",
     "remote_encoder",
+    "remote_audio",
     "seq2seq",
     "multimodal",
     "drafts",
@@ -86,9 +87,9 @@ class ArchCase:
             `config_class` the whole config.json but for `architectures`; VOCAB stands for the tokenizer's size.
         tokenizer: which real tokenizer the folder gets.
         llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
-        kind: what is compared: "causal" logits, "encoder" the last hidden states; of an encoder-decoder, whose decoder
-            reads the text backwards, "seq2seq" logits, "decoder" the decoder's last hidden states; of a "draft", which
-            needs another model to compute, nothing.
+        kind: what is compared: "causal" logits, "encoder" and "states" (of a decoder) the last hidden states; of an
+            encoder-decoder, whose decoder reads the text backwards, "seq2seq" logits, "decoder" the decoder's last
+            hidden states; of a "draft", which needs another model to compute, nothing.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
         wrapped: whether the row's network is the language model inside this one.
@@ -348,7 +349,7 @@ def quiet_transformers() -> Any:
     return transformers
 
 
-OF_STATES = ("encoder", "decoder")
+OF_STATES = ("encoder", "decoder", "states")
 """Kinds of cases that compare hidden states."""
 
 
@@ -447,8 +448,8 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     usual = "AutoModelForCausalLM"
     if kind != "causal":
         usual = json.loads((folder / "config.json").read_text())["architectures"][0]
-    if kind == "decoder":
-        usual = usual.replace("ForConditionalGeneration", "Model")
+    if kind in ("decoder", "states"):
+        usual = usual.replace("ForConditionalGeneration", "Model").replace("ForCausalLM", "Model")
     auto = getattr(transformers, model_class or usual)
     model, info = auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True

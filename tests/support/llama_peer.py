@@ -194,22 +194,22 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
 def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> None:
     import numpy as np
 
-    states = kind in ("encoder", "decoder")
+    states = kind in ("encoder", "decoder", "states")
     model = _load(llama_cpp, gguf, vocab_only=False)
     context = llama_cpp.llama_init_from_model(model, _context_options(llama_cpp, len(ids), states))
     if not context:
         raise ValueError("llama.cpp makes no context for the file")
     width = (
-        llama_cpp.llama_model_n_embd(model)
+        llama_cpp.llama_model_n_embd_out(model)
         if states
         else llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     )
     get = llama_cpp.llama_get_embeddings_ith if states else llama_cpp.llama_get_logits_ith
     try:
-        if kind != "causal":
+        two_stacks = kind in ("seq2seq", "decoder")
+        if two_stacks or kind == "encoder":
             _compute(llama_cpp, context, ids, llama_cpp.llama_encode)
         if kind != "encoder":
-            two_stacks = kind in ("seq2seq", "decoder")
             _compute(llama_cpp, context, ids[::-1] if two_stacks else ids, llama_cpp.llama_decode)
         rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(len(ids))]
         np.save(out, np.stack(rows))

@@ -215,7 +215,7 @@ def _whole_heads_to(value: object, scope: Scope) -> None:
 def _some_conv_to(value: object, scope: Scope) -> None:
     """The runtime's memory of a hybrid asserts that both kinds of layers are there."""
     kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
-    if kinds and len({kind == FULL for kind in kinds}) == 1:
+    if kinds and len({kind in _ATTENTION for kind in kinds}) == 1:
         raise RefusedError(
             f"all layers are of one kind, {kinds[0]}: llama.cpp's {scope.row.gguf} loads networks that mix attention "
             "and convolutions only"
@@ -565,7 +565,7 @@ def _group_choice_from(value: object, scope: Scope) -> str:
 # --- state-space models and hybrids ---
 
 LINEAR = "linear_attention"
-_ATTENTION = (FULL, "attention")
+_ATTENTION = (FULL, SLIDING, "attention")
 
 
 def _kinds(scope: Scope) -> list[object]:
@@ -638,7 +638,8 @@ def _mixed_from(value: object, scope: Scope) -> object:
         return DEFAULT
     if not isinstance(heads, list):
         heads = [heads] * (scope.h.num_layers or 0)
-    return [FULL if n else _other(scope) for n in heads]
+    sees = SLIDING if scope.gguf("attention.sliding_window") else FULL
+    return [sees if n else _other(scope) for n in heads]
 
 
 def _other(scope: Scope) -> str:

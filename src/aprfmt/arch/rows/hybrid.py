@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     EXPERTS,
@@ -31,6 +31,7 @@ from aprfmt.arch.rows.parts import (
     split,
     tensor,
 )
+from aprfmt.arch.rows.parts_encoder import ENCODER
 from aprfmt.arch.rows.parts_ssm import dual, mixer
 
 _BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
@@ -49,18 +50,19 @@ def _short_conv() -> tuple[TensorRow, ...]:
     )
 
 
-def _lfm2(*mlp: TensorRow) -> tuple[TensorRow, ...]:
+def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
     return (
-        embedding(),
-        *norm("model.embedding_norm", "token_embd_norm"),
+        embedding(f"{begin}embed_tokens"),
+        *norm(f"{begin}embedding_norm", "token_embd_norm"),
         *block(
             *norm("operator_norm", "attn_norm"),
             *_short_conv(),
-            *attention(o_proj="out_proj", layers=_ATTENTION),
-            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers=_ATTENTION),
-            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers=_ATTENTION),
+            *attention(o_proj="out_proj", layers="!conv"),
+            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"),
             *norm("ffn_norm", "ffn_norm"),
             *mlp,
+            hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -169,35 +171,66 @@ _LFM2_MOE_DEFAULTS = {
 }  # fmt: skip
 
 
+_LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
+_LFM2_ROW = Architecture(
+    id="lfm2",
+    required={"attention.head_count_kv": ""},
+    gguf="lfm2",
+    hf_class="Lfm2ForCausalLM",
+    model_type="lfm2",
+    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"),
+    bare_classes=("Lfm2Model",),
+    model_types=("lfm2",),
+    tensors=_lfm2(*_LFM2_MLP),
+    keys=(
+        _BLOCKS,
+        _CONTEXT,
+        _WIDTH,
+        replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"),
+        _HEADS,
+        _SOME_HEADS,
+        ROPE,
+        _LFM2_EPS,
+        *_LFM2_END,
+        _KINDS,
+        ENCODER[1],
+        Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"),
+        Key("", ("full_attn_idxs",)),
+        Key("", ("block_ffn_dim_multiplier",), "f32"),
+        Key("", ("block_multiple_of",)),
+    ),
+    defaults={
+        "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
+    },
+)
+
 ROWS: tuple[Architecture, ...] = (
-    Architecture(
-        id="lfm2",
-        required={"attention.head_count_kv": ""},
-        gguf="lfm2",
-        hf_class="Lfm2ForCausalLM",
-        model_type="lfm2",
-        hf_classes=("Lfm2ForCausalLM",),
-        model_types=("lfm2",),
-        tensors=_lfm2(*gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))),
+    _LFM2_ROW,
+    replace(
+        _LFM2_ROW,
+        id="lfm2_bidirectional",
+        hf_class="Lfm2BidirectionalModel",
+        hf_classes=("Lfm2BidirectionalModel",),
+        bare_classes=("Lfm2BidirectionalModel",),
+        model_types=(),
+        when="attention.causal=False",
+        keys=(*_LFM2_ROW.keys, ENCODER[0]),
+    ),
+    replace(
+        _LFM2_ROW,
+        id="lfm2_audio_tokenizer",
+        hf_class="Lfm25AudioTokenizer",
+        hf_classes=("Lfm25AudioTokenizer",),
+        bare_classes=("Lfm25AudioTokenizer",),
+        model_types=(),
+        when="attention.sliding_window",
+        ignored=("istft.window",),
+        tensors=(*_lfm2(*_LFM2_MLP, begin="lfm."), *linear("lin", "dense_2", "output_size,hidden", REQUIRED)),
         keys=(
-            _BLOCKS,
-            _CONTEXT,
-            _WIDTH,
-            replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"),
-            _HEADS,
-            _SOME_HEADS,
-            ROPE,
-            _LFM2_EPS,
-            *_LFM2_END,
-            _KINDS,
-            Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"),
-            Key("", ("full_attn_idxs",)),
-            Key("", ("block_ffn_dim_multiplier",), "f32"),
-            Key("", ("block_multiple_of",)),
+            *_LFM2_ROW.keys,
+            Key("attention.sliding_window", ("sliding_window",)),
+            Key("embedding_length_out", ("output_size",)),
         ),
-        defaults={
-            "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
-        },
     ),
     Architecture(
         id="lfm2_moe",
