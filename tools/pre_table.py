@@ -79,6 +79,7 @@ def gguf_rows() -> Iterator[tuple[str, ...]]:
 
 
 def _alike(ours: str | None, stated: str | None) -> bool:
+    stated = stated or rules.UNNAMED
     return ours == stated or (rules.rule(ours) is not None and rules.rule(ours) == rules.rule(stated))
 
 

@@ -2,7 +2,7 @@
 
     python tools/token_ids.py [--texts 10000] [--seed 7] [--jobs 2] [--out docs/token-ids.md] [KIND ...]
 
-A kind is a pre-tokenizer of llama.cpp, or an algorithm: spm, wpm, ugm, gemma4, rwkv, tekken, tiktoken. A table goes to
+A kind is a pre-tokenizer of llama.cpp, or an algorithm: or a kind of file, see KINDS. A table goes to
 stdout, and to --out; exit 1 where ids differ for which no reason is known. llama.cpp runs in processes of its own. The
 material comes from tools/fetch_material.py.
 """

@@ -8,18 +8,20 @@ import random
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import rank_files
 from llama_peer import LlamaPeer
 from texts import make_texts
 
 from aprfmt import formats
-from aprfmt.tokenizer import ggml, hf, hf_write, rules
+from aprfmt.tokenizer import ggml, hf, hf_write, rules, rwkv
 from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.ranks import BYTE_LETTERS
 
 MATERIAL = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 _BATCH = 500
@@ -42,14 +44,6 @@ def from_gguf(name: str) -> Tokenizer:
         return replace(model.tokenizer, notes=[])
 
 
-def from_folder(name: str) -> Tokenizer:
-    """The tokenizer of one of the tokenizer.json files, without its files."""
-    folder = MATERIAL / "tokenizers" / name
-    found = hf.read_files({path.name: path.read_bytes() for path in folder.iterdir()})
-    assert found is not None
-    return replace(found, files={})
-
-
 def with_rule(name: str) -> Tokenizer:
     """A vocabulary for the pre-tokenizer `name`: its own where there is one, else one with many merges."""
     own = MATERIAL / "llama.cpp-models" / f"ggml-vocab-{name}.gguf"
@@ -65,7 +59,22 @@ def with_rule(name: str) -> Tokenizer:
     return replace(from_gguf("command-r" if "digits" in row.splits else "qwen2"), pre=name, flags={})
 
 
+def from_files(files: Mapping[str, bytes]) -> Tokenizer:
+    """The tokenizer of a folder's files, as a GGUF of it holds it."""
+    found = hf.read_files(files)
+    assert found is not None
+    return replace(found, files={})
+
+
+def _ranks(name: str, n: int | None = None) -> dict[bytes, int]:
+    return rank_files.ranks_of((MATERIAL / "tokenizers" / name / "tokenizer.json").read_bytes(), n)
+
+
 KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "tiktoken, Qwen": lambda: from_files({"qwen.tiktoken": rank_files.tiktoken_file(_ranks("qwen2_5"))}),
+    "tiktoken, Kimi": lambda: from_files({"tiktoken.model": rank_files.tiktoken_file(_ranks("gpt4o"))}),
+    "tekken.json": lambda: from_files({"tekken.json": rank_files.tekken_file(_ranks("gpt4o", 130_000), "")}),
+    "rwkv": lambda: from_files({rwkv.FILE_NAME: rank_files.rwkv_file([*_ranks("gpt4o", 65_000)])}),
     "spm": lambda: from_gguf("llama-spm"),
     "wpm": lambda: from_gguf("bert-bge"),
     "ugm": lambda: from_gguf("nomic-bert-moe"),
@@ -147,7 +156,12 @@ def invalid(rng: random.Random, text: str) -> str:
     data = bytearray(text.encode())
     for _ in range(rng.randint(1, 3)):
         data.insert(rng.randrange(len(data) + 1), rng.choice(b"\x80\xbf\xc3\xe4\xf0\xff"))
-    return bytes(data).decode("utf-8", "surrogateescape")
+    damaged = bytes(data).decode("utf-8", "surrogateescape")
+    try:
+        as_read(damaged)
+    except ValueError:  # a code point beyond the last, which ends llama.cpp with an exception
+        return text
+    return damaged
 
 
 def as_read(text: str) -> str:
@@ -217,7 +231,7 @@ def compare(kind: str, n: int, seed: int = 7) -> Outcome:
             known = set(tok.tokens)
             left = set(_different(peer, own, outcome.different))
             for text in outcome.different:
-                reason = reason_of(tok, known, text) if text in left else RULES if is_nfc(text) else NORMALISED
+                reason = reason_of(tok, known, text) if text in left else reason_of_rules(tok, text)
                 outcome.reasons[reason or "?"] += 1
                 outcome.unexplained += [] if reason else [text]
     return outcome
@@ -227,11 +241,18 @@ NORMALISED = "llama.cpp does not normalise to NFC"
 RULES = "llama.cpp's regexes are others"
 NEWER = "code points that Unicode 14 does not have"
 NO_BYTE = "bytes that are no token: `tokenizers` leaves them out before merges, llama.cpp behind them"
+BERT = "llama.cpp takes Hangul apart and spacing marks away, and some control characters end words there"
+_BERT_KINDS = {"Mc", "Me", "Cc", "Cf", "Zl"}
+NEW_MARKS = "combining marks that one of the two does not know yet"
+CLUSTERS = "`tokenizers` normalises whole grapheme clusters, llama.cpp code points"
 SURROGATES = "bytes that llama.cpp takes for half a surrogate pair"
 
 
-def is_nfc(text: str) -> bool:
-    return unicodedata.is_normalized("NFC", as_read(text))
+def reason_of_rules(tok: Tokenizer, text: str) -> str:
+    """Why the ids of a text differ that are equal with llama.cpp's own rules."""
+    row = rules.rule(tok.pre)
+    normalises = row is not None and row.nfc and not unicodedata.is_normalized("NFC", as_read(text))
+    return NORMALISED if normalises else RULES
 
 
 def reason_of(tok: Tokenizer, known: set[str], text: str) -> str:
@@ -239,19 +260,20 @@ def reason_of(tok: Tokenizer, known: set[str], text: str) -> str:
     read = as_read(text)
     if any("\ud800" <= c <= "\udfff" for c in read):
         return SURROGATES
-    if tok.model == "gpt2" and not {BYTES[byte] for byte in read.encode()} <= known:
+    if tok.model == "gpt2" and not {BYTE_LETTERS[byte] for byte in read.encode()} <= known:
         return NO_BYTE
+    kinds = {unicodedata.category(c) for c in read if c not in "\t\n\r"}
+    if tok.model == "bert" and (kinds & _BERT_KINDS or any("\uac00" <= c <= "\ud7a3" for c in read)):
+        return BERT
+    if tok.model == "bert" and any(_is_new_mark(c) for c in read):
+        return NEW_MARKS
+    if tok.model == "t5" and kinds & {"Mn", "Mc", "Me", "Cf"}:
+        return CLUSTERS
     return NEWER if any(unicodedata.category(c) == "Cn" for c in read) else ""
 
 
-def _byte_alphabet() -> dict[int, str]:
-    own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return {byte: chr(byte if byte in own else next(others)) for byte in range(256)}
-
-
-BYTES = _byte_alphabet()
-"""GPT-2's letter of each byte."""
+def _is_new_mark(char: str) -> bool:
+    return unicodedata.category(char) == "Mn" and unicodedata.ucd_3_2_0.category(char) == "Cn"
 
 
 def explain(outcome: Outcome) -> str:

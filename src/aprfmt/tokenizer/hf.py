@@ -17,7 +17,7 @@ from operator import add, methodcaller
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError
 from aprfmt.io.jsonx import check_values
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID, MAX_VOCAB_HOLES
-from aprfmt.tokenizer import pre, sentencepiece
+from aprfmt.tokenizer import pre, ranks, rwkv, sentencepiece
 from aprfmt.tokenizer.ggml import CHARSMAP, TOKEN_TYPE_COUNT
 from aprfmt.tokenizer.model import UNDERLINE, KvType, Tokenizer, TokenType, is_unicode
 from aprfmt.types import Json, JsonObject
@@ -35,16 +35,20 @@ TOKENIZER_FILES = frozenset(
         "spiece.model",
         "sentencepiece.bpe.model",
         "tekken.json",
+        "tiktoken.model",
         "chat_template.jinja",
         "chat_template.json",
     }
 )
-"""Files of a folder that belong to its tokenizer, beside `additional_chat_templates/*.jinja`."""
+"""Files of a folder that belong to its tokenizer, beside those that is_tokenizer_file knows otherwise."""
 
-_UNSUPPORTED_FILES = ("sentencepiece.bpe.model", "tekken.json")
+_UNSUPPORTED_FILES = ("sentencepiece.bpe.model",)
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _FLAGS = ("add_bos", "add_eos", "add_sep", "add_space_prefix")
 _LLAMA_TYPES = ("llama", "mistral")
+_HEAD = 1 << 13
+"""Bytes of a file by which its kind is known."""
 _NO_BOS_VOCAB_SIZE = 49152
 """Small code-model vocabularies under llama classes (Granite, SmolLM): never a BOS in front."""
 
@@ -96,13 +100,24 @@ class Added:
 
 def is_tokenizer_file(name: str) -> bool:
     """Whether the relative path `name` is a tokenizer file."""
-    return name in TOKENIZER_FILES or (name.startswith("additional_chat_templates/") and name.endswith(".jinja"))
+    if name.startswith("additional_chat_templates/"):
+        return name.endswith(".jinja")
+    return name in TOKENIZER_FILES or name.endswith(".tiktoken") or rwkv.is_vocabulary(name)
+
+
+def has_vocabulary(names: Iterable[str]) -> bool:
+    """Whether one of the files makes a tokenizer by itself."""
+    return any(
+        name in _VOCABULARIES or (is_tokenizer_file(name) and name not in TOKENIZER_FILES and "/" not in name)
+        for name in names
+    )
 
 
 def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = None) -> Tokenizer | None:
     """The tokenizer of a folder's files, None where there is none.
 
-    Of several forms tokenizer.json counts, then vocab.json with merges.txt, tokenizer.model, vocab.txt.
+    Of several forms RWKV's vocabulary counts, then tokenizer.json, vocab.json with merges.txt, tekken.json, tiktoken
+    files, tokenizer.model, vocab.txt.
 
     Args:
         files: contents by relative path; files that are not tokenizer files are ignored.
@@ -119,10 +134,21 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
     settings = {key: value for key, value in special_map if key.endswith(("_token", "_special_tokens"))}
     settings |= read_object(kept, "tokenizer_config.json")
     spm = next((name for name in ("tokenizer.model", "spiece.model") if name in kept), None)
+    world = next(filter(rwkv.is_vocabulary, kept), None)
+    if world is not None:
+        size = (config or {}).get("vocab_size")
+        tokenizer = rwkv.read_vocabulary(read_text(kept, world), world, size if type(size) is int else None)
+        return _finish(tokenizer, [], Document(world, {}, {}, settings, config or {}, kept), tokenizer.special)
     if "tokenizer.json" in kept:
         parsed, source = read_object(kept, "tokenizer.json"), "tokenizer.json"
     elif "vocab.json" in kept and "merges.txt" in kept:
         parsed, source = bpe_document(kept, settings), "vocab.json"
+    elif "tekken.json" in kept:
+        tokenizer = ranks.read_tekken(read_object(kept, "tekken.json"), "tekken.json")
+        document = Document("tekken.json", {}, {}, settings, config or {}, kept)
+        return _finish(tokenizer, [], document, tokenizer.special)
+    elif (tiktoken := _tiktoken_file(kept)) is not None:
+        return read_tiktoken(Document(tiktoken, {}, {}, settings, config or {}, kept))
     elif spm is not None:
         tokenizer, added = read_sentencepiece(kept, spm, settings)
         return _finish(tokenizer, added, Document(spm, {}, {}, settings, config or {}, kept))
@@ -168,19 +194,24 @@ def _read_document(document: Document) -> Tokenizer:
     return _finish(tokenizer, added, document)
 
 
-def _finish(tokenizer: Tokenizer, added: list[Added], document: Document) -> Tokenizer:
-    """The algorithm's lists together with what all have in common: special ids, flags and chat templates."""
+def _finish(
+    tokenizer: Tokenizer, added: list[Added], document: Document, fixed: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """The algorithm's lists together with what all have in common: special ids, flags and chat templates.
+
+    `fixed` special ids are those of the algorithm, whatever the settings say.
+    """
     special, flags = _special_ids(document, tokenizer, {token.content: token.id for token in reversed(added)})
     if tokenizer.model == "t5":  # llama.cpp ends such texts with EOS unless told otherwise
         flags = {"add_bos": False, "add_eos": False, **flags}
     template, templates = chat_templates(document.files, document.settings)
     return replace(
         tokenizer,
-        special={**tokenizer.special, **special},
+        special={**tokenizer.special, **special, **(fixed or {})},
         flags={**flags, **tokenizer.flags},
-        chat_template=template,
+        chat_template=template if template is not None or templates else tokenizer.chat_template,
         chat_templates=templates,
-        n_added=len({token.id for token in added}),
+        n_added=len({token.id for token in added}) or tokenizer.n_added,
         files=document.files,
     )
 
@@ -683,6 +714,53 @@ def read_sentencepiece(files: Mapping[str, bytes], path: str, settings: JsonObje
         flags["remove_extra_whitespaces"] = model.remove_extra_whitespaces
         tokenizer.extra |= _charsmap(model.charsmap, path) if model.charsmap else {}
     return tokenizer, added
+
+
+# --- tiktoken ---
+
+
+def _tiktoken_file(files: Mapping[str, bytes]) -> str | None:
+    """The file of bytes with ranks: `*.tiktoken`, tiktoken.model, or a tokenizer.model that is not SentencePiece's."""
+    names = [name for name in files if name.endswith(".tiktoken") or name in ("tiktoken.model", "tokenizer.model")]
+    return next((name for name in sorted(names) if ranks.looks_like_ranks(files[name][:_HEAD])), None)
+
+
+def read_tiktoken(document: Document) -> Tokenizer:
+    """A tiktoken file with the special tokens of its class and of tokenizer_config.json.
+
+    Raises CorruptError for lines of another form.
+    """
+    name, settings = document.source, document.settings
+    known = ranks.read_ranks(_read_bytes(document.files, name), name)
+    family = ranks.family_of(name, str(settings.get("tokenizer_class", "")).removesuffix("Fast"))
+    n = max(known.values()) + 1
+    vocab = {ranks.in_letters(token): i for token, i in known.items()}
+    added = read_added({}, settings, vocab, name)
+    taken, texts = {token.id for token in added}, {token.content for token in added}
+    for i, text in enumerate(family.specials(n) if family is not None else [], n):
+        if i not in taken and text not in texts:
+            added.append(Added(i, text, special=True))
+    size = document.config.get("vocab_size")
+    beyond = [token for token in added if isinstance(size, int) and token.id >= size]
+    added = sorted((token for token in added if token not in beyond), key=lambda token: token.id)
+    for token in added:
+        token.special = True
+    tokens, types = _place(vocab.items(), added, set(), name)
+    ids = {token.content: token.id for token in added}
+    note = "" if family else f"{name} does not say how text is split into words"
+    tokenizer = Tokenizer(
+        "gpt2",
+        tokens,
+        ranks.merges_of_ranks(known),
+        types,
+        pre=family.pre if family is not None else None,
+        special={role: ids[text] for role, text in (family.assumed if family else ()) if text in ids},
+        pre_note=note,
+    )
+    if beyond:
+        tokenizer.notes.append(f"special tokens from id {size} on are beyond the model's vocabulary and left out")
+    fixed = {role: ids[text] for role, text in (family.roles if family else ()) if text in ids}
+    return _finish(tokenizer, added, document, fixed)
 
 
 # --- special ids and flags ---

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from aprfmt.errors import UnsupportedError
+from aprfmt.tokenizer import rwkv
 from aprfmt.tokenizer.ggml import CHARSMAP
-from aprfmt.tokenizer.model import UNDERLINE, Tokenizer, TokenType
+from aprfmt.tokenizer.model import NAMED_TEMPLATES, UNDERLINE, Tokenizer, TokenType
 from aprfmt.tokenizer.rules import LINES, UNNAMED, Rule, rule
 
 __all__ = ["from_phantom", "to_hf_files"]
@@ -64,7 +65,9 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
         "special_tokens_map.json": {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)},
     }
     result = {name: _dump(value) for name, value in files.items()}
-    if tok.chat_template is not None and not tok.chat_templates:
+    if tok.model == "rwkv":
+        result[rwkv.FILE_NAME] = rwkv.to_vocabulary(tok).encode()
+    if tok.chat_template is not None and not tok.chat_templates and tok.chat_template not in NAMED_TEMPLATES:
         result["chat_template.jinja"] = tok.chat_template.encode("utf-8", "replace")
     return result
 
@@ -78,7 +81,10 @@ def _add_assumed(tok: Tokenizer) -> Tokenizer:
         special["bos"] = tok.special.get("bos", tok.special.get("cls", special.get("bos", 0)))
         special["eos"] = special.get("sep", 0)
         return replace(tok, special=special, flags={**tok.flags, "add_bos": True, "add_eos": True})
-    return replace(tok, special=special, flags={"add_bos": add_bos, "add_eos": add_eos, **tok.flags})
+    flags = {"add_bos": add_bos, "add_eos": add_eos, **tok.flags}
+    if tok.model in ("gpt2", "gemma4") and known is not None and known.always_bos and "bos" in special:
+        flags["add_bos"] = True
+    return replace(tok, special=special, flags=flags)
 
 
 def _dump(value: object) -> bytes:
@@ -412,7 +418,38 @@ def _wordpiece_parts(tok: Tokenizer) -> Parts:
     }
 
 
+# --- RWKV ---
+
+
+def _rwkv_parts(tok: Tokenizer) -> Parts:
+    """The same of RWKV's tokenizer: WordPiece of bytes, without a prefix, takes the longest token too.
+
+    Raises UnsupportedError where a byte is no token.
+    """
+    vocab = rwkv.word_pieces(tok)
+    if missing := rwkv.missing_bytes(vocab):
+        raise UnsupportedError(
+            f"an rwkv tokenizer without a token for the byte {missing[0]:#04x} cannot be written as tokenizer.json",
+            hint="give the original tokenizer with --tokenizer",
+        )
+    regex = rwkv.splits([rwkv.from_escaped(text) for text in tok.tokens])
+    steps = [*([_split(regex)] if regex else []), {**_BYTE_LEVEL, "use_regex": False}]
+    return {
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {**_BYTE_LEVEL, "add_prefix_space": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": next(iter(vocab)),
+            "continuing_subword_prefix": "",
+            "max_input_chars_per_word": _LONGEST_WORD * _LONGEST_WORD,
+            "vocab": vocab,
+        },
+    }
+
+
 _PARTS: dict[str, Callable[[Tokenizer], Parts]] = {
+    "rwkv": _rwkv_parts,
     "llama": _llama_parts,
     "gemma4": _pieces_parts,
     "t5": _unigram_parts,

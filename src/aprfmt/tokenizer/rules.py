@@ -21,6 +21,7 @@ class Rule:
         gpt2_regex: whether the final byte-level step also splits by GPT-2's regex.
         ignore_merges: whether a piece that is a whole token is taken before any merge is tried.
         add_bos: what llama.cpp does when the file does not say.
+        always_bos: whether llama.cpp puts a BOS before every text, whatever the file says.
         nfc: whether the original tokenizers normalise to NFC (llama.cpp itself never does).
         letters: "bytes" for GPT-2's alphabet of bytes; "pieces" for the text itself with U+2581 for spaces and
             `<0xNN>` tokens for what is in no token; "words" for the text itself.
@@ -32,6 +33,7 @@ class Rule:
     ignore_merges: bool = False
     add_bos: bool = False
     nfc: bool = False
+    always_bos: bool = False
     letters: str = "bytes"
     llama: tuple[str, ...] = ()
 
@@ -184,7 +186,7 @@ RULES: dict[str, Rule] = {
     "exaone-moe": Rule((_EXAONE_MOE,)),
     "laguna": Rule((LINES, _QWEN2)),
     "kimi-k2": Rule((_KIMI,), llama=(_KIMI_IN_LLAMA,)),
-    "gemma4": Rule((LINES,), letters="pieces"),
+    "gemma4": Rule((LINES,), letters="pieces", always_bos=True),
     "sarvam-moe": Rule((LINES,), letters="pieces"),
     "whitespace": Rule((r"\S+",), letters="words"),
 }

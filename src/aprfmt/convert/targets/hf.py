@@ -29,8 +29,8 @@ from aprfmt.io.source import is_folder
 from aprfmt.provenance import provenance
 from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
-from aprfmt.tokenizer.hf import chat_templates, is_tokenizer_file, read_files
-from aprfmt.tokenizer.model import NO_VOCABULARY
+from aprfmt.tokenizer.hf import chat_templates, has_vocabulary, is_tokenizer_file, read_files
+from aprfmt.tokenizer.model import NAMED_TEMPLATES, NO_VOCABULARY
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -189,7 +189,8 @@ def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
         return texts
     settings = parse_object(texts.get(SETTINGS, b"{}"), str(c.model.path), SETTINGS, unique=False)
     template = tokenizer.chat_template
-    if chat_templates(texts, settings)[0] == template:
+    stored = chat_templates(texts, settings)[0]
+    if stored == template or (stored is None and template in NAMED_TEMPLATES):
         return texts
     is_set = isinstance(settings.get("chat_template"), str) and TEMPLATE not in texts
     edited = {name: data for name, data in texts.items() if name not in (TEMPLATE, "chat_template.json")}
@@ -216,7 +217,7 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
 def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
     if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
         return {}
-    if "tokenizer.json" in texts or "tokenizer.model" in texts:
+    if has_vocabulary(texts):
         return {}  # the source's own files are carried as they are
     return hf_write.to_hf_files(c.tokenizer, max_length=c.hparams.max_position_embeddings, name=c.info.get("name"))
 

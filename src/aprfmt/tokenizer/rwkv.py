@@ -1,0 +1,127 @@
+"""RWKV's vocabularies: of the text that is left the longest token that it begins with is taken, in bytes.
+
+rwkv_vocab_*.txt    a line a token: its id from 1 on, a Python literal of its text or bytes, its length in bytes
+GGUF                the bytes as Python spells them, without the quotes: letters, \\n, \\x80
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+from aprfmt.errors import CorruptError
+from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprfmt.tokenizer.ranks import BYTE_LETTERS, in_letters
+
+__all__ = ["FILE_NAME", "from_escaped", "is_vocabulary", "read_vocabulary", "splits", "to_escaped", "to_vocabulary"]
+
+FILE_NAME = "rwkv_vocab_v20230424.txt"
+"""The name that other programs look for."""
+END_OF_TEXT = "<s>"
+"""The token of id 0, which the file does not list."""
+_TURN_END = b"\n\n"
+_LONGEST_LINE = 1 << 12
+_LINE = re.compile(r"(\d{1,8}) (b?(?:'.*'|\".*\")) (\d{1,5})", re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+_NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a file of that name is a vocabulary of RWKV."""
+    return name.startswith("rwkv_vocab") and name.endswith(".txt")
+
+
+def read_vocabulary(text: str, path: str, size: int | None) -> Tokenizer:
+    """The tokenizer of a vocabulary file; ids up to `size` (of config.json, 65536 without) are unused pads.
+
+    Raises CorruptError for a line of another form.
+    """
+    tokens = [END_OF_TEXT]
+    lines = text.split("\n")
+    for n, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1):
+        tokens.append(to_escaped(_token(line.removesuffix("\r"), n, path)))
+    if len(set(tokens)) < len(tokens):
+        raise CorruptError("the same token stands in two lines", path=path)
+    n_real, end = len(tokens), to_escaped(_TURN_END)
+    tokens += [f"[PAD{i}]" for i in range(n_real, size if size is not None else 1 << 16)]
+    types = [int(TokenType.NORMAL)] * n_real + [int(TokenType.UNUSED)] * (len(tokens) - n_real)
+    types[0] = int(TokenType.CONTROL)
+    special = {"bos": 0, "eos": 0, **({"eot": tokens.index(end)} if end in tokens else {})}
+    return Tokenizer("rwkv", tokens, types=types, special=special, n_added=1, chat_template="rwkv-world")
+
+
+def _token(line: str, n: int, path: str) -> bytes:
+    match = _LINE.fullmatch(line) if len(line) <= _LONGEST_LINE else None
+    try:
+        value = ast.literal_eval(match[2]) if match is not None else None
+        token = value.encode() if isinstance(value, str) else value
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        token = None
+    if match is None or not isinstance(token, bytes) or len(token) != int(match[3]) or not token:
+        raise CorruptError(f"line {n} is not an id, a Python literal and its length in bytes: {line[:60]!r}", path=path)
+    if int(match[1]) != n:
+        raise CorruptError(f"line {n} has the id {match[1]}: the ids must count from 1 on", path=path)
+    return token
+
+
+def to_escaped(token: bytes) -> str:
+    """The bytes of a token as a GGUF spells them."""
+    return repr(token)[2:-1]
+
+
+def from_escaped(text: str) -> bytes:
+    """The bytes that a token of a GGUF stands for."""
+    data = text.encode("utf-8", "surrogateescape")
+    return _ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else _NAMED.get(m[2], m[2]), data)
+
+
+def to_vocabulary(tok: Tokenizer) -> str:
+    """The vocabulary file of a tokenizer, without id 0 and the pads. The ids of the others must count from 1 on."""
+    lines = []
+    for i, (text, kind) in enumerate(zip(tok.tokens, tok.types, strict=True)):
+        if i > 0 and kind != TokenType.UNUSED:
+            token = from_escaped(text)
+            try:
+                literal = repr(token.decode())
+            except UnicodeDecodeError:
+                literal = repr(token)
+            lines.append(f"{i} {literal} {len(token)}\n")
+    return "".join(lines)
+
+
+# --- tokenizer.json: WordPiece takes the longest token too, and takes time with the square of a word's length ---
+
+_CLASSES = {"L": "A-Za-z", "N": "0-9", "S": " ", "B": "\\n", "T": "\\t\\r", "P": "!-/:-@\\[-`{-~"}
+_OTHER = "O"
+
+
+def splits(tokens: list[bytes]) -> str:
+    """A regex for the places of a text that no token reaches across, empty where there are none."""
+    crossed = set()
+    for token in tokens:
+        # Parts of a code point do not matter, only that something beyond ASCII stands there.
+        kinds = [_class_of(c) for c in token.decode("utf-8", "replace")]
+        crossed |= set(pairwise(kinds))
+    classes = {**_CLASSES, _OTHER: "^\\x00-\\x7f"}
+    free = [(a, b) for a in classes for b in classes if (a, b) not in crossed]
+    return "|".join(f"(?<=[{classes[a]}])(?=[{classes[b]}])" for a, b in free)
+
+
+def _class_of(char: str) -> str:
+    if ord(char) > 0x7F:
+        return _OTHER
+    kinds = {"\n": "B", " ": "S", "\t": "T", "\r": "T"}
+    return kinds.get(char) or ("L" if char.isalpha() else "N" if char.isdigit() else "P" if char.isprintable() else "C")
+
+
+def word_pieces(tok: Tokenizer) -> Mapping[str, int]:
+    """Ids by text in letters of bytes, the pads left out; of equal tokens llama.cpp finds the last."""
+    entries = enumerate(zip(tok.tokens, tok.types, strict=True))
+    return {in_letters(from_escaped(text)): i for i, (text, kind) in entries if kind != TokenType.UNUSED}
+
+
+def missing_bytes(vocabulary: Mapping[str, int]) -> list[int]:
+    """Bytes that are no token: nothing can stand for them."""
+    return [byte for byte, letter in enumerate(BYTE_LETTERS) if letter not in vocabulary]
