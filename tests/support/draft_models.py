@@ -79,6 +79,14 @@ DRAFTED: dict[str, Drafted] = {
     "qwen3_5_moe": Drafted("qwen3_5_moe_text", {"mtp_num_hidden_layers": 1}),
     # As Qwen/Qwen3-Next-80B-A3B-Instruct has them; its config does not count them.
     "qwen3_next": Drafted("qwen3_next", {}),
+    # As LGAI-EXAONE/K-EXAONE-236B-A23B has them.
+    "exaone_moe": Drafted("exaone_moe", NEXTN, options=False),
+    # As CohereLabs/North-Mini-Code-1.0 has them.
+    "cohere2_moe": Drafted("cohere2_moe", NEXTN, options=False),
+    # As inclusionAI/Ling-mini-2.0 has them.
+    "bailing_moe_v2": Drafted(
+        "bailing_moe_v2", NEXTN, own=("eh_proj", "enorm", "hnorm", "final_layernorm"), options=False
+    ),
     # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
     # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.
     "nemotron_h_moe": Drafted("nemotron_h_moe", NEXTN, config={"mtp_hybrid_override_pattern": "*E"}, out_type="f32"),
