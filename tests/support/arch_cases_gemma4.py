@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from arch_cases_common import TIED, UNTIED, Config, family
+from arch_cases_common import MHA, TIED, UNTIED, Config, family
 from arch_models import ArchCase
 
 _S, _F = "sliding_attention", "full_attention"
@@ -33,7 +33,23 @@ _PER_LAYER: Config = {"hidden_size_per_layer_input": 24}
 _SHARING: Config = {**_DENSE, **_PER_LAYER, **_kinds("SFSF"), "num_kv_shared_layers": 2}
 _EXPERTS: Config = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
 
+_GEMMA3N: Config = {**TIED, **_kinds("SSF"), "sliding_window": 8, "num_kv_shared_layers": 0}
+# llama.cpp's deviation is that of a sample: in a wide MLP it is the same.
+_GEMMA3N |= {"intermediate_size": 4096, "activation_sparsity_pattern": [0.95] * 3}
+_FEW = "it computes two sizes of a network only"
+
 CASES: tuple[ArchCase, ...] = (
+    *family("gemma3n_text", "Gemma3n", _GEMMA3N, {
+        "mha": MHA, "untied": UNTIED,
+        "layer_types": {**_kinds("FSSF"), "activation_sparsity_pattern": [0.95] * 4},
+        "deep": {**_kinds("SF" * 6), "activation_sparsity_pattern": None},
+        "theta": {"rope_parameters": {_F: {"rope_type": "default", "rope_theta": 5e5},
+            _S: {"rope_type": "default", "rope_theta": 20000.0}}},
+        "dense": ({"activation_sparsity_pattern": [0.0] * 3}, _FEW), "narrow": ({"laurel_rank": 32}, _FEW),
+        "per_layer": ({"hidden_size_per_layer_input": 32}, _FEW), "capped": ({"final_logit_softcapping": 4.0}, _FEW),
+        "unscaled": ({"altup_correct_scale": False}, _FEW),
+        "sharing": ({**_kinds("SFSF"), "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95] * 4}, _FEW),
+    }, config_class="Gemma3nTextConfig"),
     *family("gemma4_text", "Gemma4", _GEMMA4 | _EXPERTS, {
         "dense": _DENSE,
         "k_eq_v": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},

@@ -44,6 +44,11 @@ _NO_HEAD = "llama.cpp's loader insists on a head"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("granite*_swa/nope", "granite_swa.attention.rope_pattern", _ROPE_PATTERN),
+    Explained(
+        "gemma3n_text*",
+        "gemma3n.activation_sparsity_scale",
+        "llama.cpp reads none: it has one sparsity in the first ten layers, and other networks are refused",
+    ),
     Explained("exaone_moe/tied", "output.weight", _NO_HEAD),
     Explained("mellum/tied", "output.weight", _NO_HEAD),
     Explained(

@@ -190,6 +190,45 @@ def _n_tokens_to(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} has one for each of {vocab} tokens")
 
 
+_KV_LAYERS, _SPARSE_LAYERS, _SPARSITY = 20, 10, 0.95
+"""Gemma 3n in llama.cpp: so many layers have keys and values, so many at the beginning zero this part of their MLP."""
+
+
+def _sparsity(scope: Scope) -> list[float]:
+    return [_SPARSITY if i < _SPARSE_LAYERS else 0.0 for i in range(scope.h.num_layers or 0)]
+
+
+def _sparsity_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _sparsity(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} has a sparsity of {_SPARSITY} in the first {_SPARSE_LAYERS} "
+            "layers, and of 0 in the others"
+        )
+
+
+def _sparsity_fill(scope: Scope) -> list[float]:
+    """What a silent config means: small networks are not sparse."""
+    found = _sparsity(scope)
+    return found if len(found) > _SPARSE_LAYERS else [0.0] * len(found)
+
+
+def _shared_from_20_to(value: object, scope: Scope) -> object:
+    shared, n_layers = as_int(value, scope.name) or 0, scope.h.num_layers or 0
+    if shared != max(0, n_layers - _KV_LAYERS):
+        raise RefusedError(
+            f"{scope.name} is {shared} of {n_layers} layers: llama.cpp's {scope.row.gguf} gives the first "
+            f"{_KV_LAYERS} keys and values of their own"
+        )
+    return _shared_kv_to(value, scope)
+
+
+def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
+    widths = scope.h.extra.get(scope.name)
+    if isinstance(widths, list) and widths.count(widths[0]) != len(widths):
+        raise RefusedError(f"{scope.name} differs between layers: llama.cpp's {scope.row.gguf} has one for all")
+    return None if value is None else [value] * (scope.h.num_layers or 0)
+
+
 # --- windows in layers that a GGUF cannot name ---
 
 _FOURTH = 4
@@ -282,6 +321,9 @@ LAYER_CONVERTERS: dict[str, Converter] = {
     "values_are_keys": Converter(from_gguf=_values_are_keys_from),
     "number_or_0": Converter(lambda value, scope: value or 0, lambda value, scope: value or 0),
     "row_a_token": Converter(_n_tokens_to, _n_tokens_from),
+    "width_a_layer": Converter(_width_a_layer_to),
+    "shared_kv_from_20": Converter(_shared_from_20_to, lambda value, scope: value or 0),
+    "ten_sparse_layers": Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_fill),
     "positive": Converter(lambda value, scope: value or None, lambda value, scope: value or 0),
     "every_fourth_full": Converter(_fourth_full_to, lambda value, scope: _fourth_full(scope), _fourth_full),
     "every_fourth_unchunked": Converter(_fourth_full_to, lambda value, scope: None),

@@ -183,6 +183,7 @@ def plain_dtype(dtype: str, also: Sequence[str] = ()) -> str | None:
 # GGUF tensors of two dims and more that llama.cpp's kernels want in F32 whatever the file's dtype.
 _ALWAYS_F32 = (
     "norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight",
+    "altup_correct_coef.weight", "altup_predict_coef.weight",
     "token_types.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
     "indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
 )  # fmt: skip

@@ -8,6 +8,7 @@ from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     GROUPED,
+    HEAD_DIM,
     RMS_EPS,
     ROPE,
     block,
@@ -31,12 +32,15 @@ _GELU = must_be("hidden_activation", "gelu_pytorch_tanh")
 _TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 
 
-def _attention(kind: str, head_dim: str, kv_heads: str) -> tuple[TensorRow, ...]:
-    """Attention of one kind of layers. Keys and values of a layer that shares them are in some checkpoints, unused."""
+def _attention(kind: str, head_dim: str, kv_heads: str, values: str = REQUIRED) -> tuple[TensorRow, ...]:
+    """Attention of one kind of layers; `values` says whether it has values that are not its keys.
+
+    Keys and values of a layer that shares those of another are in some checkpoints, unused.
+    """
     kv, rows = f"{kv_heads}*{head_dim},hidden", list[TensorRow]()
     for layers, need in ((f"{kind}&!shares_kv", REQUIRED), (f"{kind}&shares_kv", OPTIONAL)):
         bias = "attention_bias" if need == REQUIRED else need
-        separate = "!attention_k_eq_v" if kind == "full_attention" and need == REQUIRED else need
+        separate = values if need == REQUIRED else need
         rows += linear("self_attn.k_proj", "attn_k", kv, bias, need, layers=layers)
         rows += linear("self_attn.v_proj", "attn_v", kv, f"{bias}&{separate}", separate, layers=layers)
         rows += norm("self_attn.k_norm", "attn_k_norm", head_dim, need=need, layers=layers)
@@ -98,9 +102,33 @@ _NORMS = (
     *norm("pre_feedforward_layernorm", "ffn_norm"),
     *norm("post_feedforward_layernorm", "post_ffw_norm"),
 )
-_DOUBLE_WIDE_DIMS = tuple(
-    replace(key, kind="u32[]", via="double_wide") if key.field == "intermediate_size" else key for key in DIMS
-)
+
+
+def _gemma3n_layer() -> tuple[TensorRow, ...]:
+    """What a layer has for four streams of hidden states, of which it computes one, and a learned residual."""
+    n = "altup_num_inputs"
+    return (
+        tensor("altup.correct_output_scale", "altup_correct_scale.weight", "hidden"),
+        *linear("altup.correction_coefs", "altup_correct_coef", f"{n},{n}"),
+        *linear("altup.prediction_coefs", "altup_predict_coef", f"{n}*{n},{n}"),
+        *linear("altup.modality_router", "altup_router", f"{n},hidden"),
+        *norm("altup.router_norm", "altup_router_norm"),
+        *linear("laurel.linear_left", "laurel_l", "laurel_rank,hidden"),
+        *linear("laurel.linear_right", "laurel_r", "hidden,laurel_rank"),
+        *norm("laurel.post_laurel_norm", "laurel_post_norm"),
+    )
+
+
+def _streams(hf: str, gguf: str) -> TensorRow:
+    """A matrix for each stream but the first, which a GGUF stacks."""
+    names = tuple(f"model.{hf}.{i}.weight" for i in range(3))
+    return TensorRow(names, (f"{gguf}.weight",), ("hidden,hidden",), gguf_dims=("3,hidden,hidden",))
+
+
+def _widths(via: str) -> tuple[Key, ...]:
+    return tuple(replace(key, kind="u32[]", via=via) if key.field == "intermediate_size" else key for key in DIMS)
+
+
 _GEMMA4_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -111,9 +139,66 @@ _GEMMA4_DEFAULTS = {
     "attention_bias": False, "sliding_window_pattern": 6, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False, "rope_parameters": _GEMMA4_ROPE,
 }  # fmt: skip
+_GEMMA3N_DEFAULTS = {
+    **_TOKENS, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True, "attention_bias": False, "sliding_window": 512, "sliding_window_pattern": 5,
+    "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+    "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
+    "laurel_rank": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="gemma3n_text",
+        required={"attention.sliding_window": ""},
+        gguf="gemma3n",
+        hf_class="Gemma3nForCausalLM",
+        model_type="gemma3n_text",
+        hf_classes=("Gemma3nForCausalLM", "Gemma3nTextModel"),
+        bare_classes=("Gemma3nTextModel",),
+        model_types=("gemma3n_text",),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *_per_layer_model(),
+            _streams("altup_projections", "altup_proj"),
+            _streams("altup_unembed_projections", "altup_unembd_proj"),
+            *block(
+                *_NORMS,
+                *_attention("sliding_attention", "head_dim", "kv_heads"),
+                *_attention("full_attention", "head_dim", "kv_heads"),
+                *gated_mlp(),
+                *_gemma3n_layer(),
+                *_per_layer_input(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *_widths("width_a_layer"),
+            GROUPED,
+            ROPE,
+            RMS_EPS,
+            HEAD_DIM,
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", constant=30.0),
+            Key("attention.sliding_window", ("sliding_window",)),
+            _LAYERS,
+            Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
+            Key("", ("vocab_size_per_layer_input",), via="row_a_token"),
+            replace(_SHARED_KV, via="shared_kv_from_20"),
+            Key("altup.active_idx", ("altup_active_idx",), constant=0),
+            Key("altup.num_inputs", ("altup_num_inputs",), constant=4),
+            must_be("altup_correct_scale", True),
+            must_be("laurel_rank", 64),
+            Key("", ("activation_sparsity_pattern",), "f32[]", via="ten_sparse_layers"),
+            must_be("attention_bias", False),
+            _GELU,
+        ),
+        nested_rope=True,
+        defaults={"": _GEMMA3N_DEFAULTS},
+    ),
     Architecture(
         id="gemma4_text",
         gguf="gemma4",
@@ -127,7 +212,7 @@ ROWS: tuple[Architecture, ...] = (
             *block(
                 *_NORMS,
                 *_attention("sliding_attention", "head_dim", "kv_heads"),
-                *_attention("full_attention", "global_head_dim", "num_global_key_value_heads"),
+                *_attention("full_attention", "global_head_dim", "num_global_key_value_heads", "!attention_k_eq_v"),
                 *gated_mlp(layers="!double_wide"),
                 *_double_wide(),
                 *_gemma4_experts(),
@@ -138,7 +223,7 @@ ROWS: tuple[Architecture, ...] = (
             *head(),
         ),
         keys=(
-            *_DOUBLE_WIDE_DIMS,
+            *_widths("double_wide"),
             replace(GROUPED, kind="u32[]", via="window_kv_heads"),
             ROPE,
             RMS_EPS,
