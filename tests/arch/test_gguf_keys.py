@@ -9,7 +9,7 @@ from arch_models import ArchCase, all_cases
 from test_keys import config_of
 
 from aprfmt.arch.gguf_keys import ALWAYS, key_problems
-from aprfmt.arch.hparams import from_hf_config, full_key, to_gguf
+from aprfmt.arch.hparams import OF_TENSOR, from_hf_config, full_key, to_gguf
 from aprfmt.arch.table import ARCHITECTURES
 
 BASE = [case for case in all_cases() if not case.llama_cpp_cannot]
@@ -18,8 +18,9 @@ BASE = [case for case in all_cases() if not case.llama_cpp_cannot]
 def written(case: ArchCase) -> dict[str, Any]:
     h, row = from_hf_config(config_of(case)), ARCHITECTURES[case.row]
     kv = {key: value for key, _, value in to_gguf(h, row, vocab_size=512)}
-    # What the tokenizer brings where the network does not.
-    return {"tokenizer.ggml.token_type_count": 2} | kv
+    # What tensors and the tokenizer bring where the config does not.
+    numbers = {full_key(row, key.gguf): 1.0 for key in row.keys if key.via == OF_TENSOR}
+    return {"tokenizer.ggml.token_type_count": 2} | numbers | kv
 
 
 @pytest.mark.parametrize("case", BASE, ids=lambda case: case.id)

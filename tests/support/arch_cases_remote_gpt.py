@@ -19,8 +19,15 @@ _JAIS_13B: dict[str, Any] = {
     **{key: value for key, value in _JAIS.items() if not key.startswith("mup_")},
     "embeddings_scale": 14.6, "scale_qk_dot_by_d": True, "width_scale": 0.11100000000000002,
 }  # fmt: skip
+# As lewtun/talkie-1930-13b-it-hf has them.
+_TALKIE: dict[str, Any] = {
+    "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16, "hidden_size": 64, "intermediate_size": 96,
+    "max_position_embeddings": 512, "num_attention_heads": 4, "num_hidden_layers": 2, "rope_theta": 1000000.0,
+    "tie_word_embeddings": False, "vocab_size": VOCAB,
+}  # fmt: skip
 
 CASES: tuple[ArchCase, ...] = (
     *remote("jais", "JAISLMHeadModel", _JAIS),
     ArchCase("jais/13b", "jais", "", "JAISLMHeadModel", {**_JAIS_13B, "model_type": "jais"}),
+    *remote("talkie", "TalkieForCausalLM", _TALKIE),
 )  # fmt: skip

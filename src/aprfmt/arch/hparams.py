@@ -46,6 +46,9 @@ KEPT = (
 )  # fmt: skip
 """config.json keys, beside those of a row, that are kept in Hyperparams.extra where a config has them."""
 
+OF_TENSOR = "of_tensor"
+"""`via` of a number that a GGUF has as a key and a checkpoint as a tensor, whose name stands for a config.json key."""
+
 _UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
         Key(f.gguf, (*f.hf, *f.rare), f.kind, f.name, via="head_dim" if f.name == "head_dim" else "")
@@ -260,7 +263,9 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     done = {"rope_scaling", "rope_layers", "partial_rotary_factor", "text_of", "head_dim", *_told_by_tensors(row)}
     for scope in _scopes(h, row, defaults):
         key = scope.key
-        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", "by_tensor"):
+        if key.via == OF_TENSOR:
+            done.add(key.hf[0])
+        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", "by_tensor", OF_TENSOR):
             continue
         name = key.hf[0]
         value = h.extra.get(name)
@@ -517,7 +522,7 @@ def _gguf_side(scope: Scope) -> object:
     if allowed and value is not None and ("silu" if value == "swish" else value) not in allowed:
         known = " or ".join(map(repr, allowed[:2]))
         raise RefusedError(
-            f"{key.hf[0]} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}",
+            f"{scope.name} is {value!r:.40}; a GGUF of architecture {scope.row.gguf!r} always means {known}",
             hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
         )
     return CONVERTERS[key.via].to_gguf(value, scope) if key.constant is None else key.constant

@@ -331,4 +331,5 @@ REMOTE: dict[str, Converter] = {
     "listed_kv_heads": Converter(from_gguf=_listed_kv_from),
     "blocks": Converter(from_gguf=_blocks_from, settle=_blocks_settle),
     "block_head_dim": Converter(_block_head_dim_to, default),
+    "of_tensor": Converter(),
 }

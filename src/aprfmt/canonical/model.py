@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from aprfmt.arch import hparams as hp
@@ -21,7 +22,7 @@ from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
-from aprfmt.canonical.rowmap import keeps_dtype
+from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import Piece
@@ -151,10 +152,8 @@ def canonical(
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
-    if row is not None and any(t.link is not None and t.link.row.pack for t in tensors.values()):
-        hparams.extra.setdefault("quantization_config", dict(row.packed_config))
     if row is not None:
-        hp.set_by_tensors(hparams, row, tensors)
+        _complete_from_tensors(row, hparams, tensors, model.convention == "gguf")
     dropped = copies | _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
     known = provenance.read(model)
     warnings += [*known.warnings, *([packs.warning] if packs.warning else [])]
@@ -183,6 +182,31 @@ def canonical(
         part=part,
         packs=packs,
     )
+
+
+def _complete_from_tensors(
+    row: Architecture, hparams: Hyperparams, tensors: dict[str, CanonicalTensor], from_gguf: bool
+) -> None:
+    """What the hyper-parameters have from the tensors, and the tensors from them."""
+    _join_numbers(row, hparams, tensors, from_gguf)
+    if any(t.link is not None and t.link.row.pack for t in tensors.values()):
+        hparams.extra.setdefault("quantization_config", dict(row.packed_config))
+    hp.set_by_tensors(hparams, row, tensors)
+
+
+def _join_numbers(
+    row: Architecture, hparams: Hyperparams, tensors: dict[str, CanonicalTensor], from_gguf: bool
+) -> None:
+    """Numbers that a checkpoint holds as tensors of one value and a GGUF as keys: each becomes the other too."""
+    import numpy as np
+
+    for name in (key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR):
+        number, tensor = hparams.extra.get(name), tensors.get(name)
+        if from_gguf and tensor is None and isinstance(number, int | float):
+            data = np.float32(number).tobytes()
+            tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", (1,), partial(list, (data,))),))
+        elif tensor is not None and n_elements(tensor.shape) == 1:
+            hparams.extra[name] = float(tensor.produced.values().reshape(-1)[0])
 
 
 def _take_factors(row: Architecture, hparams: Hyperparams, kept: Envelope) -> None:

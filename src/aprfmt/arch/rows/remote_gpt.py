@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import HEAD, REQUIRED, Architecture, Key
-from aprfmt.arch.rows.parts import DIMS, EPSILON, block, conv1d, final_norm, hf_names, must_be, norm, rename, tensor
+from aprfmt.arch.row import HEAD, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EPSILON,
+    HEAD_DIM,
+    ROPE,
+    block,
+    conv1d,
+    embedding,
+    final_norm,
+    gated_mlp,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+    tensor,
+)
 
 ROWS: tuple[Architecture, ...] = (
     # As inceptionai/jais-family-590m and core42/jais-13b have it; a GGUF has both scales in the matrices.
@@ -58,5 +74,40 @@ ROWS: tuple[Architecture, ...] = (
                 "tie_word_embeddings": True,
             }
         },
+    ),
+    # As lewtun/talkie-1930-13b-it-hf has it, which rotates the other way round than llama.cpp.
+    Architecture(
+        id="talkie",
+        gguf="talkie",
+        required={"logit_scale": ""},
+        **hf_names("Talkie", "talkie"),
+        gguf_only=(),
+        prefixes=(("lm_head.weight", "lm_head"),),
+        tensors=(
+            embedding("model.embed"),
+            *block(
+                *linear("attn.attn_query", "attn_q", "q,hidden", value="mirror:head_dim"),
+                tensor("attn.head_gain.head_g", "attn_q_norm.weight", "heads", gguf_dims=("heads,1",)),
+                *linear("attn.attn_key", "attn_k", "q,hidden", value="mirror:head_dim"),
+                *linear("attn.attn_value", "attn_v", "q,hidden"),
+                *linear("attn.attn_resid", "attn_output", "hidden,q"),
+                tensor("attn_gain.a_g", "attn_output.scale", "1"),
+                *gated_mlp(names=("mlp_gate", "mlp_linear", "mlp_resid")),
+                tensor("mlp_gain.a_g", "ffn_down.scale", "1"),
+                tensor("embed_skip.a_g", "layer_output_scale.weight", "1"),
+                hf="model.blocks.{n}.",
+            ),
+            tensor("lm_head", "output.weight", "vocab,hidden", HEAD),
+            TensorRow(("lm_head_gain.w_g",), (), ("1",)),
+        ),
+        keys=(
+            *DIMS,
+            ROPE,
+            HEAD_DIM,
+            # The smallest difference to 1 of a float32, which torch takes where nothing is said.
+            Key("attention.layer_norm_rms_epsilon", kind="f32", field="rms_norm_eps", constant=1.1920929e-07),
+            Key("logit_scale", ("lm_head_gain.w_g",), "f32", via="of_tensor"),
+        ),
+        defaults={"": {"tie_word_embeddings": False, "rope_theta": 1000000.0}},
     ),
 )
