@@ -22,6 +22,45 @@ _JAMBA: Config = {
 }
 _LATE: Config = {"expert_layer_period": 3, "expert_layer_offset": 2, "attn_layer_period": 8, "attn_layer_offset": 2}
 
+_KIMI: Config = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "linear_attn_config": {
+        "full_attn_layers": [2], "kda_layers": [1, 3], "head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 4,
+    },
+    "mlp_layer_types": ["sparse"] * 3,
+    "first_k_dense_replace": 0,
+    "moe_router_activation_func": "sigmoid",
+    "pad_token_id": 0,
+}  # fmt: skip
+_KIMI_WIDE: Config = {
+    "linear_attn_config": {
+        "full_attn_layers": [1, 3], "kda_layers": [2], "head_dim": 32, "num_heads": 4, "short_conv_kernel_size": 3,
+    },
+    "n_shared_experts": 2,
+    "v_head_dim": 12,
+    "qk_nope_head_dim": 8,
+}  # fmt: skip
+
+_KIMI_PUBLISHED: Config = {
+    **{key: value for key, value in _KIMI.items() if key not in ("mlp_layer_types", "num_local_experts")},
+    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "model_max_length": 512, "num_experts": 4, "num_experts_per_token": 2,
+    "num_expert_group": 1, "topk_group": 1, "num_shared_experts": 1, "moe_layer_freq": 1, "moe_renormalize": True,
+    "mla_use_nope": True, "first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rope_scaling": None,
+    "rope_theta": 10000.0, "use_grouped_topk": True, "tie_word_embeddings": False, "model_type": "kimi_linear",
+    "bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCAB,
+}  # fmt: skip
+"""As moonshotai/Kimi-Linear-48B-A3B-Instruct has it, with its dense first layer."""
+
 _ORIGINAL: Config = {
     "model_type": "mamba", "d_model": 64, "n_layer": 2, "vocab_size": VOCAB, "ssm_cfg": {}, "rms_norm": True,
     "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8, "tie_word_embeddings": True,
@@ -38,6 +77,11 @@ CASES: tuple[ArchCase, ...] = (
         "tied": TIED | {"mamba_d_state": 8, "mamba_dt_rank": 5, "mamba_d_conv": 3}, "late": _LATE | MHA,
         "dense": {"num_experts": 1, "num_experts_per_tok": 1},
     }),
+    *family("kimi_linear", "KimiLinear", _KIMI, {
+        "wide": _KIMI_WIDE,
+        "low-rank": ({"q_lora_rank": 20}, "its loader reads no q_lora_rank, and so takes it for 0"),
+    }),
+    ArchCase("kimi_linear/published", "kimi_linear", "", "KimiLinearForCausalLM", _KIMI_PUBLISHED),
     ArchCase(
         "mamba/original", "mamba", "", "MambaLMHeadModel", _ORIGINAL,
         wrapped=True,  # under other names than the row's

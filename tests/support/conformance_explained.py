@@ -120,6 +120,7 @@ EXPLAINED: tuple[Explained, ...] = (
         "the converter takes all layers for state-space ones and leaves out the rotary order of Q and K",
     ),
     Explained("granitemoehybrid*", "granitehybrid.context_length", _UNBOUNDED),
+    Explained("kimi_linear*", "kimi-linear.rope.freq_base", "there are no rotated positions"),
     Explained("bamba*", "granitehybrid.rope.dimension_count", _HALF_ROTATED),
     Explained("bamba*", "blk.*.attn_[qk].*", _HALF_ROTATED),
     Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),

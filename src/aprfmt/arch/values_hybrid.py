@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
-from aprfmt.arch.fields import as_int
+from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.grammar import layer_kinds
+from aprfmt.errors import RefusedError
 
 
 def _attending(scope: Scope) -> list[int] | None:
@@ -42,9 +46,78 @@ def _padded_settle(value: object, scope: Scope) -> object:
     return DEFAULT if vocab is None else -(-vocab // multiple) * multiple
 
 
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_KDA_CONFIG = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+def _kinds_of(full: Collection[int], n_layers: int) -> list[str]:
+    return [_FULL if i in full else _LINEAR for i in range(n_layers)]
+
+
+def _latent_layers_to(value: object, scope: Scope) -> list[int] | None:
+    """Key-value heads by layer, as the runtime sees them: one in the layers of latent attention."""
+    kinds = layer_kinds(scope.h.extra, scope.h.num_layers)
+    return None if kinds is None else [int(kind == _FULL) for kind in kinds]
+
+
+def _kda_layers_settle(value: object, scope: Scope) -> object:
+    """By the list of the attending layers, counted from 1; by every fourth where nothing says it."""
+    n_layers = scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    listed = as_mapping(scope.h.extra.get("linear_attn_config")).get("full_attn_layers")
+    if listed is None:
+        return _kinds_of(range(4, n_layers, 4), n_layers)
+    return _kinds_of([i - 1 for i in listed if isinstance(i, int)] if isinstance(listed, list) else [], n_layers)
+
+
+def _kda_layers_from(value: object, scope: Scope) -> object:
+    found, n_layers = _attending(scope), scope.h.num_layers
+    return DEFAULT if found is None or n_layers is None else _kinds_of(found, n_layers)
+
+
+def _kda_config(value: object, scope: Scope) -> object:
+    """The object in which Kimi's own code, and llama.cpp's converter, look for what transformers has beside it."""
+    kinds = layer_kinds(scope.h.extra)
+    if kinds is None:
+        return DEFAULT
+    numbers = {name: scope.h.extra.get(key) for name, key in _KDA_CONFIG.items()}
+    full = [i + 1 for i, kind in enumerate(kinds) if kind == _FULL]
+    kda = [i + 1 for i, kind in enumerate(kinds) if kind != _FULL]
+    return {**as_mapping(value), **numbers, "full_attn_layers": full, "kda_layers": kda}
+
+
+def _kda_heads_to(value: object, scope: Scope) -> None:
+    if value != scope.h.num_heads:
+        raise RefusedError(
+            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} has as many heads in every layer, "
+            f"{scope.h.num_heads} by num_attention_heads"
+        )
+
+
+def _one_group_to(value: object, scope: Scope) -> None:
+    if value not in (None, 1):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} chooses experts without groups")
+
+
+def _no_low_rank_to(value: object, scope: Scope) -> None:
+    if value is not None:
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} loads queries of full rank only")
+
+
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
     "expert_period": Converter(nothing, _expert_period_from),
+    "latent_layers": Converter(_latent_layers_to, lambda value, scope: scope.h.num_heads),
+    "kda_layers": Converter(nothing, _kda_layers_from, settle=_kda_layers_settle),
+    "kda_config": Converter(nothing, _kda_config, settle=_kda_config),
+    "kda_heads": Converter(_kda_heads_to, lambda value, scope: scope.h.num_heads),
+    "one_group": Converter(_one_group_to, lambda value, scope: 1),
+    "no_low_rank": Converter(_no_low_rank_to, lambda value, scope: value),
     "padded_vocab": Converter(settle=_padded_settle),
 }

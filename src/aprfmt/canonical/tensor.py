@@ -186,6 +186,9 @@ _ALWAYS_F32 = (
     "altup_correct_coef.weight", "altup_predict_coef.weight",
     "token_types.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
     "indexer.proj.weight", "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
+    "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight",
+    "time_mix_first.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
 )  # fmt: skip
 
 

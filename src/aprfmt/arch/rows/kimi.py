@@ -1,0 +1,133 @@
+"""Rows of the architecture table: Kimi's delta attention, with latent attention in every few layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EXPERTS,
+    GROUPED,
+    RMS_EPS,
+    SILU,
+    VOCAB,
+    experts,
+    gated_mlp,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    rename,
+    tensor,
+)
+from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
+from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, shared_expert
+
+_KDA, _ATTENTION = "linear_attention", "full_attention"
+_HEADS, _SIZE, _KERNEL = "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"
+_INNER = f"{_HEADS}*{_SIZE}"
+
+
+def delta_attention(*gates: TensorRow, hf: str = "self_attn.") -> tuple[TensorRow, ...]:
+    """A delta net whose state decays channel by channel; each of Q, K and V goes through a convolution of its own."""
+    wide = f"{_INNER},1,{_KERNEL}"
+    rows = (
+        *(
+            tensor(f"{n}_conv1d.weight", f"ssm_conv1d_{n}.weight", wide, gguf_dims=(f"1,{wide}",))
+            for n in ("q", "k", "v")
+        ),
+        *(row for n in ("q", "k", "v") for row in linear(f"{n}_proj", f"attn_{n}", f"{_INNER},hidden")),
+        *gates,
+        *linear("b_proj", "ssm_beta", f"{_HEADS},hidden"),
+        tensor("dt_bias", "ssm_dt.bias", _INNER),
+        *norm("o_norm", "ssm_norm", _SIZE),
+        *linear("o_proj", "attn_output", f"hidden,{_INNER}"),
+    )
+    return tuple(replace(row, hf=tuple(hf + name for name in row.hf), layers=_KDA) for row in rows)
+
+
+def _low_rank(name: str) -> tuple[TensorRow, ...]:
+    """A projection by way of as many values as a head has."""
+    return (
+        *linear(f"{name}_a_proj", f"ssm_{name}_a", f"{_SIZE},hidden"),
+        *linear(f"{name}_b_proj", f"ssm_{name}_b", f"{_INNER},{_SIZE}"),
+    )
+
+
+_MLA = tuple(replace(row, layers=_ATTENTION) for row in latent_attention())
+_MOE = (
+    *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+    tensor("block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
+    *shared_expert("block_sparse_moe.shared_experts", "num_shared_experts*moe_ffn", layers="moe"),
+    *gated_mlp(layers="dense"),
+)
+_COUNT, _USED, _WIDTH = EXPERTS
+_SIZES = (
+    *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")),
+    replace(GROUPED, kind="i32[]", via="latent_layers"),
+    RMS_EPS,
+    *rename(
+        (_COUNT, _USED),
+        num_experts=("num_experts", "num_local_experts"),
+        num_experts_per_tok=("num_experts_per_token", "num_experts_per_tok"),
+    ),
+    Key("expert_group_count", ("num_expert_group", "n_group"), via="one_group"),
+    Key("expert_group_used_count", ("topk_group",), via="absent_1"),
+    SIGMOID,
+    must_be("moe_router_activation_func", "sigmoid"),
+    must_be("moe_layer_freq", 1),
+    VOCAB,
+    Key("ssm.conv_kernel", (_KERNEL, "linear_attn_config.short_conv_kernel_size")),
+    Key("kda.head_dim", (_SIZE, "linear_attn_config.head_dim")),
+    Key("", (_HEADS, "linear_attn_config.num_heads"), via="kda_heads"),
+    Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+    Key("attention.key_length", via="mla_key_width"),
+    Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
+    Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
+    Key("rope.dimension_count", ("qk_rope_head_dim",)),
+    must_be("mla_use_nope", True),
+    _WIDTH,
+    Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")),
+    DENSE_LAYERS,
+    Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),
+    WEIGHTS_SCALE,
+    Key("", ("layer_types",), via="kda_layers"),
+    Key("", ("linear_attn_config",), via="kda_config"),
+)
+_DEFAULTS = {
+    "hidden_act": "silu", "num_key_value_heads": 32, "num_experts": 256, "num_experts_per_token": 8,
+    "num_shared_experts": 1, "routed_scaling_factor": 2.446, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "qk_nope_head_dim": 128, "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True,
+    "model_max_length": 1048576, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False,
+    "moe_intermediate_size": 1024, _SIZE: 128, _HEADS: 32, _KERNEL: 4, "pad_token_id": 163839,
+    "bos_token_id": 163584, "eos_token_id": 163586,
+}  # fmt: skip
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="kimi_linear",
+        gguf="kimi-linear",
+        **hf_names("KimiLinear", "kimi_linear"),
+        required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": ""},
+        gguf_only=(),
+        tensors=moe_decoder(
+            *delta_attention(
+                *_low_rank("f"), *_low_rank("g"), tensor("A_log", "ssm_a", f"1,1,{_HEADS},1", value="minus_exp")
+            ),
+            *_MLA,
+            *_MOE,
+            *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
+        ),
+        keys=(
+            *_SIZES,
+            Key("attention.q_lora_rank", ("q_lora_rank",), via="no_low_rank"),
+            Key("attention.value_length", ("head_dim",), field="head_dim"),
+            must_be("moe_renormalize", True),
+            must_be("attention_bias", False),
+            SILU,
+        ),
+        head_always=True,
+        defaults={"": _DEFAULTS},
+    ),
+)
