@@ -97,16 +97,12 @@ def test_value_maps() -> None:
 
 def test_value_maps_with_a_number() -> None:
     values, rows = np.array([[1.0, -2.0], [0.5, 3.0], [4.0, 0.0]], np.float32), np.array([0, 3, 5])
-    assert (map_values("times:0.25", values, rows) == values * np.float32(0.25)).all()
-    assert (map_values("times:0.25", values, rows, inverse=True) == values * 4).all()
     turned = map_values("mirror:4", values, rows)  # rows 2, 3, 6, 7, ... are second halves
     assert turned.tolist() == [[1.0, -2.0], [-0.5, -3.0], [4.0, 0.0]]
     assert (map_values("mirror:4", turned, rows, inverse=True) == values).all()
 
 
-@pytest.mark.parametrize(
-    "value", ["times:0", "times:inf", "times:nan", "times:", "mirror:0", "mirror:-4", "plus:1", "x"]
-)
+@pytest.mark.parametrize("value", ["times:2", "mirror:", "mirror:0", "mirror:-4", "plus:1", "x"])
 def test_what_is_no_value_map(value: str) -> None:
     with pytest.raises(ValueError, match=r"map of values|could not convert"):
         check_value_map(value)

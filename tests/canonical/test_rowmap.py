@@ -106,6 +106,23 @@ def test_absorbed_attention() -> None:
     both_ways([x], [k, v_b], orders=(("deal", (heads, nope, v)),), after_transposed=(True, False))
 
 
+def test_rows_are_multiplied_run_by_run() -> None:
+    x = floats(6, 5)
+    wanted = np.concatenate([x[:2] * np.float32(0.5) * np.float32(4), x[2:3], x[3:] * np.float32(0.25)])
+    scales = ((2, (0.5, 4.0)), (1, ()), (3, (0.25,)))
+    both_ways([x], [wanted], scales=scales)
+    both_ways([x.reshape(3, 2, 5).swapaxes(0, 1).reshape(6, 5)], [wanted], orders=(("swap", (1, 2, 3)),), scales=scales)
+    both_ways([x], [wanted[:4], wanted[4:]], scales=scales)
+    bias = floats(6)
+    both_ways([bias], [bias * np.float32(2)], scales=((6, (2.0,)),))
+    with pytest.raises(RefusedError):
+        RowMap((x.shape,), (x.shape,), scales=((5, (2.0,)),)).check("x")
+    body = RowMap((x.shape,), (x.shape,), scales=((6, (2.0,)),)).to_json()
+    for number in (0, float("nan"), "2"):
+        with pytest.raises((ValueError, RefusedError)):
+            RowMap.from_json(body | {"scales": [[6, number]]}, "x")
+
+
 def test_columns() -> None:
     x = floats(4, 12)
     want = x.reshape(4, 2, 3, 2).swapaxes(1, 2).reshape(4, 12)

@@ -22,6 +22,25 @@ _JAMBA: Config = {
 }
 _LATE: Config = {"expert_layer_period": 3, "expert_layer_offset": 2, "attn_layer_period": 8, "attn_layer_offset": 2}
 
+_FALCON: Config = {
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "embedding_multiplier": 5.656854249492381,
+    "lm_head_multiplier": 0.3,
+    "mlp_multipliers": [0.88, 1.27],
+    "key_multiplier": 0.39,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9375,
+    "ssm_multipliers": [0.35, 0.25, 0.7, 0.9, 1.2],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+}
+_NORMED: Config = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
+
 _KIMI: Config = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 4,
@@ -76,6 +95,14 @@ CASES: tuple[ArchCase, ...] = (
     *family("jamba", "Jamba", _JAMBA, {
         "tied": TIED | {"mamba_d_state": 8, "mamba_dt_rank": 5, "mamba_d_conv": 3}, "late": _LATE | MHA,
         "dense": {"num_experts": 1, "num_experts_per_tok": 1},
+    }),
+    *family("falcon_h1", "FalconH1", _FALCON, {
+        "tied": TIED | MHA | {"lm_head_multiplier": 2.0, "embedding_multiplier": 2.0, "mamba_n_groups": 1},
+        "normed": _NORMED | {"mlp_bias": True, "head_dim": 24},
+        "plain": {"mamba_d_ssm": None, "mlp_multipliers": None, "mamba_n_heads": 8},
+        "norm-first": ({"mamba_rms_norm": True}, "its mixer normalises behind the gate"),
+        "biases": (ATTENTION_BIAS, "its graph leaves out the bias of the attention output"),
+        "two-multipliers": (TIED, "its head is the embedding with that multiplier"),
     }),
     *family("kimi_linear", "KimiLinear", _KIMI, {
         "wide": _KIMI_WIDE,

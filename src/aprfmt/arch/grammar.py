@@ -19,9 +19,11 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
+from aprfmt.arch.fields import as_float
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture
+from aprfmt.errors import CorruptError
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*)"
 _SIZE = rf"{_ATOM}(?:[-+*/]{_ATOM})*"
@@ -280,6 +282,43 @@ LAYER_KINDS = frozenset(
     ("full_attention", "sliding_attention", "attention", "linear_attention", "mamba", "conv", "mlp", "moe")
 )
 """Words of a config's `layer_types` that rows tell apart; `kind=moe` is the kind, `moe` alone the rule."""
+
+# --- numbers ---
+
+
+def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
+    """The number of FACTORS, or of the config: "key", or "key.i" of a list; 1 where nothing is said.
+
+    Raises CorruptError for what is no number, or 0.
+    """
+    if word in FACTORS:
+        return FACTORS[word](h, layer or 0)
+    name, _, index = word.partition(".")
+    value = h.extra.get(name)
+    if index and value is not None:
+        value = value[int(index)] if isinstance(value, list) and int(index) < len(value) else "nothing"
+    number = as_float(value, word)
+    if number == 0:
+        raise CorruptError(f"{word} is 0, which no tensor can be divided by")
+    return 1.0 if number is None else number
+
+
+@cache
+def factor_names(arch: Architecture) -> frozenset[str]:
+    """The config keys that rows of the family's tensors are multiplied by."""
+    runs = (run.partition(":")[2] for row in arch.tensors for run in row.scale)
+    words = (word for run in runs for word in run.replace("*", ",").split(","))
+    return frozenset(word.partition(".")[0] for word in words if word not in FACTORS)
+
+
+def _rescaled(h: Hyperparams, layer: int) -> float:
+    """RWKV halves what it adds to the residual once more every few layers."""
+    step = _int(h, "rescale_every")
+    return 0.5 ** (layer // step) if step > 0 else 1.0
+
+
+FACTORS: dict[str, Callable[[Hyperparams, int], float]] = {"rescaled": _rescaled}
+"""Word of a `scale` -> the number of a layer; any other word is a config.json key."""
 
 # --- needs ---
 

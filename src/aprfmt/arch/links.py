@@ -15,12 +15,13 @@ and GGUF's llama neighbours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 
-from aprfmt.arch.grammar import evaluate, has_layer, parse_order, shape_of, sizes_of
+from aprfmt.arch.grammar import evaluate, factor_of, has_layer, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
 from aprfmt.arch.row import PLUS_ROW, Architecture, TensorRow
@@ -32,6 +33,9 @@ from aprfmt.types import Array, Shape
 
 Order = tuple[str, tuple[int, ...]]
 """A name of ORDERS and its integers."""
+
+Scale = tuple[int, tuple[float, ...]]
+"""Number of rows, and what they are multiplied by."""
 
 
 def _swap(rows: Array, args: Sequence[int]) -> Array:
@@ -134,9 +138,8 @@ VALUES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
 }
 """Name -> (Hugging Face values to GGUF values, and back), float32 to float32."""
 
-ARGUED = ("times", "mirror")
-"""Maps of values that take a number, behind a colon: "times:0.5" multiplies, "mirror:16" turns the sign of the second
-half of each 16 rows."""
+MIRROR = "mirror"
+"""A map of values with a number behind a colon: "mirror:16" turns the sign of the second half of each 16 rows."""
 
 
 def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False) -> Array:
@@ -144,10 +147,7 @@ def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False)
     import numpy as np
 
     name, _, argument = value.partition(":")
-    if name == "times":
-        factor = np.float32(float(argument))
-        return values / factor if inverse else values * factor
-    if name == "mirror":
+    if name == MIRROR:
         size = int(argument)
         return values * np.where(rows % size < size // 2, 1, -1).astype(np.float32)[:, None]
     return VALUES[name][int(inverse)](values)
@@ -157,9 +157,7 @@ def check_value_map(value: str) -> None:
     """Raises ValueError for what is no map of values."""
     name, colon, argument = value.partition(":")
     if colon:
-        number = float(argument)
-        good = name == "times" and 0 < abs(number) < float("inf")
-        good = good or (name == "mirror" and argument.isdecimal() and int(argument) > 0)
+        good = name == MIRROR and argument.isdecimal() and int(argument) > 0
     else:
         good = value in ("", *VALUES, PLUS_ROW)
     if not good:
@@ -181,7 +179,7 @@ class RowMap:
     1. each `before` tensor is transposed if `transposed`, and all of them are laid end to end as rows of
        `row_elements` values, without the first `skip` rows;
     2. row i of the result is row `indices(orders)[i]`, and column j of each row column `indices(columns)[j]`;
-    3. `value` maps the values;
+    3. `value` maps the values; the rows of each run of `scales` are multiplied by its numbers, one after the other;
     4. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
 
     Each step is a bijection (skipped rows come back as zeros), so the way back follows from the same data. Where only
@@ -193,6 +191,7 @@ class RowMap:
         transposed: whether the last two dimensions of the `before` tensors are swapped first.
         after_transposed: the same for each of the `after` tensors, last; empty for none of them.
         value, pack, flat: as in TensorRow.
+        scales: (rows, numbers) of each run of rows, in the order of the GGUF side; empty: no row is multiplied.
         skip: number of first rows that the GGUF side does not have.
     """
 
@@ -206,11 +205,17 @@ class RowMap:
     pack: str = ""
     flat: bool = False
     skip: int = 0
+    scales: tuple[Scale, ...] = ()
+
+    @property
+    def maps_values(self) -> bool:
+        """Whether values change, so that they are computed in F32."""
+        return bool(self.value or self.scales)
 
     @property
     def moves_rows_only(self) -> bool:
         """Whether stored rows stay whole, so that quantized blocks can be moved."""
-        return not (self.columns or self.transposed or any(self.after_transposed) or self.value or self.pack)
+        return not (self.columns or self.transposed or any(self.after_transposed) or self.maps_values or self.pack)
 
     @property
     def is_plain(self) -> bool:
@@ -246,6 +251,8 @@ class RowMap:
         whole = self.row_elements
         if whole == 0 or any(prod(shape) % whole for shape in (*self.before, *self.after)):
             raise RefusedError(f"{_shapes(self.after)} cannot be cut into rows of {whole} values", tensor=tensor)
+        if self.scales and (sum(rows for rows, _ in self.scales) != self.n_rows or any(self.after_transposed)):
+            raise RefusedError(f"{self.n_rows} rows cannot be multiplied run by run as the row map says", tensor=tensor)
         try:
             for order in self.orders:
                 check_order(order, self.n_rows)
@@ -265,6 +272,7 @@ class RowMap:
             "transposed": self.transposed,
             "flat": self.flat,
             "skip": self.skip,
+            "scales": [[rows, *numbers] for rows, numbers in self.scales],
             "after_transposed": any(self.after_transposed) and list(self.after_transposed),
             "value": self.value,
             "pack": self.pack,
@@ -287,6 +295,7 @@ class RowMap:
             str(body.get("pack", "")),
             body.get("flat") is True,
             _size(body.get("skip", 0)),
+            _read_scales(body.get("scales", [])),
         )
         check_value_map(row_map.value)
         if row_map.pack not in ("", "mxfp4"):
@@ -327,6 +336,16 @@ def _read_shapes(value: object) -> tuple[Shape, ...]:
         runs.append((_size(number), tuple(map(_size, _list(shape)))))
     _size(sum(number for number, _ in runs), MAX_TENSORS)
     return tuple(shape for number, shape in runs for _ in range(number))
+
+
+def _read_scales(value: object) -> tuple[Scale, ...]:
+    found = []
+    for scale in _list(value):
+        rows, *numbers = _list(scale)
+        if not all(isinstance(number, int | float) and math.isfinite(number) and number for number in numbers):
+            raise ValueError("rows are multiplied by numbers other than 0")
+        found.append((_size(rows), tuple(float(str(number)) for number in numbers)))
+    return tuple(found)
 
 
 def _read_orders(value: object) -> tuple[Order, ...]:
@@ -380,10 +399,8 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         return tuple((name, tuple(map(size, args))) for name, args in map(parse_order, texts))
 
     def value() -> str:
-        name, colon, argument = row.value.partition(":")
-        if name == "mirror":
-            return f"mirror:{size(argument)}"
-        return row.value if not colon else _factor(h, argument, hf[0])
+        name, _, argument = row.value.partition(":")
+        return f"{MIRROR}:{size(argument)}" if name == MIRROR else row.value
 
     before, after = _both_sides(row, hf, gguf, sizes, shapes)
     row_map = RowMap(
@@ -398,26 +415,26 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         row.flat,
         size(row.skip) if row.skip else 0,
     )
+    if row.scale:
+        row_map = replace(row_map, scales=_scales(row, h, layer, row_map.n_rows, size))
     if not row.pack:
         row_map.check(hf[0])
     return Link(row, hf, gguf, row_map)
 
 
-def factors(arch: Architecture) -> list[str]:
-    """The config.json keys that tensors of the family are multiplied with on their way to a GGUF."""
-    arguments = (row.value.partition("times:")[2] for row in arch.tensors)
-    return [key for argument in arguments if argument for key in argument.split("*")]
-
-
-def _factor(h: Hyperparams, keys: str, tensor: str) -> str:
-    """The map that multiplies with a product of config.json values, absent ones being 1; "" for a product of 1."""
-    factor = 1.0
-    for key in keys.split("*"):
-        number = h.extra.get(key)
-        factor *= float(number) if isinstance(number, int | float) else 1.0
-    if not 0 < abs(factor) < float("inf"):
-        raise RefusedError(f"{keys} is {factor:g}, with which it cannot be multiplied", tensor=tensor)
-    return "" if factor == 1 else f"times:{factor!r}"
+def _scales(
+    row: TensorRow, h: Hyperparams, layer: int | None, n_rows: int, size: Callable[[str], int]
+) -> tuple[Scale, ...]:
+    """What the rows of a tensor are multiplied by; empty where it is 1 throughout."""
+    runs: list[Scale] = []
+    left = n_rows
+    for text in row.scale:
+        rows, _, numbers = text.partition(":")
+        count = size(rows) if rows else left
+        factors = [math.prod(factor_of(word, h, layer) for word in n.split("*")) for n in numbers.split(",")]
+        runs.append((count, tuple(factor for factor in factors if factor != 1)))
+        left -= count
+    return tuple(runs) if any(numbers for _, numbers in runs) else ()
 
 
 _NO_DIMS = "the source lacks dimensions: give the config.json, or set them with apr stamp"

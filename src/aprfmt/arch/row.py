@@ -43,8 +43,11 @@ class TensorRow:
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), or PLUS_ROW; "times:KEY*KEY" multiplies
-            with config.json values, "mirror:SIZE" turns the sign of the second half of each SIZE rows.
+        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), or PLUS_ROW; "mirror:SIZE" turns the sign
+            of the second half of each SIZE rows.
+        scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a
+            number is a config key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all that
+            are left.
         pack: name of a packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
@@ -63,6 +66,7 @@ class TensorRow:
     transposed: bool = False
     gguf_transposed: tuple[bool, ...] = ()
     value: str = ""
+    scale: tuple[str, ...] = ()
     pack: str = ""
     flat: bool = False
     count: str = "experts"

@@ -109,6 +109,32 @@ def _no_low_rank_to(value: object, scope: Scope) -> None:
         raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} loads queries of full rank only")
 
 
+def _inner_width_settle(value: object, scope: Scope) -> object:
+    """The width of a mixer: null means the expansion of the hidden size."""
+    expand, hidden = scope.size("mamba_expand"), scope.h.hidden_size
+    return expand * hidden if value is None and expand and hidden else DEFAULT
+
+
+def _head_width_settle(value: object, scope: Scope) -> object:
+    inner, heads = scope.size("mamba_d_ssm"), scope.size("mamba_n_heads")
+    return inner // heads if value in (None, "auto") and inner and heads else DEFAULT
+
+
+def _norm_behind_gate_to(value: object, scope: Scope) -> None:
+    if value and scope.config("mamba_rms_norm"):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} normalises what the gate lets through, not before it"
+        )
+
+
+def _tied_multiplier_to(value: object, scope: Scope) -> None:
+    if scope.h.tied and value != scope.h.extra.get("lm_head_multiplier"):
+        raise RefusedError(
+            f"embedding_multiplier is {value} and lm_head_multiplier {scope.h.extra.get('lm_head_multiplier')}: a GGUF "
+            "has them in the weights, and here both are of the one embedding"
+        )
+
+
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
@@ -119,5 +145,9 @@ HYBRID: dict[str, Converter] = {
     "kda_heads": Converter(_kda_heads_to, lambda value, scope: scope.h.num_heads),
     "one_group": Converter(_one_group_to, lambda value, scope: 1),
     "no_low_rank": Converter(_no_low_rank_to, lambda value, scope: value),
+    "inner_width": Converter(settle=_inner_width_settle),
+    "heads_of_width": Converter(nothing, _head_width_settle, settle=_head_width_settle),
+    "norm_behind_gate": Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm")),
+    "tied_multiplier": Converter(_tied_multiplier_to),
     "padded_vocab": Converter(settle=_padded_settle),
 }

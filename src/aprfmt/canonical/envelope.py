@@ -139,9 +139,12 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
     """
     out: Corrections = {}
     for link in links:
-        if not (link.row_map.value or link.row_map.skip) or len(link.hf) != 1:
+        row_map = link.row_map
+        if not (row_map.maps_values or row_map.skip) or len(link.hf) != 1:
             continue
         tensor = tensors[link.hf[0]]
+        if row_map.scales and not row_map.value and tensor.dtype in ("F16", "BF16"):
+            continue  # a product in F32 and its quotient round to the same half
         if tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES:
             continue
         original = _bits(tensor.produced.data(), tensor.dtype)

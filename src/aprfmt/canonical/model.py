@@ -12,9 +12,10 @@ from pathlib import Path
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.converter import check_layers
-from aprfmt.arch.grammar import FIELD_OF_SIZE, has_layer, is_needed
+from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_needed
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.links import Link, factors, find_link, link_of
+from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import OPTIONAL, Architecture
@@ -148,7 +149,7 @@ def canonical(
         kept, warning = envelope.read_envelope(gguf.parts[0].kv)
         warnings += [warning] if warning else []
         if kept is not None and row is not None:
-            _take_factors(row, hparams, kept)
+            _take_factors(hparams, row, kept)
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
@@ -209,14 +210,10 @@ def _join_numbers(
             hparams.extra[name] = float(tensor.produced.values().reshape(-1)[0])
 
 
-def _take_factors(row: Architecture, hparams: Hyperparams, kept: Envelope) -> None:
-    """What the matrices of a GGUF were multiplied with, so that they and the config come back together."""
-    told = kept.metadata.get(hp.EXTRA_KEY)
-    if not isinstance(told, Mapping):
-        return
-    for key in factors(row):
-        if isinstance(number := told.get(key), int | float):
-            hparams.extra[key] = number
+def _take_factors(hparams: Hyperparams, row: Architecture, kept: Envelope) -> None:
+    """What the weights of a GGUF were multiplied by, as the envelope tells; without one it counts as part of them."""
+    told = as_mapping(kept.metadata.get(hp.EXTRA_KEY))
+    hparams.extra |= {name: told[name] for name in factor_names(row) if name in told}
 
 
 def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:

@@ -87,7 +87,7 @@ def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     if row_map.pack:
         return True
     dtypes = {piece.dtype for piece in pieces}
-    if len(dtypes) > 1 or row_map.value:
+    if len(dtypes) > 1 or row_map.maps_values:
         return False
     row = DTYPES[dtypes.pop()]
     if row.kind == "plain" or (row_map.is_plain and len(pieces) == 1):
@@ -113,7 +113,8 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     if row_map.pack:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
     counts = row_map.value == PLUS_ROW and all(piece.dtype in _INTEGERS for piece in pieces)
-    if not (counts or keeps_dtype(pieces, row_map)) and (row_map.value == "" or any(p.dtype != "F32" for p in pieces)):
+    mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
+    if not (counts or mapped or keeps_dtype(pieces, row_map)):
         pieces = [_floats(piece) for piece in pieces]
     dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
     if row_map.is_plain or prod(shape) == 0:
@@ -217,17 +218,22 @@ class _Run:
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
         value, first = row_map.value, self.rows.start
+        factors = _factors(row_map) if row_map.scales else None
 
         def make(part: Array, start: int) -> Buffer:
             block = _take(lines, part, row_elements)
+            there = np.arange(first + start, first + start + len(part))
+            if factors is not None and inverse:
+                block = _scaled(block, factors[:, part], inverse)
             block = block if columns is None else block[:, columns]
             if value == PLUS_ROW:
                 block = block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype)
             elif value:
-                rows = np.arange(first + start, first + start + len(part)) if inverse else part
+                rows = there if inverse else part
                 block = map_values(value, block, rows, inverse=inverse).astype(np.float32, copy=False)
-            block = block.T if transposed else block
-            return _bytes(block)
+            if factors is not None and not inverse:
+                block = _scaled(block, factors[:, there], inverse)
+            return _bytes(block.T if transposed else block)
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
         row_bytes = row_elements * lines[0].element.itemsize
@@ -235,6 +241,23 @@ class _Run:
         for start in range(0, len(index), step):
             part = index[start : start + step]
             yield Job(len(part) * row_bytes, partial(make, part, start))
+
+
+def _factors(row_map: RowMap) -> Array:
+    """What each row of the GGUF side is multiplied by in turn: float32 [numbers, rows]."""
+    import numpy as np
+
+    runs = [rows for rows, _ in row_map.scales]
+    most = max(len(numbers) for _, numbers in row_map.scales)
+    padded = [(*numbers, *[1.0] * (most - len(numbers))) for _, numbers in row_map.scales]
+    return np.repeat(np.array(padded, np.float32).T, runs, axis=1)
+
+
+def _scaled(block: Array, factors: Array, inverse: bool) -> Array:
+    """Rows times their factors, one after the other, or divided by them from the last to the first."""
+    for numbers in factors[::-1] if inverse else factors:
+        block = block / numbers[:, None] if inverse else block * numbers[:, None]
+    return block
 
 
 def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:

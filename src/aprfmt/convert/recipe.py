@@ -506,7 +506,7 @@ class RecipeWriter:
         """Whether the tensors of the `.apr` give the source's again, bit by bit: mapped values are made to see it."""
         if link.row.pack:
             return True
-        if not link.row_map.value:
+        if not link.row_map.maps_values:
             kept = set(self._kept(link))
             return len(kept) == 1 and is_exact(kept.pop(), original.dtype)
         if original.n_bytes > MAX_MAPPED_BYTES:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    DECODER,
     DIMS,
     EXPERTS,
     GROUPED,
@@ -88,6 +90,52 @@ _JAMBA = {
     "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
 }  # fmt: skip
 
+_SCALED = {
+    "token_embd.weight": ":embedding_multiplier",
+    "output.weight": ":lm_head_multiplier",
+    "attn_q.weight": ":attention_in_multiplier",
+    "attn_k.weight": ":key_multiplier,attention_in_multiplier",
+    "attn_v.weight": ":attention_in_multiplier",
+    "attn_output.weight": ":attention_out_multiplier",
+    "ssm_out.weight": ":ssm_out_multiplier",
+    "ffn_gate.weight": ":mlp_multipliers.0",
+    "ffn_gate.bias": ":mlp_multipliers.0",
+    "ffn_down.weight": ":mlp_multipliers.1",
+    "ffn_down.bias": ":mlp_multipliers.1",
+}
+"""What Falcon H1 multiplies activations by is multiplied into the weights of a GGUF."""
+_GROUPED = "mamba_n_groups*mamba_d_state"
+_IN_SCALES = tuple(
+    f"{rows}:ssm_in_multiplier,ssm_multipliers.{i}"
+    for i, rows in enumerate(("mamba_d_ssm", "mamba_d_ssm", _GROUPED, _GROUPED, ""))
+)
+_FALCON_MIXER = tuple(
+    replace(row, need="mamba_rms_norm") if row.gguf == ("ssm_norm.weight",) else row
+    for row in dual(
+        "mamba_d_ssm", "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias",
+        "mamba_conv_bias",
+    )
+)  # fmt: skip
+
+
+def _scaled(rows: tuple[TensorRow, ...]) -> Iterator[TensorRow]:
+    for row in rows:
+        name = row.gguf[0].removeprefix("blk.{n}.")
+        scale = _IN_SCALES if name == "ssm_in.weight" else (_SCALED[name],) if name in _SCALED else ()
+        named = ("blk.{n}.ffn_norm",) if name == "ffn_norm.weight" else row.gguf  # as llama.cpp calls it there
+        yield replace(row, gguf=named, scale=scale)
+
+
+_ONES = {
+    "key_multiplier": 1.0, "attention_in_multiplier": 1.0, "attention_out_multiplier": 1.0, "ssm_in_multiplier": 1.0,
+    "ssm_out_multiplier": 1.0, "embedding_multiplier": 1.0, "lm_head_multiplier": 1.0,
+}  # fmt: skip
+_FALCON = {
+    **_BAMBA, **_ONES, "max_position_embeddings": 8192, "projectors_bias": False, "mamba_rms_norm": False,
+    "mamba_norm_before_gate": True, "mamba_d_ssm": 1024, "mlp_multipliers": [1.0, 1.0], "ssm_multipliers": [1.0] * 5,
+}  # fmt: skip
+del _FALCON["partial_rotary_factor"]
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="bamba",
@@ -146,5 +194,39 @@ ROWS: tuple[Architecture, ...] = (
             must_be("mamba_conv_bias", True),
         ),
         defaults={"": _JAMBA},
+    ),
+    Architecture(
+        id="falcon_h1",
+        gguf="falcon-h1",
+        **hf_names("FalconH1", "falcon_h1"),
+        tensors=tuple(
+            _scaled(
+                _layers(
+                    *mixer("mamba.", _FALCON_MIXER),
+                    *attention("attention_bias", "attention_bias"),
+                    feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
+                )
+            )
+        ),
+        keys=(
+            *DECODER,
+            VOCAB,
+            Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            Key("ssm.inner_size", ("mamba_d_ssm",), via="inner_width"),
+            Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.time_step_rank", ("mamba_n_heads",)),
+            Key("ssm.group_count", ("mamba_n_groups",)),
+            Key("", ("mamba_d_head",), via="heads_of_width"),
+            flag("mamba_rms_norm"),
+            Key("", ("mamba_norm_before_gate",), "bool", via="norm_behind_gate"),
+            Key("", ("embedding_multiplier",), "f32", via="tied_multiplier"),
+            SILU,
+            flag("mlp_bias"),
+            must_be("attention_bias", False),
+            must_be("projectors_bias", False),
+            must_be("mamba_proj_bias", False),
+            must_be("mamba_conv_bias", True),
+        ),
+        defaults={"": _FALCON},
     ),
 )

@@ -25,6 +25,7 @@ class More(TypedDict, total=False):
     transposed: bool
     gguf_transposed: tuple[bool, ...]
     value: str
+    scale: tuple[str, ...]
     flat: bool
     count: str
     skip: str

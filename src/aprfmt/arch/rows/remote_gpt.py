@@ -31,7 +31,7 @@ ROWS: tuple[Architecture, ...] = (
         head_always=True,
         ignored=(".attn.bias", ".attn.masked_bias", ".relative_pe.slopes"),
         tensors=(
-            tensor("transformer.wte.weight", "token_embd.weight", "vocab,hidden", value="times:mup_embeddings_scale"),
+            tensor("transformer.wte.weight", "token_embd.weight", "vocab,hidden", scale=(":mup_embeddings_scale",)),
             *block(
                 *norm("ln_1", "attn_norm", bias=REQUIRED),
                 *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
@@ -44,7 +44,7 @@ ROWS: tuple[Architecture, ...] = (
             ),
             *final_norm("transformer.ln_f", REQUIRED),
             tensor(
-                "lm_head.weight", "output.weight", "vocab,hidden", HEAD, value="times:mup_output_alpha*mup_width_scale"
+                "lm_head.weight", "output.weight", "vocab,hidden", HEAD, scale=(":mup_output_alpha*mup_width_scale",)
             ),
         ),
         keys=(
