@@ -233,7 +233,8 @@ class _Run:
                 block = map_values(value, block, rows, inverse=inverse).astype(np.float32, copy=False)
             if factors is not None and not inverse:
                 block = _scaled(block, factors[:, there], inverse)
-            return _bytes(block.T if transposed else block)
+            block = block.T if transposed else block
+            return _bytes(block)
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
         row_bytes = row_elements * lines[0].element.itemsize
