@@ -257,6 +257,8 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
     if missing and complete:
         raise RefusedError(f"a config.json needs {', '.join(missing)}, which the source does not give")
     hf_class, model_type = hf_identity(h, row)
+    if complete and hf_class in row.other_names:
+        hf_class, model_type = row.hf_class, row.model_type
     # The row's keys, then everything else in `extra`; null where a key's absence would mean something.
     defaults = defaults_of(row, model_type)
     config: dict[str, object] = {}

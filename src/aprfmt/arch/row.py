@@ -126,6 +126,8 @@ class Architecture:
         hf_classes, model_types: what is recognised, `hf_class` and `model_type` among them.
         tensors: every tensor that may occur, in the order of the network.
         keys: hyper-parameters, in the order in which a GGUF gets them.
+        other_names: those of the classes whose checkpoints call tensors otherwise (see prefixes); a config.json that is
+            made anew names `hf_class` instead.
         bare_classes: those of the classes that have no head (`LlamaModel`).
         rope_type: the value of APR's `rope_type` (0 adjacent pairs, 2 split halves, as the reference assigns them).
         when: condition that tells GGUFs of this row from those of other rows with the same GGUF name. Words are keys
@@ -160,6 +162,7 @@ class Architecture:
     tensors: tuple[TensorRow, ...]
     keys: tuple[Key, ...]
     bare_classes: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     rope_type: int = 2
     when: str = ""
     hf_when: str = ""

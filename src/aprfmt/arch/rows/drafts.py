@@ -35,6 +35,13 @@ _DFLASH_DEFAULTS = {
     "use_sliding_window": False, "block_size": 16,
 }  # fmt: skip
 
+_MUSE_GLIMMER_DEFAULTS = {
+    "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 5, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
+    "sliding_window": 2048, "use_sliding_window": True, "rope_theta": 500000.0, "bos_token_id": 200000,
+    "eos_token_id": 200001, "pad_token_id": 200018, "mask_token_id": 201818,
+}  # fmt: skip
+
 
 def _dflash(*more: TensorRow, vocabulary: str = "vocab") -> tuple[TensorRow, ...]:
     """A small decoder that reads hidden states of the other model's layers; it may have its embedding and head."""
@@ -111,6 +118,7 @@ ROWS: tuple[Architecture, ...] = (
         hf_class="LlamaForCausalLMEagle3",
         model_type="llama",
         hf_classes=("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
+        other_names=("Eagle3Speculator",),
         model_types=(),
         rope_type=0,
         prefixes=(("layers.0.", "midlayer."), ("model.layers.0.", "midlayer."), ("model.", "")),
@@ -154,13 +162,14 @@ ROWS: tuple[Architecture, ...] = (
         gguf="dflash",
         hf_class="DFlashDraftModel",
         model_type="qwen3",
-        hf_classes=("DFlashDraftModel", "DFlash2DraftModel"),
-        model_types=(),
+        hf_classes=("DFlashDraftModel", "DFlash2DraftModel", "MuseGlimmerAssistantModel"),
+        other_names=("MuseGlimmerAssistantModel",),
+        model_types=("muse_glimmer_assistant",),
         gguf_only=(),
-        prefixes=(("model.", ""),),
+        prefixes=(("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
         tensors=_dflash(),
         keys=_DFLASH_KEYS,
-        defaults={"": _DFLASH_DEFAULTS},
+        defaults={"": _DFLASH_DEFAULTS, "muse_glimmer_assistant": _MUSE_GLIMMER_DEFAULTS},
     ),
     Architecture(
         id="dspark",
