@@ -42,6 +42,7 @@ OF_THE_MODEL = {
     ("glm_moe_dsa", "scoring_func"),  # the same
     ("mimo_v2_flash", "scoring_func"),  # the same
     ("hy_v4", "scoring_func"),  # the same
+    ("minimax_m3", "scoring_func"),  # the same
     ("deepseek_v3", "scoring_func"),  # a key of real files, whose only value the class computes
     ("qwen3_vl_moe", "norm_topk_prob"),  # a key of real files, whose only value the class computes
     ("glm4_moe", "use_qk_norm"),  # of one class; the others have no such norm

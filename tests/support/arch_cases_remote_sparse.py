@@ -60,6 +60,35 @@ _MIMO: Config = {
     "routed_scaling_factor": None,
 }
 
+_MINIMAX_M3: Config = {
+    **_PLAIN,
+    "model_type": "minimax_m3",
+    "hidden_act": "swigluoai",
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "rotary_dim": 12,
+    "intermediate_size": 48,
+    "dense_intermediate_size": 96,
+    "shared_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "scoring_func": "sigmoid",
+    "routed_scaling_factor": 2.0,
+    "rope_theta": 5000000,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {
+        "sparse_num_index_heads": 2,
+        "sparse_index_dim": 32,
+        "sparse_topk_blocks": 2,
+        "sparse_block_size": 8,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": [0, 1, 1, 1],
+    },
+}
+
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
     """A config of another spelling than that of the class which transformers has."""
@@ -78,4 +107,6 @@ CASES: tuple[ArchCase, ...] = (
     _published("mimo_v2_flash/published", "MiMoV2FlashForCausalLM", {**_MIMO, "model_type": "mimo_v2_flash"}),
     _published("mimo_v2_flash/v2_5", "MiMoV2ForCausalLM", {**_MIMO, "attention_projection_layout": "split"}),
     _published("mimo_v2_flash/fused", "MiMoV2ForCausalLM", {**_MIMO, "attention_projection_layout": "fused_qkv"}),
+    # As MiniMaxAI/MiniMax-M3 has them, of which this is the language model.
+    _published("minimax_m3", "MiniMaxM3SparseForCausalLM", _MINIMAX_M3),
 )

@@ -85,6 +85,9 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("grok2", "grok.attention.layer_norm_epsilon", "GIT's, for which the converter takes the model type git"),
     *(Explained("bailing_moe_v2/sarvam*", name, _CENTRED) for name in ("*.exp_probs_b.bias", "*.gate.expert_bias")),
     Explained("codeshell*", "codeshell.rope.scaling.*", "a linear scaling by 1, which is none"),
+    Explained(
+        "minimax_m3*", "*norm.weight", "1 was added, which rounds: the converter's GGUF does not say what was lost"
+    ),
     Explained("hy_v4/tied", "output.weight", "llama.cpp's loader insists on a head"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
     *(

@@ -255,8 +255,14 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
 
 def _has_indexer(h: Hyperparams, layer: int) -> bool:
     """Whether the layer chooses positions itself; others take the choice of a layer before them."""
-    types = _list(h, "indexer_types")
+    types, kinds = _list(h, "indexer_types"), layer_kinds(h.extra)
+    if types is None and kinds is not None and BLOCKWISE in kinds:
+        return layer < len(kinds) and kinds[layer] == BLOCKWISE
     return types is None or layer >= len(types) or types[layer] == "full"
+
+
+BLOCKWISE = "minimax_m3_sparse"
+"""The kind of layers that choose blocks of positions."""
 
 
 def _shares_kv(h: Hyperparams, layer: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32
-from aprfmt.arch.grammar import layer_kinds
+from aprfmt.arch.grammar import BLOCKWISE, layer_kinds
 from aprfmt.errors import CorruptError, RefusedError
 
 _OWN, _SHARED = "full", "shared"
@@ -113,6 +113,54 @@ def _dense_from(value: object, scope: Scope) -> object:
     return _types([_SPARSE if one else _DENSE for one in routed], scope)
 
 
+_FREQUENCY = "sparse_attention_config.sparse_attention_freq"
+
+
+def _counted_dense_settle(value: object, scope: Scope) -> object:
+    flags = scope.h.extra.pop("moe_layer_freq", None)
+    if value is not None or scope.h.num_layers is None:
+        return DEFAULT
+    if flags is None:
+        return [_SPARSE] * scope.h.num_layers
+    return [_SPARSE if flag else _DENSE for flag in _flags(flags, "moe_layer_freq")]
+
+
+def _counted_dense_to(value: object, scope: Scope) -> int | None:
+    """How many layers at the beginning are dense, and no others."""
+    if not isinstance(value, list):
+        return None
+    n_dense = next((i for i, kind in enumerate(value) if kind != _DENSE), len(value))
+    if _DENSE in value[n_dense:]:
+        raise RefusedError(f"{scope.name} has dense layers after sparse ones, which llama.cpp does not load")
+    return n_dense
+
+
+def _counted_dense_from(value: object, scope: Scope) -> object:
+    return _after(as_int(value, scope.key.gguf) or 0, scope.h.num_layers or 0)
+
+
+def _where_sparse(scope: Scope) -> list[str]:
+    """Blocks are chosen in the layers with experts: what llama.cpp takes for granted."""
+    kinds = scope.h.extra.get("mlp_layer_types")
+    return ["full_attention" if kind == _DENSE else BLOCKWISE for kind in kinds] if isinstance(kinds, list) else []
+
+
+def _where_sparse_settle(value: object, scope: Scope) -> object:
+    flags = scope.h.extra.pop(_FREQUENCY, None)
+    if value is not None or scope.h.num_layers is None:
+        return DEFAULT
+    if flags is None:
+        return ["full_attention"] * scope.h.num_layers
+    return [BLOCKWISE if flag else "full_attention" for flag in _flags(flags, _FREQUENCY)]
+
+
+def _where_sparse_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _where_sparse(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} chooses blocks of positions in exactly the layers with experts"
+        )
+
+
 def _times_moe_width(value: object, scope: Scope) -> int | None:
     """A number of experts as the width of one as wide as all of them."""
     count, width = as_int(value, scope.name), scope.h.moe_intermediate_size
@@ -122,6 +170,16 @@ def _times_moe_width(value: object, scope: Scope) -> int | None:
 def _over_moe_width(value: object, scope: Scope) -> object:
     total, width = as_int(value, scope.key.gguf), scope.h.moe_intermediate_size
     return total // width if total is not None and width else DEFAULT
+
+
+def _whole_experts(value: object, scope: Scope) -> int | None:
+    """A width as a number of experts of the others' width."""
+    total, width = as_int(value, scope.name), scope.h.moe_intermediate_size
+    if total is None or not width:
+        return None
+    if total % width:
+        raise RefusedError(f"{scope.name} is {total}: llama.cpp's {scope.row.gguf} knows multiples of {width} only")
+    return total // width
 
 
 # --- heads of layers with a window ---
@@ -229,6 +287,11 @@ SPARSE: dict[str, Converter] = {
     "fused_by_tensors": Converter(_fused_to, _fused_from),
     "hy_indexers": Converter(_indexers_to, _indexers_from, settle=_hy_indexers),
     "one_for_all": Converter(_one_for_all_to, _one_for_all_from),
+    "over_moe_width": Converter(_whole_experts, lambda value, scope: _times_moe_width(value, scope) or DEFAULT),
+    "counted_dense": Converter(_counted_dense_to, _counted_dense_from, settle=_counted_dense_settle),
+    "indexed_where_sparse": Converter(
+        _where_sparse_to, lambda value, scope: _where_sparse(scope), settle=_where_sparse_settle
+    ),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

@@ -31,6 +31,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe", "qwen3_vl_moe"),
     Wrapper("Qwen2_5OmniModel", "qwen2_5_omni", "qwen2_vl"),
     Wrapper("Qwen2_5OmniForConditionalGeneration", "", "qwen2_vl"),
+    Wrapper("MiniMaxM3SparseForConditionalGeneration", "minimax_m3_vl", "minimax_m3"),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
     Wrapper("Llama4ForConditionalGeneration", "llama4", "llama4_text"),
     Wrapper("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n_text"),
