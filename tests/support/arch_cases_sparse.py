@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from arch_cases_common import TIED, WIDE_HEADS, YARN, Config, family, renamed
-from arch_models import ArchCase
+from arch_cases_multimodal import whole
+from arch_models import VOCAB, ArchCase
 
 _YARN: Config = {
     "rope_type": "yarn",
@@ -71,6 +74,45 @@ _THETAS: Config = {
 }
 _HY_V4: Config = {key: value for key, value in _INDEXED.items() if key not in ("first_k_dense_replace", "scoring_func")}
 _HY_V4 |= {"mlp_layer_types": ["dense", "sparse", "sparse"], "indexer_types": ["full", "shared", "full"], "hc_mult": 3}
+_M3_TEXT: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 2e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": 24,
+    "rotary_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "intermediate_size": 48,
+    "dense_intermediate_size": 96,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+    "index_n_heads": 2,
+    "index_head_dim": 32,
+    "index_topk_blocks": 2,
+    "index_block_size": 4,
+}
+_M3_VISION: Config = {
+    "hidden_size": 40,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def _m3(case_id: str, **text: object) -> ArchCase:
+    config = {"text_config": _M3_TEXT | text, "vision_config": _M3_VISION, "image_token_index": 5}
+    return replace(whole(case_id, "MiniMaxM3VL", config), model_class="MiniMaxM3SparseForConditionalGeneration")
+
 
 CASES: tuple[ArchCase, ...] = (
     *family("deepseek_v32", "DeepseekV32", {**_INDEXED, "n_group": 4, "topk_group": 2}, {
@@ -102,6 +144,9 @@ CASES: tuple[ArchCase, ...] = (
         "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 reads no scale of the experts"),
         "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalises the weights of the experts"),
     }),
+    _m3("minimax_m3/whole"),
+    _m3("minimax_m3/all_rotated", rotary_dim=24, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    _m3("minimax_m3/two_local", index_local_blocks=2),
     *renamed(_HY_V4_NAMES, *family("hy_v4", "HYV4", _HY_V4, {
         "all_seen": {"index_topk": 64}, "all_sparse": {"mlp_layer_types": ["sparse"] * 3},
         "no_norm_topk": {"norm_topk_prob": False}, "limit": {"swiglu_limit": 0.05}, "tied": TIED,

@@ -22,6 +22,7 @@ from arch_models import (
     OF_STATES,
     ArchCase,
     build,
+    quiet_transformers,
     relative_error,
     token_ids,
     top1_equal,
@@ -204,7 +205,7 @@ class _Run:
 
     def _same_network(self, folder: Path) -> Step:
         """Whether a folder computes what the source does; without transformers, whether its config means the same."""
-        if self.case.computable and self.case.kind != "draft":
+        if self.case.computable and self.case.kind != "draft" and _has_class(folder):
             return self._same_logits(folder)
         from aprfmt.arch.hparams import from_hf_config, with_target
 
@@ -332,6 +333,12 @@ class _Run:
         folder.mkdir()
         aprfmt.convert_model(gguf, folder / "model.safetensors")
         return self._same_network_tensors(folder, explained=True)
+
+
+def _has_class(folder: Path) -> bool:
+    """Whether transformers has the class of a folder: some wrappers are there, but not their language model alone."""
+    classes = json.loads((folder / "config.json").read_text())["architectures"]
+    return hasattr(quiet_transformers(), classes[0])
 
 
 def unwrapped(h: Hyperparams) -> Hyperparams:

@@ -196,7 +196,10 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> N
 
     states = kind in ("encoder", "decoder", "states")
     model = _load(llama_cpp, gguf, vocab_only=False)
-    context = llama_cpp.llama_init_from_model(model, _context_options(llama_cpp, len(ids), states))
+    options = _context_options(llama_cpp, len(ids), states)
+    if _architecture(llama_cpp, model) in _ONLY_FLASH:
+        options.flash_attn_type = 1
+    context = llama_cpp.llama_init_from_model(model, options)
     if not context:
         raise ValueError("llama.cpp makes no context for the file")
     width = (
@@ -215,6 +218,18 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> N
         np.save(out, np.stack(rows))
     finally:
         llama_cpp.llama_free(context)
+
+
+_ONLY_FLASH = ("minimax-m3",)
+"""Networks that attend to all positions unless llama.cpp computes attention in one step."""
+
+
+def _architecture(llama_cpp: Any, model: Any) -> str:
+    import ctypes
+
+    word = ctypes.create_string_buffer(64)
+    llama_cpp.llama_model_meta_val_str(model, b"general.architecture", word, len(word))
+    return word.value.decode()
 
 
 def _context_options(llama_cpp: Any, n: int, states: bool) -> Any:

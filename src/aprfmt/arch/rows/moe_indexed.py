@@ -59,7 +59,7 @@ ROWS: tuple[Architecture, ...] = (
             **{f"attention.indexer.{name}": "" for name in ("block_size", "local_blocks")},
         },
         gguf="minimax-m3",
-        **hf_names("MiniMaxM3Sparse", "minimax_m3", also=("minimax_m3_vl_text",)),
+        **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)),
         head_always=True,
         tensors=(
             embedding(),
