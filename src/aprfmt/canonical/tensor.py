@@ -189,8 +189,7 @@ _ALWAYS_F32 = (
     "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight",
     "time_mix_first.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
-    "indexer.proj.weight", "indexer.q_proj.weight", "indexer.k_proj.weight",
-    "hc_attn_fn.weight", "hc_ffn_fn.weight", "output_hc_fn.weight",
+    "indexer.q_proj.weight", "indexer.k_proj.weight",
 )  # fmt: skip
 
 
