@@ -230,9 +230,9 @@ def test_smollm2(smollm2_gguf: Any) -> None:
 
 
 def test_missing_dims_are_named() -> None:
-    h = from_hf_config({"model_type": "llama", "hidden_size": 64})
+    h = from_hf_config({"model_type": "mistral", "hidden_size": 64})
     with pytest.raises(RefusedError, match="num_layers, intermediate_size, num_heads"):
-        to_gguf(h, ARCHITECTURES["llama"])
+        to_gguf(h, ARCHITECTURES["mistral"])
     with pytest.raises(RefusedError, match="vocab_size"):
         to_hf_config(h)
 

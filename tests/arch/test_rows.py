@@ -123,8 +123,8 @@ def test_rows_are_found(row: Architecture) -> None:
     kv: dict[str, object] = {"general.architecture": row.gguf}
     tensors = ["token_embd.weight", "token_types.weight"]
     for fact in facts(row.when.partition("|")[0]) if row.when else ():
-        if fact.word == "tensors" and fact.negated:
-            tensors.remove(fact.value)
+        if fact.negated:
+            tensors = [name for name in tensors if name != fact.value]
         elif fact.word == "tensors":
             tensors += [f"blk.0.{fact.value}"] if fact.value else []
         elif fact.word.startswith("tokenizer."):

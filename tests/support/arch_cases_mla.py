@@ -26,6 +26,9 @@ CASES: tuple[ArchCase, ...] = (
         "no_q_rank": ({"q_lora_rank": None}, "its loader insists on queries of low rank"),
         "scales": ({"scale_emb": 1, "scale_depth": 2.0, "dim_model_base": 64}, _SCALES),
     }),
+    *family("youtu", "Youtu", {**_LATENT, "head_dim": 8, "q_lora_rank": 40, "pad_token_id": 2, "v_head_dim": 16}, {
+        "untied": UNTIED, "mha_theta": rope(50000.0),
+    }),
     # As PLM-Team/PLM-1.8B-Instruct has them.
     *remote("plm", "PLMForCausalLM", {
         **{key: value for key, value in DIMS.items() if key != "head_dim"}, **_LATENT, "v_head_dim": 12,

@@ -117,6 +117,17 @@ _GLM_EXPERTS = {
 _SIGLIP = {"model_type": "siglip_vision_model", **_TOWER}
 _CLIP = {"model_type": "clip_vision_model", **_TOWER}
 _MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+_XDROPE = {
+    "rope_type": "dynamic",
+    "rope_theta": 10000.0,
+    "alpha": 1000.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "mrope_section": [2, 2, 2, 2],
+}
 _TIED: Config = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
@@ -250,4 +261,13 @@ CASES: tuple[ArchCase, ...] = (
             "enable_audio_output": False,
         },
     ),
+    _sees(
+        "paddleocr",
+        "PaddleOCRVL",
+        {"head_dim": 16, "rope_parameters": _MROPE | {"rope_theta": 5e5}},
+        _TOWER,
+        video_token_id=6,
+        **_TIED,
+    ),
+    _sees("hunyuan_vl", "HunYuanVL", {"head_dim": 16, "rope_parameters": _XDROPE}, _TOWER, **_TIED),
 )

@@ -12,10 +12,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from aprfmt.arch.hyperparams import Hyperparams
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 BUILD_VERSION = 1
@@ -47,6 +49,7 @@ CASE_FILES = (
     "seq2seq",
     "multimodal",
     "drafts",
+    "wrappers",
 )
 FOLDER_TOKENIZERS = ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")
 GGUF_TOKENIZERS = {
@@ -210,8 +213,9 @@ def write_checkpoint(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path
         if name == "d2t":
             tensors[name] = torch.arange(*shape)  # token i of the draft is token 2 i of the other model
             continue
-        begin = "" if name in case.beside else next((b for b in case.begins if name.startswith(b)), "")
-        tensors[case.begins.get(begin, "") + name.removeprefix(begin)] = tensor.to(getattr(torch, case.dtype))
+        begin = next((b for b in case.begins if name.startswith(b)), "")
+        spelled = name if name in case.beside else case.begins.get(begin, "") + name.removeprefix(begin)
+        tensors[spelled] = tensor.to(getattr(torch, case.dtype))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -461,6 +465,20 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     with torch.no_grad():
         out = getattr(model, "thinker", model).eval()(**inputs(ids, kind))
     return (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float().numpy()
+
+
+def unwrapped(h: Hyperparams, other: Hyperparams) -> Hyperparams:
+    """`h` without what tells a wrapper from a folder of its language model alone, whose row may be a plainer one."""
+    same = h.architecture == other.architecture
+    extra = {key: value for key, value in h.extra.items() if same and key != "text_of"}
+    return replace(
+        h,
+        architecture=h.architecture if same else None,
+        hf_architecture=None,
+        hf_model_type=None,
+        rope_type=h.rope_type if same else None,
+        extra=extra,
+    )
 
 
 def relative_error(a: Any, b: Any) -> float:

@@ -77,6 +77,7 @@ EXPLAINED: tuple[Explained, ...] = (
         for name in ("output.weight", "lm_head.weight")
     ),
     Explained("orion*", "orion.rope.freq_base", _THETA),
+    Explained("deepseek_ocr*", "deepseek2-ocr.rope.freq_base", _THETA),
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
     Explained("qwen", "qwen.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),

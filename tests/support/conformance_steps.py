@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ from arch_models import (
     token_ids,
     top1_equal,
     transformers_logits,
+    unwrapped,
     write_checkpoint,
     write_target,
     write_tokenizers,
@@ -35,7 +36,6 @@ from conformance_explained import explain
 from converter_peer import ConverterError, ConverterPeer
 from llama_peer import LlamaError, LlamaPeer
 
-from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import canonical_name
 from aprfmt.arch.table import ARCHITECTURES
 
@@ -214,7 +214,7 @@ class _Run:
             target = json.loads((self.target / "config.json").read_text())
             wanted = with_target(wanted, ARCHITECTURES[self.case.row], target) or wanted
         if self.case.wrapped or self.case.model_class in ARCHITECTURES[self.case.row].other_names:
-            ours, wanted = unwrapped(ours), unwrapped(wanted)
+            ours, wanted = unwrapped(ours, wanted), unwrapped(wanted, ours)
         return Step(ours == wanted, reason="" if ours == wanted else f"{ours} instead of {wanted}")
 
     def _same_logits(self, folder: Path) -> Step:
@@ -339,12 +339,6 @@ def _has_class(folder: Path) -> bool:
     """Whether transformers has the class of a folder: some wrappers are there, but not their language model alone."""
     classes = json.loads((folder / "config.json").read_text())["architectures"]
     return hasattr(quiet_transformers(), classes[0])
-
-
-def unwrapped(h: Hyperparams) -> Hyperparams:
-    """`h` without what tells a wrapper from its language model alone."""
-    extra = {key: value for key, value in h.extra.items() if key != "text_of"}
-    return replace(h, hf_architecture=None, hf_model_type=None, extra=extra)
 
 
 def _is_sane(values: Any) -> bool:

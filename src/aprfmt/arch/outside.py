@@ -32,7 +32,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
         (
             "projector",
-            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_newline|embed_(vision|audio)"
+            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_newline|view_seperator|embed_(vision|audio)"
             r"|\w*(vision|image|audio|modality)_proj\w*",
         ),
         (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),

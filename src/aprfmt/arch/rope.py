@@ -49,7 +49,7 @@ _YARN = {
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
-_OLD_KINDS = {"su": "longrope", "mrope": "default"}
+_OLD_KINDS = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
 _STRETCHED = ("llama3", "yarn", "longrope")
 _KINDS = {
     "default": "", "dynamic": "", "linear": "", "yarn": "", "llama3": FREQS, "proportional": FREQS, "longrope": LONG
@@ -124,6 +124,8 @@ def _scaling(found: dict[str, object]) -> dict[str, object] | None:
     if not isinstance(kind, str):
         raise CorruptError("config.json: rope_type is not a string")
     kind = _OLD_KINDS.get(kind, kind)
+    if "xdrope_section" in found:
+        found.setdefault("mrope_section", found.pop("xdrope_section"))
     return None if kind == "default" and not found else {"rope_type": kind, **found}
 
 
@@ -179,12 +181,24 @@ def to_gguf(h: Hyperparams, row: Architecture) -> dict[str, tuple[str, object]]:
         padded = [as_int(item, "mrope_section") for item in (*sections, 0, 0, 0, 0)[: max(4, len(sections))]]
         out["rope.dimension_sections"] = ("i32[]", padded[:4])
     if h.rope_theta is not None:
-        out["rope.freq_base"] = ("f32", h.rope_theta * _stretch(h, kind, scaling))
+        out["rope.freq_base"] = ("f32", h.rope_theta * (1.0 if _names_alpha(row) else _stretch(h, kind, scaling)))
+    if kind == "dynamic" and scaling.get("alpha") and _names_alpha(row):
+        out |= {
+            "rope.scaling.alpha": ("f32", scaling["alpha"]),
+            "rope.scaling.type": ("str", "none"),
+            "rope.scaling.factor": ("f32", scaling.get("factor") or 1.0),
+            "rope.scaling.original_context_length": ("u32", h.max_position_embeddings),
+        }
     _check_layers(h, row)
     local = _sliding(h)
     if local is not None and row.nested_rope:
         out["rope.freq_base_swa"] = ("f32", local)
     return out
+
+
+def _names_alpha(row: Architecture) -> bool:
+    """Whether a GGUF of the family names a fixed stretch of the base; in others the base is stretched."""
+    return any(key.gguf == "rope.scaling.alpha" for key in row.keys)
 
 
 def _check_layers(h: Hyperparams, row: Architecture) -> None:
@@ -272,6 +286,8 @@ def _read_scaling(h: Hyperparams, kv: Mapping[str, object], prefix: str) -> dict
     def number(suffix: str) -> float | None:
         return from_f32(kv.get(prefix + suffix), prefix + suffix)
 
+    if alpha := number("scaling.alpha"):
+        return {"rope_type": "dynamic", "alpha": alpha, "factor": number("scaling.factor") or 1.0}
     kind, length = kv.get(f"{prefix}scaling.type"), f"{prefix}scaling.original_context_length"
     # Files from before the scaling keys name a bare linear factor.
     factor = number("scaling.factor") or number("scale_linear")

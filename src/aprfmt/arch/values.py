@@ -812,6 +812,7 @@ CONVERTERS: dict[str, Converter] = {
     "mla_value_length": Converter(from_gguf=_mla_value_from),
     "shared_width": Converter(_shared_width),
     "drafts": Converter(from_gguf=lambda value, scope: value or 0),
+    "in_rope": Converter(nothing, lambda value, scope: DEFAULT),
     "other_drafts": Converter(nothing, lambda value, scope: value or DEFAULT),
     "some_drafts": Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT),
     "lite_drafts": Converter(_lite_drafts_to, _lite_drafts_from),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key
+from aprfmt.arch.row import Architecture, Difference, Key
 from aprfmt.arch.rows.parts import (
     DECODER,
     DIMS,
@@ -42,8 +42,17 @@ _PLAIN = decoder(*attention(permuted=True))
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
 
 _LLAMA_DEFAULTS = {
+    "num_attention_heads": 32,
     "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048, "bos_token_id": 1,
     "eos_token_id": 2,
+}  # fmt: skip
+_INTERNLM3 = {
+    "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
+    "pad_token_id": 2,
+}  # fmt: skip
+_IQUESTCODER = {
+    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 131072,
 }  # fmt: skip
 _MINISTRAL_DEFAULTS = {
     "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
@@ -83,14 +92,22 @@ ROWS: tuple[Architecture, ...] = (
         gguf="llama",
         hf_class="LlamaForCausalLM",
         model_type="llama",
-        hf_classes=("LlamaForCausalLM", "LLaMAForCausalLM", "LlamaModel"),
+        hf_classes=(
+            "LlamaForCausalLM",
+            "LLaMAForCausalLM",
+            "VLlama3ForCausalLM",
+            "InternLM3ForCausalLM",
+            "IQuestCoderForCausalLM",
+            "LlamaModel",
+        ),
         bare_classes=("LlamaModel",),
-        model_types=("llama", "smollm", "smollm2"),
+        model_types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
         rope_type=0,
         gguf_only=_FACTORS,
         tensors=_BIASED,
-        keys=(*_LLAMA, SILU, *_BIASES),
-        defaults={"": _LLAMA_DEFAULTS},
+        keys=(*_LLAMA, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
+        differs=(Difference("llama.cpp's llama does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
+        defaults={"": _LLAMA_DEFAULTS, "internlm3": _INTERNLM3, "iquestcoder": _IQUESTCODER},
     ),
     Architecture(
         id="llama_bidirec",
@@ -205,7 +222,7 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="olmo",
         gguf="olmo",
-        **hf_names("Olmo", "olmo"),
+        **hf_names("Olmo", "olmo", "OLMo"),
         rope_type=0,
         gguf_only=(),
         tensors=(

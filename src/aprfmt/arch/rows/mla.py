@@ -48,7 +48,7 @@ ROWS: tuple[Architecture, ...] = (
         required=_REQUIRED_KEYS,
         gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
-        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite",)),
+        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite", "kimi_k2")),
         rope_type=0,
         tensors=mla_decoder((selection_bias(),), draft_layer()),
         keys=mla_keys(

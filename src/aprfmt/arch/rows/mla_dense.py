@@ -17,6 +17,7 @@ from aprfmt.arch.rows.parts import (
     norm,
     plain_mlp,
 )
+from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import EQUAL_HEADS
 
 _KEY, _LATENT = "qk_nope_head_dim+head_dim", "kv_lora_rank"
@@ -53,7 +54,32 @@ _PLM_DEFAULTS = {
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": True,
 }  # fmt: skip
 
+_OF_EXPERTS = ("expert_", "leading_dense")
+_YOUTU_DEFAULTS = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "kv_lora_rank": 512,
+    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "attention_bias": False,
+    "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+
 ROWS: tuple[Architecture, ...] = (
+    Architecture(  # every layer is one of DeepSeek's leading dense ones
+        id="youtu",
+        required=MLA_REQUIRED | {"attention.q_lora_rank": ""},
+        gguf="deepseek2",
+        when="expert_feed_forward_length&!expert_count",
+        **hf_names("Youtu", "youtu"),
+        rope_type=0,
+        gguf_only=(),
+        tensors=decoder(*latent_attention()),
+        keys=(
+            *(key for key in mla_keys() if not key.gguf.startswith(_OF_EXPERTS)),
+            Key("leading_dense_block_count", ("num_hidden_layers",), field="num_layers"),
+            Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
+            Key("expert_shared_count", constant=0),
+            must_be("rope_interleave", True),
+        ),
+        defaults={"": _YOUTU_DEFAULTS},
+    ),
     Architecture(
         id="minicpm3",
         gguf="minicpm3",

@@ -29,6 +29,12 @@ from aprfmt.arch.rows.parts import (
 
 _BIASED = attention("attention_bias", "attention_bias")
 
+HUNYUAN_DENSE = decoder(
+    *_BIASED,
+    *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
+    *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
+)
+
 
 def _post_norm(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
     """A decoder that normalises what attention and MLP give, not what they take."""
@@ -102,6 +108,26 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
         defaults={"": _QWEN2_DEFAULTS},
     ),
+    Architecture(  # as KORMo-Team/KORMo-10B-base has it: a llama in all but the names of its norms
+        id="kormo",
+        gguf="qwen2",
+        when="tensors=attn_q.weight&!tensors=attn_q.bias",
+        **hf_names("KORMo", "kormo"),
+        gguf_only=(),
+        tensors=(
+            embedding(),
+            *block(
+                *norm("pre_attention_layernorm", "attn_norm"),
+                *attention(),
+                *norm("pre_mlp_layernorm", "ffn_norm"),
+                *gated_mlp(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), must_be("mlp_bias", False)),
+        defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 131072}},
+    ),
     Architecture(
         id="qwen3",
         gguf="qwen3",
@@ -152,11 +178,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="hunyuan-dense",
         **hf_names("HunYuanDenseV1", "hunyuan_v1_dense"),
         gguf_only=(),
-        tensors=decoder(
-            *_BIASED,
-            *norm("self_attn.query_layernorm", "attn_q_norm", "head_dim"),
-            *norm("self_attn.key_layernorm", "attn_k_norm", "head_dim"),
-        ),
+        tensors=HUNYUAN_DENSE,
         keys=(*DECODER, PAD, SILU, must_be("attention_bias", False)),
         defaults={"": _HUNYUAN_V1_DENSE_DEFAULTS},
     ),

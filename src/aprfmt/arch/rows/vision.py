@@ -1,14 +1,39 @@
 """Rows of the architecture table: language models of networks that also see, where GGUF has its own name for them.
 
-Their positions are triples. Those of text have three equal numbers, which is what Qwen2 and Qwen3 compute: a
-Hugging Face folder of the language model alone is one of these.
+Most of their positions are triples. Those of text have three equal numbers, which is what Qwen2, Qwen3 and others
+compute: a Hugging Face folder of the language model alone is one of these.
 """
 
 from __future__ import annotations
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DECODER, SILU, attention, decoder, gated_mlp, must_be, split, tensor
-from aprfmt.arch.rows.parts_moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    PAD,
+    SILU,
+    VOCAB,
+    WHOLE_HEADS,
+    attention,
+    decoder,
+    gated_mlp,
+    must_be,
+    split,
+    tensor,
+)
+from aprfmt.arch.rows.parts_moe import (
+    DENSE_LAYERS,
+    EQUAL_HEADS,
+    GROUPS,
+    NO_BIAS,
+    SHARED_COUNT,
+    WEIGHTS_SCALE,
+    WIDTH,
+    moe_decoder,
+    moe_keys,
+    router_and_experts,
+    shared_expert,
+)
+from aprfmt.arch.rows.qwen import HUNYUAN_DENSE
 
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_key_value_heads": 32}
 _DEEPSTACK = Key("n_deepstack_layers", ("deepstack_layers", "vision_config.deepstack_visual_indexes"), via="number_of")
@@ -25,6 +50,15 @@ _QWEN2_VL_DEFAULTS = {
     "num_key_value_heads": 8,
 }  # fmt: skip
 _QWEN2_5_OMNI = {"rms_norm_eps": 1e-6, "num_key_value_heads": 4, "tie_word_embeddings": True}
+_PADDLEOCR_DEFAULTS = {
+    "max_position_embeddings": 131072, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "head_dim": 128, "use_bias": False, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+_HUNYUAN_VL_DEFAULTS = {
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": True,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 _QWEN3_VL_MOE_DEFAULTS = {
     "rms_norm_eps": 1e-6, "norm_topk_prob": True, "max_position_embeddings": 128000, "rope_theta": 5e5,
@@ -95,5 +129,63 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=moe_keys(WIDTH, _DEEPSTACK, must_be("norm_topk_prob", True), NO_BIAS, *_SPARSE),
         defaults={"": _QWEN3_VL_MOE_DEFAULTS, "qwen3_omni_moe_text": _QWEN3_OMNI_MOE},
+    ),
+    Architecture(
+        id="paddleocr",
+        required={"rope.dimension_sections": ""},
+        gguf="paddleocr",
+        hf_class="LlamaForCausalLM",
+        model_type="llama",
+        hf_classes=(),
+        model_types=("paddleocr_vl_text",),
+        gguf_only=(),
+        tensors=decoder(*attention("use_bias", "use_bias"), mlp=gated_mlp("use_bias")),
+        keys=(*DECODER, SILU, must_be("use_bias", False)),
+        defaults={"": _PADDLEOCR_DEFAULTS},
+    ),
+    Architecture(
+        id="hunyuan_vl",
+        gguf="hunyuan_vl",
+        hf_class="HunYuanDenseV1ForCausalLM",
+        model_type="hunyuan_v1_dense",
+        hf_classes=(),
+        model_types=("hunyuan_vl_text",),
+        gguf_only=(),
+        tensors=HUNYUAN_DENSE,
+        keys=(*DECODER, PAD, Key("rope.scaling.alpha", via="in_rope"), SILU, must_be("attention_bias", False)),
+        defaults={"": _HUNYUAN_VL_DEFAULTS},
+    ),
+    Architecture(  # DeepSeek's experts behind plain attention, as deepseek-ai/DeepSeek-OCR has them
+        id="deepseek_ocr",
+        required={"expert_shared_count": ""},
+        gguf="deepseek2-ocr",
+        hf_class="DeepseekOCRForCausalLM",
+        model_type="deepseek_vl_v2",
+        hf_classes=(),
+        model_types=(),
+        gguf_only=(),
+        tensors=moe_decoder(
+            *attention(),
+            *router_and_experts("moe"),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=moe_keys(
+            *GROUPS,
+            Key("expert_gating_func", ("scoring_func",), via="gating"),
+            DENSE_LAYERS,
+            VOCAB,
+            WIDTH,
+            SHARED_COUNT,
+            WEIGHTS_SCALE,
+            Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
+            Key("rope.dimension_count", ("qk_rope_head_dim",)),
+            Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
+            EQUAL_HEADS,
+            WHOLE_HEADS,
+            NO_BIAS,
+            count="n_routed_experts",
+        ),
+        defaults={"": {"rms_norm_eps": 1e-6, "first_k_dense_replace": 0, "n_shared_experts": 0}},
     ),
 )
