@@ -31,10 +31,13 @@ def test_sizes(size: str, number: int | None) -> None:
 def test_words_shapes_and_orders() -> None:
     assert size_words("2*kv_lora_rank+q/4") == {"kv_lora_rank", "q"}
     assert shape_of("q,2*kv,ffn", {"q": 3, "kv": 2}) == (3, 4, None)
+    assert evaluate("2*attn.heads", {"attn.heads": 3}) == 6
     assert parse_order("swap:heads,2,head_dim/2") == ("swap", ["heads", "2", "head_dim/2"])
 
 
-@pytest.mark.parametrize("size", ["", "q+", "2kv", "q kv", "q,kv", "-q", "(q)", "q**2", "q+-kv", "attn.heads", "ø"])
+@pytest.mark.parametrize(
+    "size", ["", "q+", "2kv", "q kv", "q,kv", "-q", "(q)", "q**2", "q+-kv", "attn.", "attn.2", "ø"]
+)
 def test_what_is_not_a_size(size: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         evaluate(size, {"q": 1, "kv": 1})

@@ -72,7 +72,8 @@ def test_two_embeddings_are_refused(t5: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "text"), [(2, "tensors of the t5 network are missing: decoder.block.1."), (0, "has 0 decoder layers")]
+    ("layers", "text"),
+    [(2, "tensors of the t5 network are missing: decoder.block.1."), (0, r"has 0 such layers \(num_decoder_layers\)")],
 )
 def test_a_decoder_of_another_depth_is_refused(t5: Path, layers: int, text: str, tmp_path: Path) -> None:
     folder = changed(t5, tmp_path / "f", lambda tensors: None, num_decoder_layers=layers)

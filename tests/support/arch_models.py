@@ -268,7 +268,7 @@ def row_tensors(
     `target` is the config.json of the model that a draft model drafts for.
     """
     from aprfmt.arch import names
-    from aprfmt.arch.grammar import has_layer, is_needed, shape_of, sizes_of
+    from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, sizes_of
     from aprfmt.arch.hparams import from_hf_config, with_target
     from aprfmt.arch.table import ARCHITECTURES
 
@@ -278,7 +278,9 @@ def row_tensors(
     for part in row.tensors:
         in_layer = "{n}" in part.hf[0]
         module = part.hf[0].rpartition(".{n}.")[2].rpartition(".")[0]
-        for layer in (layers or range(h.num_layers or 0)) if in_layer else () if layers else (None,):
+        for layer in (
+            (layers or range(evaluate(part.depth, sizes_of(h)) or 0)) if in_layer else () if layers else (None,)
+        ):
             taken = made & {names.spell(name, layer) for name in part.gguf}
             if (
                 taken

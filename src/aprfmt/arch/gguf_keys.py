@@ -124,7 +124,7 @@ def _wrong_defaults(row: Architecture, kv: Mapping[str, object], shapes: Mapping
     }
     said: set[str] = set()
     for name, shape in shapes.items():
-        keys, rows = sides.get(name.removesuffix(".weight").rpartition(".")[2], ((), 0))
+        keys, rows = sides.get(name.removesuffix(".weight").rpartition(".")[2] if "blk." in name else "", ((), 0))
         absent = [suffix for suffix in keys if full_key(row, suffix) not in kv]
         if name.endswith(".weight") and absent and shape and shape[0] != rows and absent[0] not in said:
             said.add(absent[0])

@@ -25,7 +25,7 @@ from aprfmt.arch.layer_sizes import layer_sizes
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture
 from aprfmt.errors import CorruptError
 
-_ATOM = r"(?:\d+|[A-Za-z_]\w*)"
+_ATOM = r"(?:\d+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
 _SIZE = rf"{_ATOM}(?:[-+*/]{_ATOM})*"
 _TOKEN = rf"{_ATOM}|[-+*/]"
 _FACT = r"(!?)([A-Za-z_][\w.]*)(?:=([\w.-]+))?"
@@ -146,7 +146,7 @@ def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
     for key, value in h.extra.items():
         size = len(value) if isinstance(value, list) else value
         if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-            words[key.rpartition(".")[2]] = size
+            words |= {key: size, key.rpartition(".")[2]: size}
     words |= {word: getattr(h, field) for word, field in FIELD_OF_SIZE.items()}
     part = h.extra.get("partial_rotary_factor", 1.0)
     if h.head_dim is not None and isinstance(part, int | float) and 0 <= part <= 1:

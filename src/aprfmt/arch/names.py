@@ -267,7 +267,7 @@ def _check_name(arch: Architecture, h: Hyperparams, name: str, depths: Mapping[s
         )
     layer, expert, depth = found[0].layer, found[0].expert, found[0].row.depth
     if layer is not None and layer >= depths[depth]:
-        what = depth.replace("_", " ").replace("num ", "")
+        what = "layers" if depth == "layers" else f"such layers ({depth})"
         raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
     if layer is not None and not any(has_layer(match.row.layers, h, layer) for match in found):
         raise RefusedError(

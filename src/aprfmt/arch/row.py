@@ -144,6 +144,7 @@ class Architecture:
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
+        no_vocabulary: whether the network reads no text; a GGUF of a model without tokenizer then says so.
         head_never: whether llama.cpp knows only the tied network; one with a head of its own is refused for GGUF.
         packed_config: `quantization_config` of a config.json whose weights came packed out of a GGUF (see pack).
         differs: what llama.cpp computes otherwise; an export to GGUF says so.
@@ -179,6 +180,7 @@ class Architecture:
     freqs_always: bool = False
     head_always: bool = False
     head_never: bool = False
+    no_vocabulary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -539,7 +539,8 @@ def check_vocabulary(c: Canonical) -> list[str]:
     """
     if c.tokenizer is None:
         missing = "no tokenizer: the output is not self-contained; add one with --tokenizer DIR"
-        return [missing] if c.tensors and not c.part else []
+        needed = c.tensors and not c.part and not (c.arch is not None and c.arch.no_vocabulary)
+        return [missing] if needed else []
     warnings = list(c.tokenizer.notes)
     if c.tokenizer.model == "gpt2" and c.tokenizer.pre is None and c.tokenizer.pre_note:
         warnings.append(f"pre-tokenizer unknown: {c.tokenizer.pre_note}; an export to GGUF will need --pre NAME")

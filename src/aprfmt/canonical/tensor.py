@@ -190,6 +190,7 @@ _ALWAYS_F32 = (
     "time_mix_first.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
     "indexer.q_proj.weight", "indexer.k_proj.weight",
+    ".norm1.weight", ".norm2.weight",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import (
+    audio,
     bert,
     delta,
     dense,
@@ -71,6 +72,7 @@ _FILES = (
     layered,
     diffusion,
     seq2seq,
+    audio,
     encoder_remote,
     drafts,
 )

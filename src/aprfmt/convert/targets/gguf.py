@@ -75,6 +75,8 @@ def layouts(c: Canonical, work: Work) -> Output:
     ):
         kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
         return Output(rename_parts(recipe.layouts(), work.name), kept, lossless=True)
+    if c.tokenizer is None and c.arch is not None and c.arch.no_vocabulary:
+        c = replace(c, tokenizer=Tokenizer(NO_VOCABULARY, []))
     if c.tokenizer is None and _is_model(c, base):
         raise RefusedError(
             "the model has no tokenizer, and llama.cpp loads no GGUF without one",

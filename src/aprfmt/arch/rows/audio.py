@@ -1,0 +1,93 @@
+"""Rows of the architecture table: networks whose output is sound, not text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, VOCAB, block, linear, norm, rename, tensor
+from aprfmt.arch.rows.parts_encoder import ENCODER
+
+_SOUND_KEYS = (
+    "features_length", "attention.group_norm_epsilon", "attention.group_norm_groups", "posnet.embedding_length",
+    "posnet.block_count", "convnext.embedding_length", "convnext.block_count",
+)  # fmt: skip
+_POS, _NEXT = "posnet.n_embd", "convnext.n_embd"
+
+
+def _column(hf: str, gguf: str, dims: str, *, of_weight: bool = False) -> tuple[TensorRow, ...]:
+    """A layer whose bias, and weight if `of_weight`, is a column, as its values stand beside a row of sound."""
+    return (
+        tensor(f"{hf}.weight", f"{gguf}.weight", f"{_POS},1" if of_weight else dims),
+        tensor(f"{hf}.bias", f"{gguf}.bias", f"{_POS},1"),
+    )
+
+
+def _posnet(n: int) -> tuple[TensorRow, ...]:
+    """A layer of the six before the convolutions: attention in the third, a norm in the last, residual blocks else."""
+    hf, gguf = f"backbone.posnet.{n}", f"posnet.{n}"
+    if n in (2, 5):
+        named = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "proj_out": "attn_output"} if n == 2 else {}
+        layers = (_column(f"{hf}.{a}", f"{gguf}.{b}", f"{_POS},{_POS},1") for a, b in named.items())
+        return (
+            *_column(f"{hf}.norm", f"{gguf}.attn_norm", "", of_weight=True),
+            *(row for two in layers for row in two),
+        )
+    halves = (
+        (
+            *_column(f"{hf}.norm{i}", f"{gguf}.norm{i}", "", of_weight=True),
+            *_column(f"{hf}.conv{i}", f"{gguf}.conv{i}", f"{_POS},{_POS},3"),
+        )
+        for i in (1, 2)
+    )
+    return tuple(row for half in halves for row in half)
+
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="wavtokenizer_dec",
+        required=dict.fromkeys(_SOUND_KEYS, ""),
+        gguf="wavtokenizer-dec",
+        hf_class="WavTokenizerDec",
+        model_type="wavtokenizer_dec",
+        hf_classes=("WavTokenizerDec",),
+        bare_classes=("WavTokenizerDec",),
+        model_types=("wavtokenizer_dec",),
+        no_vocabulary=True,
+        tensors=(
+            tensor("backbone.embedding.weight", "token_embd.weight", "vocab,n_embd_features"),
+            *_column("backbone.embed", "conv1d", f"{_POS},n_embd_features,7"),
+            *(row for n in range(6) for row in _posnet(n)),
+            *norm("backbone.norm", "token_embd_norm", _POS, REQUIRED),
+            *block(
+                tensor("dwconv.weight", "dw.weight", f"{_NEXT},1,7"),
+                tensor("dwconv.bias", "dw.bias", f"{_NEXT},1"),
+                *norm("norm", "norm", _NEXT, REQUIRED),
+                *linear("pwconv1", "pw1", f"ffn,{_NEXT}", REQUIRED),
+                *linear("pwconv2", "pw2", f"{_NEXT},ffn", REQUIRED),
+                tensor("gamma.weight", "gamma.weight", _NEXT),
+                hf="backbone.convnext.{n}.",
+                gguf="convnext.{n}.",
+                depth="convnext.n_layer",
+            ),
+            *norm("backbone.final_layer_norm", "output_norm", _NEXT, REQUIRED),
+            *linear("head.out", "output", f"hidden,{_NEXT}", REQUIRED),
+        ),
+        keys=(
+            *rename(DIMS, num_layers="n_layer", intermediate_size="n_ff", num_heads="n_head"),
+            replace(LAYER_EPS, hf=("layer_norm_epsilon",)),
+            VOCAB,
+            Key("features_length", ("n_embd_features",)),
+            Key("attention.group_norm_epsilon", ("group_norm_epsilon",), "f32"),
+            Key("attention.group_norm_groups", ("group_norm_groups",)),
+            Key("posnet.embedding_length", (_POS,)),
+            Key("posnet.block_count", ("posnet.n_layer",), allowed=(6,)),
+            Key("convnext.embedding_length", (_NEXT,)),
+            Key("convnext.block_count", ("convnext.n_layer",)),
+            ENCODER[0],
+        ),
+        gguf_only=(),
+        ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
+        defaults={"": {"layer_norm_epsilon": 1e-6, "tie_word_embeddings": False}},
+    ),
+)
