@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.tokenizer.ranks import BYTE_LETTERS
+from aprfmt.tokenizer.ranks import BYTE_LETTERS, OLD_SPECIALS
 
 _BYTES = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 
@@ -37,7 +37,7 @@ def tekken_file(ranks: Mapping[bytes, int], pattern: str, *, specials: int = 100
             text = None
         return {"rank": rank, "token_bytes": base64.b64encode(token).decode(), "token_str": text}
 
-    named = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    named = OLD_SPECIALS[: min(specials, len(OLD_SPECIALS))]
     body = {
         "config": {
             "pattern": pattern,

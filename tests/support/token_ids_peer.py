@@ -243,7 +243,7 @@ NEWER = "code points that Unicode 14 does not have"
 NO_BYTE = "bytes that are no token: `tokenizers` leaves them out before merges, llama.cpp behind them"
 BERT = "llama.cpp takes Hangul apart and spacing marks away, and some control characters end words there"
 _BERT_KINDS = {"Mc", "Me", "Cc", "Cf", "Zl"}
-NEW_MARKS = "combining marks that one of the two does not know yet"
+RECATEGORIZED = "code points whose category one of the two knows from another version of Unicode"
 CLUSTERS = "`tokenizers` normalises whole grapheme clusters, llama.cpp code points"
 SURROGATES = "bytes that llama.cpp takes for half a surrogate pair"
 
@@ -265,15 +265,15 @@ def reason_of(tok: Tokenizer, known: set[str], text: str) -> str:
     kinds = {unicodedata.category(c) for c in read if c not in "\t\n\r"}
     if tok.model == "bert" and (kinds & _BERT_KINDS or any("\uac00" <= c <= "\ud7a3" for c in read)):
         return BERT
-    if tok.model == "bert" and any(_is_new_mark(c) for c in read):
-        return NEW_MARKS
+    if tok.model == "bert" and any(map(_is_recategorized, read)):
+        return RECATEGORIZED
     if tok.model == "t5" and kinds & {"Mn", "Mc", "Me", "Cf"}:
         return CLUSTERS
     return NEWER if any(unicodedata.category(c) == "Cn" for c in read) else ""
 
 
-def _is_new_mark(char: str) -> bool:
-    return unicodedata.category(char) == "Mn" and unicodedata.ucd_3_2_0.category(char) == "Cn"
+def _is_recategorized(char: str) -> bool:
+    return unicodedata.category(char) != unicodedata.ucd_3_2_0.category(char)
 
 
 def explain(outcome: Outcome) -> str:

@@ -109,28 +109,29 @@ def test_damaged_tiktoken_files_are_named(data: bytes, what: str) -> None:
 
 
 def tekken(**changed: Any) -> dict[str, bytes]:
-    body = json.loads(tekken_file(SMALL, RULES["tekken"].splits[0], specials=20))
+    body = json.loads(tekken_file(SMALL, RULES["tekken"].splits[0], specials=22))
     return {"tekken.json": json.dumps(body | changed).encode()}
 
 
 def test_tekken_ids_begin_with_the_special_tokens() -> None:
     tok = read(tekken())
-    assert tok.tokens[:6] == ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<SPECIAL_5>"]
-    assert tok.tokens[20 + 97] == "a"
-    assert (tok.model, tok.pre, len(tok.tokens)) == ("gpt2", "tekken", 280)
-    assert tok.types == [3] * 20 + [1] * 260
-    assert tok.special == {"bos": 1, "eos": 2, "unk": 0, "pad": 2}
+    assert tok.tokens[:6] == ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]"]
+    assert tok.tokens[20:22] == ["<SPECIAL_20>", "<SPECIAL_21>"]
+    assert tok.tokens[22 + 97] == "a"
+    assert (tok.model, tok.pre, len(tok.tokens)) == ("gpt2", "tekken", 282)
+    assert tok.types == [3] * 22 + [1] * 260
+    assert tok.special == {"bos": 1, "eos": 2, "unk": 0, "pad": 11}
     assert tok.flags == {"add_bos": True, "add_eos": False}
     assert tok.merges[:4] == ["a b", "a bc", "ab c", "b c"]
     assert tok.chat_template == "mistral-v3-tekken"
-    assert read(tekken(special_tokens=None)).tokens[11] == "<pad>"
-    assert read(tekken(special_tokens=None)).special["pad"] == 11
+    assert read(tekken(special_tokens=None)).tokens == tok.tokens
+    assert read(tekken(special_tokens=[{"rank": 2, "token_str": "</s>"}])).special == {"eos": 2, "pad": 2}
 
 
 def test_tekken_vocabularies_are_cut_to_the_size_that_they_name() -> None:
-    config = {"default_vocab_size": 277, "default_num_special_tokens": 20, "version": "v11"}
+    config = {"default_vocab_size": 279, "default_num_special_tokens": 22, "version": "v11"}
     tok = read(tekken(config=config))
-    assert len(tok.tokens) == 277
+    assert len(tok.tokens) == 279
     assert tok.merges == ["a b"]
     assert tok.chat_template is None
     assert "v11" in tok.notes[0]
@@ -141,11 +142,11 @@ def test_tekken_vocabularies_are_cut_to_the_size_that_they_name() -> None:
     [
         ({"config": 3}, "`config`"),
         ({"config": {"default_vocab_size": "x"}}, "default_vocab_size"),
-        ({"config": {"default_vocab_size": 400, "default_num_special_tokens": 20}}, "260 \\+ 20 tokens"),
+        ({"config": {"default_vocab_size": 400, "default_num_special_tokens": 22}}, "260 \\+ 22 tokens"),
         ({"vocab": [{"rank": -1}]}, r"vocab\[0\] has no usable rank"),
         ({"vocab": [{"rank": 0, "token_bytes": "*"}]}, r"vocab\[0\].token_bytes is not base64"),
         ({"vocab": []}, "no tokens"),
-        ({"special_tokens": [{"rank": 20, "token_str": "x"}]}, r"special_tokens\[0\]"),
+        ({"special_tokens": [{"rank": 22, "token_str": "x"}]}, r"special_tokens\[0\]"),
         ({"special_tokens": [{"rank": 0, "token_str": "<SPECIAL_1>"}]}, "one text"),
     ],
 )

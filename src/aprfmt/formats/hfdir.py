@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
-from aprfmt.formats import HF_INDEX_SUFFIX
+from aprfmt.formats import HF_INDEX_SUFFIX, mistral
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
     belongs,
@@ -49,6 +49,7 @@ class HfNative:
     Attributes:
         folder: the folder.
         config: bytes of config.json, None where there is none.
+        params: bytes of the params.json that stands in its place in Mistral's own layout.
         index: bytes of the index, None where there is none.
         index_name: file name of the index.
         shards: the weights, by file name, those of modules in subfolders among them.
@@ -61,6 +62,7 @@ class HfNative:
     index_name: str | None
     shards: dict[str, Shard]
     other_files: list[Path]
+    params: bytes | None = None
 
     def text_file(self, name: str) -> bytes | None:
         """One of the other files by its name; None where there is none of that name."""
@@ -104,10 +106,15 @@ def open_model(path: Path) -> Model:
         names = list_names(folder, belongs)
         index_name, warnings = (path.name, []) if folder != path else _find_index(folder, names)
         index, shards, more = _read_weights(folder, names, index_name, stack)
+        is_mistral = mistral.PARAMS_NAME in names and any(map(mistral.is_weights, shards))
+        for shard in shards.values() if is_mistral else ():
+            for tensor in shard.tensors:
+                tensor.name = mistral.to_name(tensor.name)
         config_path = folder / "config.json"
         native = HfNative(
             folder=folder,
-            config=read_text_file(config_path) if is_file(config_path) else None,
+            config=read_text_file(config_path) if is_file(config_path) and not is_mistral else None,
+            params=read_text_file(folder / mistral.PARAMS_NAME) if is_mistral else None,
             index=index,
             index_name=index_name,
             shards=shards,
@@ -152,7 +159,12 @@ def _load_hparams(native: HfNative) -> Hyperparams:
 
 
 def config_of(native: HfNative) -> JsonObject | None:
-    """What config.json says; None where there is none. Raises CorruptError."""
+    """What config.json says, or params.json in its words; None where there is neither.
+
+    Raises CorruptError, UnsupportedError.
+    """
+    if native.params is not None:
+        return mistral.to_config(parse_config(native.params, native.folder / mistral.PARAMS_NAME))
     return None if native.config is None else parse_config(native.config, native.folder / "config.json")
 
 

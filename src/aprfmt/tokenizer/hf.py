@@ -44,6 +44,8 @@ TOKENIZER_FILES = frozenset(
 
 _UNSUPPORTED_FILES = ("sentencepiece.bpe.model",)
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "tiktoken.model")
+_VERSIONED = "tokenizer.model.v"
+"""How the names of Mistral's SentencePiece models begin; what follows is the version of its chat format."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _FLAGS = ("add_bos", "add_eos", "add_sep", "add_space_prefix")
 _LLAMA_TYPES = ("llama", "mistral")
@@ -102,7 +104,8 @@ def is_tokenizer_file(name: str) -> bool:
     """Whether the relative path `name` is a tokenizer file."""
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja")
-    return name in TOKENIZER_FILES or name.endswith(".tiktoken") or rwkv.is_vocabulary(name)
+    own = name in TOKENIZER_FILES or name.startswith(_VERSIONED)
+    return own or name.endswith(".tiktoken") or rwkv.is_vocabulary(name)
 
 
 def has_vocabulary(names: Iterable[str]) -> bool:
@@ -133,7 +136,8 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
     special_map = read_object(kept, "special_tokens_map.json").items()
     settings = {key: value for key, value in special_map if key.endswith(("_token", "_special_tokens"))}
     settings |= read_object(kept, "tokenizer_config.json")
-    spm = next((name for name in ("tokenizer.model", "spiece.model") if name in kept), None)
+    versioned = sorted((name for name in kept if name.startswith(_VERSIONED)), reverse=True)
+    spm = next((name for name in ("tokenizer.model", "spiece.model", *versioned) if name in kept), None)
     world = next(filter(rwkv.is_vocabulary, kept), None)
     if world is not None:
         size = (config or {}).get("vocab_size")
@@ -151,6 +155,9 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
         return read_tiktoken(Document(tiktoken, {}, {}, settings, config or {}, kept))
     elif spm is not None:
         tokenizer, added = read_sentencepiece(kept, spm, settings)
+        if spm in versioned:  # their texts begin with a BOS, and what has no pad takes the EOS
+            tokenizer.flags |= {"add_bos": True, "add_eos": False}
+            tokenizer.special.setdefault("pad", tokenizer.special.get("eos", 0))
         return _finish(tokenizer, added, Document(spm, {}, {}, settings, config or {}, kept))
     elif "vocab.txt" in kept:
         parsed, source = wordpiece_document(kept, settings), "vocab.txt"

@@ -23,7 +23,17 @@ from aprfmt.limits import MAX_TOKEN_ID
 from aprfmt.tokenizer.model import Tokenizer, TokenType, is_unicode
 from aprfmt.types import Json, JsonObject
 
-__all__ = ["BYTE_LETTERS", "Family", "family_of", "looks_like_ranks", "merges_of_ranks", "read_ranks", "read_tekken"]
+__all__ = [
+    "BYTE_LETTERS",
+    "OLD_SPECIALS",
+    "Family",
+    "family_of",
+    "in_letters",
+    "looks_like_ranks",
+    "merges_of_ranks",
+    "read_ranks",
+    "read_tekken",
+]
 
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|\Z)")
 _LONGEST_TOKEN = 1 << 10
@@ -156,7 +166,7 @@ def _reached(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 # --- tekken.json ---
 
-_OLD_SPECIALS = (
+OLD_SPECIALS = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
     "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
@@ -221,7 +231,7 @@ def _tekken_ranks(vocab: Json, n: int, path: str) -> dict[bytes, int]:
 def _tekken_specials(listed: Json, n: int, path: str) -> list[str]:
     """Texts of the special tokens by rank; those that the file does not name are `<SPECIAL_n>`."""
     entries: list[Json] = (
-        listed if isinstance(listed, list) else [{"rank": i, "token_str": t} for i, t in enumerate(_OLD_SPECIALS)]
+        listed if isinstance(listed, list) else [{"rank": i, "token_str": t} for i, t in enumerate(OLD_SPECIALS)]
     )
     texts = [f"<SPECIAL_{i}>" for i in range(n)]
     for at, entry in enumerate(entries):

@@ -19,7 +19,7 @@ from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError
-from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, hf_files, safetensors
+from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, hf_files, mistral, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -64,7 +64,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
         texts.pop(HF_QUANT, None)
     kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
     config: bytes | None
-    config, config_kept = _config(c, texts.get(CONFIG), tensors, kept) if not _is_adapter(c) else (None, True)
+    config, config_kept = _config(c, texts, tensors, kept) if not _is_adapter(c) else (None, True)
     if (
         recipe is not None
         and kept
@@ -79,6 +79,8 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
         return Output([*written, *recipe.other_layouts(), *weights], tensors)
+    if CONFIG not in texts:  # what is written from here on has Hugging Face's layout
+        texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
     if shard_bytes is None:
@@ -120,8 +122,9 @@ def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     return {}
 
 
-def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
-    """config.json, and whether it is the source's own."""
+def _config(c: Canonical, texts: Mapping[str, bytes], tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
+    """config.json, and whether it says what the source's own does."""
+    source, params = texts.get(CONFIG), texts.get(mistral.PARAMS_NAME) if _is_mistral(c, texts) else None
     if c.arch is None and source is None:
         what = c.part or f"architecture {c.hparams.architecture or 'unknown'!r}"
         raise RefusedError(
@@ -132,15 +135,23 @@ def _config(c: Canonical, source: bytes | None, tensors: list[OutTensor], kept: 
     if c.arch is None:
         return source or b"{}", True
     # What the source's own config.json lacks, the new one may lack too.
-    now = hp.to_hf_config((with_drafts_counted(c) if source is None else c).hparams, complete=source is None)
-    if source is None:
+    has_own = source is not None or params is not None
+    now = hp.to_hf_config((c if has_own else with_drafts_counted(c)).hparams, complete=not has_own)
+    if not has_own:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
-    base = parse_config(source, c.model.path / CONFIG if is_folder(c.model.path) else c.model.path)
+    at = c.model.path / CONFIG if is_folder(c.model.path) else c.model.path
+    base = mistral.to_config(parse_config(params, at)) if params is not None else parse_config(source or b"{}", at)
     then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
     config = overlay(base, then, now)
     if not kept:
         config = _with_dtype(without_packing(config), _torch_dtype(tensors))
-    return (source, True) if config == base else (_json(config), False)
+    return (source or _json(config), True) if config == base else (_json(config), False)
+
+
+def _is_mistral(c: Canonical, texts: Mapping[str, bytes]) -> bool:
+    """Whether the source has Mistral's own layout."""
+    folder = c.model.native_as(HfNative)
+    return CONFIG not in texts and mistral.PARAMS_NAME in texts and (folder is None or folder.params is not None)
 
 
 def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:

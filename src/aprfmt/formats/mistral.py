@@ -1,0 +1,142 @@
+"""Mistral's own layout of a model: params.json beside consolidated.safetensors.
+
+The rows of Q and K stand as in a GGUF: the two values that rotate together are neighbours. So these two get their GGUF
+names here, and the way from there to a checkpoint's order is that of any GGUF. All others get Hugging Face's names.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aprfmt.errors import UnsupportedError
+from aprfmt.types import Json, JsonObject
+
+__all__ = ["PARAMS_NAME", "is_weights", "to_config", "to_name"]
+
+PARAMS_NAME = "params.json"
+
+_NAMES = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
+_IN_LAYER = {
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+    "feed_forward.gate": "block_sparse_moe.gate",
+    "gate": "mlp.gate",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj",
+    "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "shared_experts.w3": "mlp.shared_experts.up_proj",
+}
+_AS_IN_GGUF = {"attention.wq": "attn_q", "attention.wk": "attn_k"}
+_PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+_KEYS = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
+    "rope_theta": "rope_theta",
+    "sliding_window": "sliding_window",
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+    "qk_nope_head_dim": "qk_nope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+_LONGEST_TEXT = 128_000
+"""Positions where params.json says nothing."""
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of that name holds weights under Mistral's names."""
+    return name.startswith("consolidated") and name.endswith(".safetensors")
+
+
+def to_name(name: str) -> str:
+    """What a tensor is called outside this layout; those of towers keep their names."""
+    stem, _, end = name.rpartition(".")
+    if stem in _NAMES and end in ("weight", "bias"):
+        return f"{_NAMES[stem]}.{end}"
+    if (match := _LAYER.fullmatch(name)) is None:
+        return name
+    layer, inner, end = match.groups()
+    if inner in _AS_IN_GGUF:
+        return f"blk.{layer}.{_AS_IN_GGUF[inner]}.{end}"
+    if (expert := _EXPERT.fullmatch(inner)) is not None:
+        number, part = expert.groups()
+        own = f"block_sparse_moe.experts.{number}.{part}"
+        inner = own if inner.startswith("feed_forward") else f"mlp.experts.{number}.{_PROJECTIONS[part]}"
+        return f"model.layers.{layer}.{inner}.{end}"
+    return f"model.layers.{layer}.{_IN_LAYER[inner]}.{end}" if inner in _IN_LAYER else name
+
+
+def to_config(params: JsonObject) -> JsonObject:
+    """What a config.json would say. Raises UnsupportedError for stored forms that nothing here decodes."""
+    if isinstance(params.get("quantization"), dict):
+        raise UnsupportedError(
+            "params.json says that the weights are quantized, which is read from Hugging Face's layout alone",
+            path=PARAMS_NAME,
+            hint="take the repository's config.json and model*.safetensors",
+        )
+    config: JsonObject = {own: params[key] for key, own in _KEYS.items() if params.get(key) is not None}
+    positions = params.get("max_position_embeddings") or params.get("max_seq_len") or _LONGEST_TEXT
+    config |= {
+        "max_position_embeddings": positions,
+        "tie_word_embeddings": params.get("tied_embeddings") is True,
+        "hidden_act": params.get("activation", "silu"),
+        "sliding_window": config.get("sliding_window"),
+    }
+    moe, scaling = params.get("moe"), params.get("llama_4_scaling")
+    if (yarn := _yarn(params)) is not None:
+        config["rope_parameters"] = yarn
+    if isinstance(moe, dict) and "kv_lora_rank" not in config:
+        return _named(config, "MixtralForCausalLM", "mixtral") | {
+            "num_local_experts": moe.get("num_experts"),
+            "num_experts_per_tok": moe.get("num_experts_per_tok"),
+        }
+    if isinstance(moe, dict):
+        raise UnsupportedError(
+            "params.json describes latent attention with experts, which is read from Hugging Face's layout alone",
+            path=PARAMS_NAME,
+            hint="take the repository's config.json and model*.safetensors",
+        )
+    if isinstance(scaling, dict):
+        return _named(config, "Ministral3ForCausalLM", "ministral3")
+    return _named(config, "MistralForCausalLM", "mistral")
+
+
+def _named(config: JsonObject, hf_class: str, model_type: str) -> JsonObject:
+    return {"architectures": [hf_class], "model_type": model_type, **config}
+
+
+def _yarn(params: JsonObject) -> JsonObject | None:
+    yarn, scaling = params.get("yarn"), params.get("llama_4_scaling")
+    if not isinstance(yarn, dict):
+        return None
+    scale: Json = 0.0 if yarn.get("apply_scale") else 1.0
+    found: JsonObject = {
+        "rope_type": "yarn",
+        "rope_theta": params.get("rope_theta"),
+        "factor": yarn.get("factor"),
+        "beta_fast": yarn.get("beta"),
+        "beta_slow": yarn.get("alpha"),
+        "original_max_position_embeddings": yarn.get("original_max_position_embeddings"),
+        "mscale": 1.0,
+        "mscale_all_dim": scale,
+    }
+    return found | ({"llama_4_scaling_beta": scaling.get("beta")} if isinstance(scaling, dict) else {})
