@@ -112,6 +112,39 @@ _CONFIDENCE = {"confidence_head.proj.weight": (1, 72), "confidence_head.proj.bia
 _dspark = _draft("dspark", "DSparkDraftModel", _DSPARK, _QWEN3, optional=_CONFIDENCE | _EMBEDDING)
 _OF_DSPARK = {key: value for key, value in _DFLASH.items() if key not in ("dflash_config", "block_size")}
 
+# as google/gemma-4-E2B-it-assistant has them
+_GEMMA4: Config = {
+    **DIMS,
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 3,
+    "num_kv_shared_layers": 3,
+    "moe_intermediate_size": None,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": False,
+    "enable_moe_block": False,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "sliding_window": 8,
+    "tie_word_embeddings": True,
+    "use_double_wide_mlp": False,
+    "vocab_size": VOCAB,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+_ASSISTANT: Config = {
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": 48,
+    "tie_word_embeddings": True,
+    "use_ordered_embeddings": False,
+    "text_config": _GEMMA4,
+}
+_gemma4 = _draft("gemma4_assistant", "Gemma4AssistantForCausalLM", _ASSISTANT, {})
+
 CASES: tuple[ArchCase, ...] = (
     _eagle3,
     # as nvidia/gpt-oss-120b-Eagle3-v3 has them
@@ -192,5 +225,13 @@ CASES: tuple[ArchCase, ...] = (
             "tie_word_embeddings": False,
             "transformer_layer_config": _OF_DSPARK,
         },
+    ),
+    _gemma4,
+    _variant(
+        _gemma4,
+        "unified",
+        "Gemma4UnifiedAssistantForCausalLM",
+        model_type="gemma4_unified_assistant",
+        text_config=_GEMMA4 | {"model_type": "gemma4_unified_text"},
     ),
 )

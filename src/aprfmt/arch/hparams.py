@@ -67,9 +67,10 @@ _REQUIRED = (
 )  # fmt: skip
 # Model types that no transformers class registers.
 _MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
+_OF_ASSISTANTS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
 _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-    "quantization_config", "model_type", "vision_config",
+    "quantization_config", "model_type", "vision_config", *_OF_ASSISTANTS,
 )  # fmt: skip
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
@@ -291,7 +292,17 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
     }
     config.pop("pooling", None)  # stands in files of its own, see formats.hf_files
-    return dict(sorted({**config, **row.config}.items()))
+    return dict(sorted(_inside({**config, **row.config}, h, row).items()))
+
+
+def _inside(config: dict[str, object], h: Hyperparams, row: Architecture) -> dict[str, object]:
+    """`config` with what it says of the network where the row's classes have it."""
+    key, own_type = row.inside
+    if not key:
+        return config
+    whole = {name: config.pop(name) for name in ("architectures", "model_type", *_OF_ASSISTANTS) if name in config}
+    own_type = h.hf_model_type if h.hf_model_type and h.hf_model_type in row.defaults else own_type
+    return {**whole, "tie_word_embeddings": config["tie_word_embeddings"], key: {**config, "model_type": own_type}}
 
 
 def _set_path(config: dict[str, object], name: str, value: object) -> None:
@@ -319,6 +330,9 @@ def _missing(h: Hyperparams, row: Architecture) -> list[str]:
 def hf_identity(h: Hyperparams, row: Architecture) -> tuple[str, str]:
     """(class, model type) of the network's config.json: the source's own, else those of its `row`."""
     model_type = h.hf_model_type or row.model_type
+    if row.inside[0]:
+        whole_type = h.extra.get("text_of", row.model_type)
+        return h.hf_architecture or row.hf_class, str(whole_type)
     if "text_of" in h.extra:
         named = _class_named(row, model_type)
         return (named, model_type) if named else (row.hf_class, row.model_type)
@@ -385,12 +399,14 @@ def from_gguf(
 
 def _without_drafts(kv: Mapping[str, object], row: Architecture) -> Mapping[str, object]:
     """`kv` with the network's own layers alone: a GGUF counts its draft layers, which stand last, with them."""
-    count_key, drafts_key = full_key(row, "block_count"), full_key(row, "nextn_predict_layers")
-    layers, drafts = (as_int(kv.get(key), key) for key in (count_key, drafts_key))
+    if not drafts_key(row).hf:  # a network of nothing but draft layers
+        return kv
+    count_key, drafts_name = full_key(row, "block_count"), full_key(row, "nextn_predict_layers")
+    layers, drafts = (as_int(kv.get(key), key) for key in (count_key, drafts_name))
     if not layers or not drafts:
         return kv
     if drafts > layers:
-        raise CorruptError(f"{drafts_key} is {drafts}, of {layers} layers")
+        raise CorruptError(f"{drafts_name} is {drafts}, of {layers} layers")
     prefix, n = f"{row.gguf}.", layers - drafts
     values = {key: kv[key] for key in kv if key.startswith(prefix)}
     whole = {full_key(row, "rope.dimension_sections"), *(full_key(row, k.gguf) for k in row.keys if k.draft == OWN)}
@@ -492,7 +508,12 @@ def to_gguf(
             out |= {pair[0]: pair for pair in late}
             late = []
     count, drafts = (full_key(arch, suffix) for suffix in ("block_count", "nextn_predict_layers"))
-    if drafts in out and count in out and not any(isinstance(out[key][2], Misfit) for key in (count, drafts)):
+    if (
+        drafts_key(arch).hf
+        and drafts in out
+        and count in out
+        and not any(isinstance(out[key][2], Misfit) for key in (count, drafts))
+    ):
         layers = [as_int(out[key][2], key) or 0 for key in (count, drafts)]
         out[count] = (count, out[count][1], sum(layers))
         out |= {

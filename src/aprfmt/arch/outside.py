@@ -65,7 +65,7 @@ def is_adapter(all_names: Collection[str]) -> bool:
 
 def n_drafts(arch: Architecture | None, h: Hyperparams) -> int:
     """How many draft layers the config counts."""
-    counted = h.extra.get(drafts_key(arch).hf[0])
+    counted = next((h.extra[name] for name in drafts_key(arch).hf if name in h.extra), 0)
     return counted if type(counted) is int else 0
 
 

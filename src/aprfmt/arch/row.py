@@ -128,6 +128,8 @@ class Architecture:
         keys: hyper-parameters, in the order in which a GGUF gets them.
         other_names: those of the classes whose checkpoints call tensors otherwise (see prefixes); a config.json that is
             made anew names `hf_class` instead.
+        inside: (key of config.json that holds what is said of the network, model type in there), for classes that hold
+            the network in another one; ("", "") for all others.
         bare_classes: those of the classes that have no head (`LlamaModel`).
         rope_type: the value of APR's `rope_type` (0 adjacent pairs, 2 split halves, as the reference assigns them).
         when: condition that tells GGUFs of this row from those of other rows with the same GGUF name. Words are keys
@@ -164,6 +166,7 @@ class Architecture:
     keys: tuple[Key, ...]
     bare_classes: tuple[str, ...] = ()
     other_names: tuple[str, ...] = ()
+    inside: tuple[str, str] = ("", "")
     rope_type: int = 2
     when: str = ""
     hf_when: str = ""

@@ -88,6 +88,7 @@ DRAFTS: dict[str, Converter] = {
     "partial_rotary": Converter(_partial_rotary, _partial_rotary_from),
     "anchor": Converter(settle=_anchor),
     "draft_vocabulary": Converter(nothing, lambda value, scope: None, _draft_vocabulary),
+    "layer_count": Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT),
     "by_tensor": Converter(lambda value, scope: bool(value), lambda value, scope: bool(value)),
     "target_sections": Converter(from_target=_sections),
 }

@@ -395,7 +395,7 @@ def with_drafts_counted(c: Canonical) -> Canonical:
     n_drafts = len({match.layer for matches in found for match in matches})
     known = hp.drafts_key(c.arch).hf
     extra = {name: value for name, value in c.hparams.extra.items() if name not in known}
-    if n_drafts or (names_drafts(c.arch) and len(extra) < len(c.hparams.extra)):
+    if (n_drafts and known) or (names_drafts(c.arch) and len(extra) < len(c.hparams.extra)):
         extra[known[0]] = n_drafts
     return replace(c, hparams=replace(c.hparams, extra=extra))
 

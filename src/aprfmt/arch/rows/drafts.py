@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from aprfmt.arch.row import OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
+from aprfmt.arch.rows import gemma4
 from aprfmt.arch.rows.parts import (
     DECODER,
     PAIRS,
@@ -19,6 +23,7 @@ from aprfmt.arch.rows.parts import (
     norm,
     tensor,
 )
+from aprfmt.arch.rows.parts_encoder import hf_only
 
 _OWN_VOCABULARY = (
     TensorRow(("d2t",), ("d2t",), ("draft_vocab_size",), OPTIONAL, value=PLUS_ROW),
@@ -108,6 +113,12 @@ _MARKOV = (
     *linear("markov_head.markov_w2", "markov_w2", "draft_vocab_size,markov_rank"),
     *linear("confidence_head.proj", "conf_proj", "1,hidden+markov_rank", "has_confidence_head", "has_confidence_head"),
 )
+
+_GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
+_ASSISTANT_DEFAULTS = {
+    **_GEMMA4.defaults["gemma4_text"], "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+}  # fmt: skip
+_NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -200,5 +211,35 @@ ROWS: tuple[Architecture, ...] = (
             must_be("rope_is_neox_style", True),
         ),
         defaults={"": _DFLASH_DEFAULTS},
+    ),
+    replace(
+        _GEMMA4,
+        id="gemma4_assistant",
+        gguf="gemma4-assistant",
+        hf_class="Gemma4AssistantForCausalLM",
+        model_type="gemma4_assistant",
+        hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+        model_types=(),
+        inside=("text_config", "gemma4_text"),
+        tensors=(
+            *linear("pre_projection", "nextn.pre_projection", "hidden,2*backbone_hidden_size"),
+            *linear("post_projection", "nextn.post_projection", "backbone_hidden_size,hidden"),
+            *(
+                row
+                for row in _GEMMA4.tensors
+                if not _NOT_OF_ASSISTANTS.search(row.gguf[0]) and row.layers != "double_wide"
+            ),
+            *hf_only("num_centroids,hidden", "masked_embedding.centroids"),
+            TensorRow(("masked_embedding.token_ordering",), (), ("vocab",), OPTIONAL),
+        ),
+        keys=(
+            *(replace(key, via="") if key.gguf == "attention.shared_kv_layers" else key for key in _GEMMA4.keys),
+            Key("embedding_length_out", ("backbone_hidden_size",)),
+            Key("nextn_predict_layers", via="layer_count"),
+            Key("", ("num_centroids",)),
+        ),
+        required={**_GEMMA4.required, "embedding_length_out": ""},
+        head_never=True,
+        defaults={**_GEMMA4.defaults, "gemma4_text": _ASSISTANT_DEFAULTS, "gemma4_assistant": _ASSISTANT_DEFAULTS},
     ),
 )
