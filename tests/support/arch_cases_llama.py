@@ -21,7 +21,7 @@ from arch_cases_common import (
     family,
     rope,
 )
-from arch_models import ArchCase
+from arch_models import DIMS, VOCAB, ArchCase
 
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _DYNAMIC = rope(rope_type="dynamic", factor=2.0)
@@ -52,6 +52,24 @@ _GRANITE = {
     "residual_multiplier": 0.22,
     "logits_scaling": 8.0,
 }
+
+# A third of the ids are those of pictures, under names that spell numbers in letters.
+_IMAGE_IDS = {f"IMGIMG{''.join(chr(65 + int(digit)) for digit in str(i))}Z": 4 + i for i in range(8192)}
+_CHAMELEON: dict[str, Any] = {
+    **{key: value for key, value in DIMS.items() if key != "head_dim"}, **MHA, "vocab_size": VOCAB,
+    "vocabulary_map": {"<image>": 3, **_IMAGE_IDS},
+    "vq_config": {
+        "embed_dim": 8, "num_embeddings": 16, "latent_channels": 8, "resolution": 32, "base_channels": 32,
+        "channel_multiplier": [1], "num_res_blocks": 1,
+    },
+}  # fmt: skip
+
+
+def _chameleon(name: str = "", cannot: str = "", **config: Any) -> ArchCase:
+    classes = "ChameleonConfig", "ChameleonForConditionalGeneration"
+    values = {**_CHAMELEON, **config}
+    return ArchCase(f"chameleon{name}", "chameleon", *classes, values, llama_cpp_cannot=cannot, wrapped=True)
+
 
 CASES: tuple[ArchCase, ...] = (
     *family("llama", "Llama", {}, {
@@ -94,4 +112,7 @@ CASES: tuple[ArchCase, ...] = (
         "tied": TIED, "mha": MHA, "clip_qkv": {"clip_qkv": 0.7}, "linear": LINEAR,
         "attention_bias": (ATTENTION_BIAS, NO_O_BIAS),
     }),
+    _chameleon(),
+    _chameleon("/swin", "its graph leaves the residual out of what the MLP gets", swin_norm=True),
+    _chameleon("/biases", f"{NO_O_BIAS}, and {NO_MLP_BIAS}", **_BIASES),
 )  # fmt: skip

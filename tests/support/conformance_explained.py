@@ -81,6 +81,7 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
     Explained("qwen", "qwen.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
+    Explained("chameleon*", "blk.*.attn_[qk]_norm.*", "each head's own; the converter gives all heads the first one's"),
     *(Explained("jais*", name, _SCALED) for name in ("lm_head.weight", "transformer.wte.weight")),
     Explained("grok", "grok.rope.freq_base", _THETA),
     Explained("grok2", "grok.attention.layer_norm_epsilon", "GIT's, for which the converter takes the model type git"),

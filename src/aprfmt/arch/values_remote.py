@@ -302,6 +302,20 @@ def _block_head_dim_to(value: object, scope: Scope) -> GgufKeys | None:
     return GgufKeys({f"attention.{name}_length": ("u32", scope.h.head_dim) for name in ("key", "value")})
 
 
+# --- vocabularies ---
+
+_IMAGE_TOKENS = ("IMGIMG", "<image>")
+
+
+def _image_tokens(value: object, scope: Scope) -> object:
+    """The tokens of Chameleon's pictures and their ids, which the class needs and a GGUF has with its vocabulary."""
+    tokens = scope.kv.get("tokenizer.ggml.tokens")
+    if not scope.kv:
+        return DEFAULT
+    listed = tokens if _is_list(tokens) else ()
+    return {str(token): i for i, token in enumerate(listed) if str(token).startswith(_IMAGE_TOKENS)}
+
+
 REMOTE: dict[str, Converter] = {
     "given": Converter(_given_to),
     "nope_and_rope": Converter(_nope_and_rope_to, _nope_from),
@@ -332,4 +346,5 @@ REMOTE: dict[str, Converter] = {
     "blocks": Converter(from_gguf=_blocks_from, settle=_blocks_settle),
     "block_head_dim": Converter(_block_head_dim_to, default),
     "of_tensor": Converter(),
+    "image_tokens": Converter(nothing, _image_tokens),
 }

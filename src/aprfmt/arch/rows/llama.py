@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Difference, Key
+from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
     DIMS,
@@ -28,6 +28,7 @@ from aprfmt.arch.rows.parts import (
     head,
     hf_names,
     must_be,
+    norm,
     plain_mlp,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
@@ -84,6 +85,17 @@ _GRANITE_DEFAULTS = {
 _OLMO_DEFAULTS = {
     "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
 }  # fmt: skip
+_CHAMELEON_DEFAULTS = {
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "swin_norm": False,
+    "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 32, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
+    """A norm with a bias for each head, whose values follow the rotary order of the head."""
+    rows = norm(f"self_attn.{side}_norm", f"attn_{side}_norm", f"{heads},head_dim", REQUIRED)
+    order = (f"swap:{heads},2,head_dim/2",)
+    return tuple(replace(row, dims=(f"{heads},head_dim",), order=order, flat=True) for row in rows)
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -242,5 +254,34 @@ ROWS: tuple[Architecture, ...] = (
             must_be("attention_bias", False),
         ),
         defaults={"": _OLMO_DEFAULTS},
+    ),
+    Architecture(
+        id="chameleon",
+        gguf="chameleon",
+        hf_class="ChameleonForConditionalGeneration",
+        model_type="chameleon",
+        hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM", "ChameleonModel"),
+        bare_classes=("ChameleonModel",),
+        model_types=("chameleon",),
+        rope_type=0,
+        gguf_only=(),
+        tensors=decoder(
+            *attention("attention_bias", "attention_bias", permuted=True),
+            *_head_norms("q", "heads"),
+            *_head_norms("k", "kv_heads"),
+            mlp=gated_mlp("mlp_bias"),
+        ),
+        keys=(
+            *DECODER,
+            Key("swin_norm", ("swin_norm",), "bool"),
+            Key("", ("vocabulary_map",), via="image_tokens"),
+            Key("", ("vq_config",)),
+            SILU,
+            *_NO_BIASES,
+        ),
+        differs=(
+            Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
+        ),
+        defaults={"": _CHAMELEON_DEFAULTS},
     ),
 )
