@@ -131,7 +131,13 @@ def test_rows_are_found(row: Architecture) -> None:
             kv[fact.word] = fact.value
         else:
             kv[f"{row.gguf}.{fact.word}"] = False if fact.value == "False" else int(fact.value or 1)
-    assert find_gguf(kv, tensors) is row
+    found = find_gguf(kv, tensors)
+    plain = (
+        next(other for other in ARCHITECTURES.values() if other.gguf == row.gguf and not other.when)
+        if not row.when
+        else row
+    )
+    assert found is plain  # a GGUF of the same network under other names comes back as the first of them
     assert row.hf_class in row.hf_classes or find(hf_class=row.hf_class) is not None
     assert set(row.bare_classes) <= set(row.hf_classes)
 

@@ -159,6 +159,13 @@ CASES: tuple[ArchCase, ...] = (
         "tied": TIED, "no_norm_topk": {"norm_topk_prob": False},
         "groups": {"n_group": 4, "topk_group": 2},
     }),
+    ArchCase(
+        "glm4_moe/solar_open", "glm4_moe", "SolarOpenConfig", "SolarOpenForCausalLM",
+        {
+            **_SHARED, "first_k_dense_replace": 0, "num_hidden_layers": 2, "intermediate_size": 96, "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0},
+        },
+    ),
     *family("dots1", "Dots1", {**_SHARED, "num_key_value_heads": 4}, {
         "no_norm_topk": {"norm_topk_prob": False}, "groups": {"n_group": 4, "topk_group": 2},
         "tied": TIED,

@@ -124,6 +124,25 @@ CASES: tuple[ArchCase, ...] = (
     ),
     # The class of allenai/OLMo-7B before its tensors were renamed; llama.cpp's converter takes it for the later one.
     alias("olmo/olmo", "OLMoForCausalLM", "olmo", {**_without(_PLAIN, "rms_norm_eps"), "clip_qkv": 8.0}),
+    # evilfreelancer/ruGPT3XL
+    *(
+        ArchCase(
+            f"rugpt3xl{end}",
+            "rugpt3xl",
+            "",
+            "RuGPT3XLForCausalLM",
+            {
+                **_without(_PLAIN, "num_key_value_heads", "rms_norm_eps"),
+                "model_type": "rugpt3xl",
+                "layer_norm_eps": 1e-5,
+                "hidden_act": "gelu_new",
+                "sparse_mode": mode,
+            },
+            llama_cpp_cannot=why,
+            wrapped=True,  # a GGUF of it comes back as a GPT-2
+        )
+        for end, mode, why in (("", "none", ""), ("/sparse", "alternating", "its graph attends to all positions"))
+    ),
     # rednote-hilab/dots.ocr
     inside(
         "qwen2/dots_ocr",

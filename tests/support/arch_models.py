@@ -95,7 +95,7 @@ class ArchCase:
             hidden states; of a "draft", which needs another model to compute, nothing.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
-        wrapped: whether the row's network is the language model inside this one.
+        wrapped: whether the row's network is the language model inside this one, or comes back as one of another class.
         begins: of a `wrapped` case that transformers does not have: beginnings of the row's names -> the checkpoint's.
         beside: of such a case: the tensors that are none of the language model, and their shapes.
         renames: patterns of the names that transformers saves, and what published checkpoints have instead.

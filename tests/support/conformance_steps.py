@@ -247,7 +247,8 @@ class _Run:
             wanted = {str(canonical_name(row, name)): t for name, t in wanted.items() if name not in self._beside()}
             if ours.keys() != wanted.keys():  # a class of language models alone has its experts under other names
                 again = folder.with_suffix(".gguf")
-                aprfmt.convert_model(folder, again, dtype="keep")
+                whole = (folder / "config.json").exists()
+                aprfmt.convert_model(folder if whole else self._theirs("f32"), again, dtype="keep")
                 ours, wanted = list_tensors(again), list_tensors(self._ours("f32"))
         found = _differences(ours, wanted, "source")
         return _judged(self.case, found) if explained else Step(not found, reason=_listed(found))

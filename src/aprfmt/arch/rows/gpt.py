@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     EPSILON,
@@ -96,6 +96,53 @@ _GPT2 = Architecture(
     ignored=(".attn.bias", ".attn.masked_bias"),
     prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
     defaults={"": _GPT2_DEFAULTS},
+)
+
+_RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the names of Llama
+    id="rugpt3xl",
+    gguf="gpt2",
+    **hf_names("RuGPT3XL", "rugpt3xl"),
+    tensors=(
+        embedding(),
+        _positions("model.embed_positions"),
+        *block(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+            *(
+                TensorRow(
+                    tuple(f"self_attn.{name}_proj.{part}" for name in "qkv"),
+                    (f"attn_qkv.{part}",),
+                    (f"hidden{rest}",),
+                    gguf_dims=(f"3*hidden{rest}",),
+                )
+                for part, rest in (("weight", ",hidden"), ("bias", ""))
+            ),
+            *linear("self_attn.o_proj", "attn_output", "hidden,hidden", REQUIRED),
+            *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+            *linear("mlp.up_proj", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("mlp.down_proj", "ffn_down", "hidden,ffn", REQUIRED),
+        ),
+        *final_norm(bias=REQUIRED),
+        *head(),
+    ),
+    keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")),
+    gguf_only=(),
+    differs=(
+        Difference(
+            "llama.cpp attends to all positions, also where ruGPT3XL leaves some out (sparse_mode)",
+            "sparse_mode&!sparse_mode=none",
+        ),
+    ),
+    defaults={
+        "": {
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": False,
+            "bos_token_id": 2,
+            "eos_token_id": 1,
+            "sparse_mode": "none",
+        }
+    },
 )
 
 _GPT_BIGCODE_DEFAULTS = {
@@ -351,4 +398,4 @@ _MPT = Architecture(
     defaults={"": _MPT_DEFAULTS},
 )
 
-ROWS: tuple[Architecture, ...] = (_GPT2, _BIGCODE, _NEOX, _FALCON, _BLOOM, _MPT)
+ROWS: tuple[Architecture, ...] = (_GPT2, _RUGPT3XL, _BIGCODE, _NEOX, _FALCON, _BLOOM, _MPT)
