@@ -204,7 +204,7 @@ _TENSORS = ("type", "attn_factor", "original_context_length")
 def test_biases_follow_from_the_tensors() -> None:
     kv = {"general.architecture": "llama"}
     assert from_gguf(kv, ["output.weight"]).extra["attention_bias"] is False
-    h = from_gguf(kv, ["blk.0.attn_q.bias", "blk.1.ffn_down.bias"])
+    h = from_gguf(kv, ["token_embd.weight", "blk.0.attn_q.bias", "blk.1.ffn_down.bias"])
     assert (h.extra["attention_bias"], h.extra["mlp_bias"], h.tied) == (True, True, True)
     assert "attention_bias" not in from_gguf(kv).extra
 
