@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arch_cases_remote import Config, remote
 from arch_cases_remote_encoder import LFM2
-from arch_models import VOCAB, ArchCase
+from arch_models import DIMS, VOCAB, ArchCase
 
 _DETOKENIZER: Config = {"layer_types": ["conv", "sliding_attention"], "output_size": 32, "sliding_window": 30}
 
@@ -13,6 +13,16 @@ _WAVTOKENIZER: Config = {
     "layer_norm_epsilon": 1e-6, "max_position_embeddings": 8192, "n_embd_features": 32, "n_ff": 96, "n_head": 1,
     "n_layer": 6, "posnet": {"n_embd": 64, "n_layer": 6}, "vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+
+_TALKER: Config = {
+    **{key: value for key, value in DIMS.items() if key not in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    "attention_bias": False, "codec_bos_id": 2, "codec_eos_token_id": 3, "codec_language_id": {"english": 5},
+    "hidden_act": "silu", "model_type": "qwen3_tts_talker", "num_code_groups": 16, "position_id_per_seconds": 13,
+    "rope_scaling": {"interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default", "type": "default"},
+    "rope_theta": 1000000, "sliding_window": None, "text_hidden_size": 48, "text_vocab_size": VOCAB,
+    "use_sliding_window": False, "vocab_size": 72,
+}  # fmt: skip
+_COMPUTED = "its file holds the embedding behind a projection, which only a computation gives"
 
 CASES: tuple[ArchCase, ...] = (
     # As the audio_detokenizer of LiquidAI/LFM2.5-Audio-1.5B has them.
@@ -26,4 +36,27 @@ CASES: tuple[ArchCase, ...] = (
     ),
     # As novateur/WavTokenizer-large-speech-75token has them, brought into a folder by llama.cpp's script.
     *remote("wavtokenizer_dec", "WavTokenizerDec", _WAVTOKENIZER, kind="encoder"),
+    # As Qwen/Qwen3-TTS-12Hz-1.7B-Base has them.
+    *remote(
+        "qwen3_tts_talker",
+        "Qwen3TTSForConditionalGeneration",
+        {"model_type": "qwen3_tts", "talker_config": _TALKER, "tts_model_type": "base"},
+        llama_cpp_cannot=_COMPUTED,
+        wrapped=True,
+        beside={"talker.code_predictor.lm_head.0.weight": (8, 8), "speaker_encoder.fc.weight": (8, 8, 1)},
+    ),
+    ArchCase(
+        "pocket_tts",
+        "pocket_tts",
+        "PocketTTSConfig",
+        "PocketTTSModel",
+        {
+            "pad_token_id": 3,
+            "latent_dim": 8,
+            "layer_norm_eps": 1e-5,
+            "flow_head_config": {"condition_dim": 64, "latent_dim": 8},
+        },
+        llama_cpp_cannot=_COMPUTED,
+        kind="states",
+    ),
 )

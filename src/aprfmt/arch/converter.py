@@ -97,7 +97,9 @@ def look_up(config: Mapping[str, object], names: tuple[str, ...]) -> tuple[objec
 
 
 # Where the config.json of a multimodal model has that of its language model.
-_LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "lm_config", "thinker_config.text_config", "lfm")
+_LANGUAGE_PARTS = (
+    "text_config", "llm_config", "language_config", "lm_config", "thinker_config.text_config", "lfm", "talker_config"
+)  # fmt: skip
 
 
 def language_part(config: Mapping[str, object]) -> Mapping[str, object]:

@@ -82,6 +82,15 @@ def _two_thirds_from(value: object, scope: Scope) -> object:
     return DEFAULT if width is None else width * 3 // 2
 
 
+def _folded_to(value: object, scope: Scope) -> None:
+    """A GGUF of these holds an embedding that is computed, of which the checkpoint cannot be made again."""
+    raise RefusedError(
+        f"llama.cpp's {scope.row.gguf} wants the embedding with the projection behind it multiplied in, which no "
+        "checkpoint holds and nothing brings back",
+        hint="an .apr or a folder holds the model as it is; for a GGUF take llama.cpp's convert_hf_to_gguf.py",
+    )
+
+
 def _as_deep_to(value: object, scope: Scope) -> object:
     """Layers of the decoder: the runtime keeps room for as many as the encoder has."""
     depth, encoder = as_int(value, scope.name), scope.h.num_layers
@@ -749,6 +758,7 @@ CONVERTERS: dict[str, Converter] = {
         nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, settle=_post_norm_settle
     ),
     "two_thirds": Converter(_two_thirds_to, _two_thirds_from),
+    "folded": Converter(_folded_to, default),
     "gated_proj": Converter(nothing, _gated_proj_from),
     "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),
     "pooling": POOLING,

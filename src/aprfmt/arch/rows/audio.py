@@ -5,7 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, LAYER_EPS, VOCAB, block, linear, norm, rename, tensor
+from aprfmt.arch.rows.parts import (
+    DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    LAYER_EPS,
+    ROPE,
+    SILU,
+    VOCAB,
+    attention,
+    block,
+    final_norm,
+    flag,
+    gated_mlp,
+    gelu,
+    linear,
+    must_be,
+    norm,
+    plain_mlp,
+    rename,
+    tensor,
+)
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
 _SOUND_KEYS = (
@@ -41,6 +62,11 @@ def _posnet(n: int) -> tuple[TensorRow, ...]:
         for i in (1, 2)
     )
     return tuple(row for half in halves for row in half)
+
+
+def _placeless(dims: str, *names: str) -> tuple[TensorRow, ...]:
+    """What the network must have, and what a GGUF has no place for."""
+    return tuple(TensorRow((name,), (), (dims,)) for name in names)
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -89,5 +115,97 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
         defaults={"": {"layer_norm_epsilon": 1e-6, "tie_word_embeddings": False}},
+    ),
+    # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
+    Architecture(
+        id="qwen3_tts_talker",
+        gguf="qwen3tts",
+        hf_class="Qwen3TTSTalkerForConditionalGeneration",
+        model_type="qwen3_tts_talker",
+        hf_classes=("Qwen3TTSTalkerForConditionalGeneration",),
+        model_types=("qwen3_tts_talker",),
+        when="tensors=text_embd.weight",
+        gguf_only=(),
+        tensors=(
+            *_placeless("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
+            *_placeless("vocab_size,hidden", "talker.model.codec_embedding.weight"),
+            *_placeless("text_hidden_size,text_hidden_size", "talker.text_projection.linear_fc1.weight"),
+            *_placeless("text_hidden_size", "talker.text_projection.linear_fc1.bias"),
+            *_placeless("hidden,text_hidden_size", "talker.text_projection.linear_fc2.weight"),
+            *_placeless("hidden", "talker.text_projection.linear_fc2.bias"),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                *attention(qk_norm="head_dim"),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *gated_mlp(),
+                hf="talker.model.layers.{n}.",
+            ),
+            *final_norm("talker.model.norm"),
+            *linear("talker.codec_head", "output", "vocab_size,hidden"),
+        ),
+        keys=(
+            *DECODER,
+            SILU,
+            must_be("attention_bias", False),
+            Key("vocab_size", ("text_vocab_size",), field="vocab_size"),
+            Key("", ("vocab_size",)),
+            Key("", ("text_hidden_size",)),
+            Key("", via="folded"),
+        ),
+        defaults={
+            "": {
+                "rms_norm_eps": 1e-6,
+                "tie_word_embeddings": False,
+                "max_position_embeddings": 32768,
+                "text_hidden_size": 2048,
+                "text_vocab_size": 151936,
+                "vocab_size": 3072,
+                "attention_bias": False,
+            }
+        },
+    ),
+    Architecture(
+        id="pocket_tts",
+        gguf="pockettts",
+        hf_class="PocketTTSModel",
+        model_type="pocket_tts",
+        hf_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
+        bare_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
+        model_types=("pocket_tts",),
+        when="tensors=text_embd.weight",
+        gguf_only=(),
+        tensors=(
+            *_placeless("vocab,hidden", "model.embed_tokens.weight"),
+            *_placeless("hidden,latent_dim", "model.audio_prompt_proj.weight", "model.audio_latent_proj.weight"),
+            *_placeless("latent_dim", "model.bos_latent"),
+            *block(
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+                *attention("attention_bias", "attention_bias"),
+                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+                *plain_mlp(None, "mlp.fc1", "mlp.fc2"),
+            ),
+            *final_norm(bias=REQUIRED),
+        ),
+        keys=(
+            *DIMS,
+            GROUPED,
+            ROPE,
+            LAYER_EPS,
+            HEAD_DIM,
+            flag("attention_bias"),
+            gelu(),
+            Key("", ("flow_head_config",)),
+            Key("", via="folded"),
+        ),
+        defaults={
+            "": {
+                "layer_norm_eps": 1e-5,
+                "max_position_embeddings": 8192,
+                "latent_dim": 32,
+                "attention_bias": False,
+                "hidden_act": "gelu_pytorch_tanh",
+                "pad_token_id": 3,
+            }
+        },
     ),
 )

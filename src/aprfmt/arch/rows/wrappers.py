@@ -48,4 +48,5 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n_text"),
     Wrapper("Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"),
     Wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_text"),
+    Wrapper("Qwen3TTSForConditionalGeneration", "qwen3_tts", "qwen3_tts_talker"),
 )
