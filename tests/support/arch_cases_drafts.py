@@ -145,6 +145,28 @@ _ASSISTANT: Config = {
 }
 _gemma4 = _draft("gemma4_assistant", "Gemma4AssistantForCausalLM", _ASSISTANT, {})
 
+# Gemma4DSparkModel has no published checkpoint: as llama.cpp's converter reads it
+_GEMMA4_DSPARK: Config = {
+    **{key: value for key, value in DIMS.items() if key != "num_key_value_heads"},
+    "model_type": "gemma4_dspark",
+    "attention_k_eq_v": True,
+    "block_size": 8,
+    "global_head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "layer_types": ["full_attention", "full_attention"],
+    "markov_rank": 8,
+    "mask_token_id": 7,
+    "num_global_key_value_heads": 2,
+    "num_key_value_heads": 2,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    },
+    "target_layer_ids": [1, 5],
+    "tie_word_embeddings": True,
+    "vocab_size": VOCAB,
+}
+_gemma4_dspark = _draft("gemma4_dspark", "Gemma4DSparkModel", _GEMMA4_DSPARK, _QWEN3, optional=_EMBEDDING | _CONFIDENCE)
+
 CASES: tuple[ArchCase, ...] = (
     _eagle3,
     # as nvidia/gpt-oss-120b-Eagle3-v3 has them
@@ -233,5 +255,9 @@ CASES: tuple[ArchCase, ...] = (
         "Gemma4UnifiedAssistantForCausalLM",
         model_type="gemma4_unified_assistant",
         text_config=_GEMMA4 | {"model_type": "gemma4_unified_text"},
+    ),
+    _gemma4_dspark,
+    _variant(
+        _gemma4_dspark, "plain_rope", rope_parameters={"rope_type": "default", "rope_theta": 2e4}, optional=_EMBEDDING
     ),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.fields import as_int
-from aprfmt.arch.values_layers import SLIDING
+from aprfmt.arch.values_layers import FULL, SLIDING
 from aprfmt.errors import RefusedError
 
 _HINT = "--target-model DIR gives the folder of the model that it drafts for"
@@ -80,6 +81,20 @@ def _draft_vocabulary(scope: Scope) -> int | None:
     return scope.h.vocab_size if "d2t" not in scope.names else None
 
 
+def _global_head(value: object, scope: Scope) -> GgufKeys:
+    names = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    return GgufKeys(dict.fromkeys(names, ("u32", value)))
+
+
+def _all_full(value: object, scope: Scope) -> None:
+    if isinstance(value, list) and set(map(str, value)) - {FULL}:
+        raise RefusedError(f"{scope.name}: llama.cpp's draft of a Gemma 4 has layers that see everything only")
+
+
+def _root_of_width(value: object, scope: Scope) -> float | None:
+    return math.sqrt(scope.h.hidden_size) if scope.h.hidden_size else None
+
+
 DRAFTS: dict[str, Converter] = {
     "eagle_layers": Converter(_needed, from_target=_eagle_layers),
     "target_width": Converter(_needed, from_target=lambda target, scope: target.get("hidden_size")),
@@ -88,6 +103,9 @@ DRAFTS: dict[str, Converter] = {
     "partial_rotary": Converter(_partial_rotary, _partial_rotary_from),
     "anchor": Converter(settle=_anchor),
     "draft_vocabulary": Converter(nothing, lambda value, scope: None, _draft_vocabulary),
+    "global_head": Converter(_global_head),
+    "all_full": Converter(_all_full, fill=lambda scope: [FULL] * (scope.h.num_layers or 0)),
+    "root_of_width": Converter(_root_of_width, default),
     "layer_count": Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT),
     "by_tensor": Converter(lambda value, scope: bool(value), lambda value, scope: bool(value)),
     "target_sections": Converter(from_target=_sections),

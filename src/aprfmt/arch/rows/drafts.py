@@ -9,7 +9,11 @@ from aprfmt.arch.row import OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
 from aprfmt.arch.rows import gemma4
 from aprfmt.arch.rows.parts import (
     DECODER,
+    DIMS,
+    GROUPED,
     PAIRS,
+    RMS_EPS,
+    ROPE,
     ROPE_DIM,
     SILU,
     SLIDING_LAYERS,
@@ -48,36 +52,53 @@ _MUSE_GLIMMER_DEFAULTS = {
 }  # fmt: skip
 
 
-def _dflash(*more: TensorRow, vocabulary: str = "vocab") -> tuple[TensorRow, ...]:
+def _convolutions() -> tuple[TensorRow, ...]:
+    """Of DFlash 2: what mixes neighbours before attention and before the MLP."""
+    need, rows = "dflash_config.conv_kernel_size", list[TensorRow]()
+    for own, name in (("attention_conv", "attn_conv"), ("mlp_conv", "ffn_conv")):
+        rows.append(tensor(f"{own}.base_kernel", f"{name}_base", "2,conv_kernel_size,hidden", need))
+        width = "2*conv_kernel_size*hidden/conv_group_size"
+        rows += linear(f"{own}.kernel_projection", f"{name}_proj", f"{width},hidden", need=need)
+    return tuple(rows)
+
+
+_LAYER = (
+    *norm("input_layernorm", "attn_norm"),
+    *attention(qk_norm="head_dim"),
+    tensor("self_attn.sinks", "attn_sinks.weight", "heads", OPTIONAL),
+    *norm("post_attention_layernorm", "ffn_norm"),
+    *gated_mlp(),
+    *_convolutions(),
+)
+_GEMMA4_LAYER = (
+    *norm("input_layernorm", "attn_norm"),
+    *(row for row in attention(qk_norm="head_dim") if "v_proj" not in row.hf[0]),
+    *norm("post_attention_layernorm", "post_attention_norm"),
+    *norm("pre_feedforward_layernorm", "ffn_norm"),
+    *gated_mlp(),
+    *norm("post_feedforward_layernorm", "post_ffw_norm"),
+    tensor("layer_scalar", "layer_output_scale.weight", "1"),
+)
+
+
+_RANK, _CODEBOOK = "dflash_config.selector_rank", "vocab,selector_rank"
+_SELECTOR = (
+    tensor("candidate_selector.predecessor_codebook", "selector_predecessor.weight", _CODEBOOK, _RANK),
+    tensor("candidate_selector.successor_codebook", "selector_successor.weight", _CODEBOOK, _RANK),
+    *linear("candidate_selector.hidden_projection", "selector_hidden", "selector_rank,hidden", need=_RANK),
+)
+"""Of DFlash 2: what chooses among the candidates of a block."""
+
+
+def _dflash(
+    *more: TensorRow, vocabulary: str = "vocab", layer: tuple[TensorRow, ...] = _LAYER
+) -> tuple[TensorRow, ...]:
     """A small decoder that reads hidden states of the other model's layers; it may have its embedding and head."""
-    config = "dflash_config."
-    twice = "2*conv_kernel_size*hidden/conv_group_size"
-    convolution, selector = f"{config}conv_kernel_size", f"{config}selector_rank"
     return (
         tensor("embed_tokens.weight", "token_embd.weight", "vocab,hidden", OPTIONAL),
         *linear("fc", "fc", "hidden,target_layer_ids*hidden"),
         *norm("hidden_norm", "enc.output_norm"),
-        *block(
-            *norm("input_layernorm", "attn_norm"),
-            *attention(qk_norm="head_dim"),
-            tensor("self_attn.sinks", "attn_sinks.weight", "heads", OPTIONAL),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *gated_mlp(),
-            *(
-                row
-                for own, name in (("attention_conv", "attn_conv"), ("mlp_conv", "ffn_conv"))
-                for row in (
-                    tensor(f"{own}.base_kernel", f"{name}_base", "2,conv_kernel_size,hidden", convolution),
-                    *linear(f"{own}.kernel_projection", f"{name}_proj", f"{twice},hidden", need=convolution),
-                )
-            ),
-            hf="layers.{n}.",
-        ),
-        tensor(
-            "candidate_selector.predecessor_codebook", "selector_predecessor.weight", "vocab,selector_rank", selector
-        ),
-        tensor("candidate_selector.successor_codebook", "selector_successor.weight", "vocab,selector_rank", selector),
-        *linear("candidate_selector.hidden_projection", "selector_hidden", "selector_rank,hidden", need=selector),
+        *block(*layer, hf="layers.{n}."),
         *norm("norm", "output_norm"),
         *linear("lm_head", "output", f"{vocabulary},hidden", need=OPTIONAL),
         *more,
@@ -88,6 +109,11 @@ def _of_dflash(name: str, kind: str = "u32", *more: str) -> Key:
     return Key(name, (f"dflash_config.{name}", *more), kind)
 
 
+_BLOCKS_AND_LAYERS = (
+    Key("block_size", ("dflash_config.block_size", "block_size")),
+    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", via="next_layers"),
+    Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
+)
 _DFLASH_KEYS = (
     *DECODER,
     Key("rope.dimension_count", via="partial_rotary"),
@@ -98,15 +124,20 @@ _DFLASH_KEYS = (
     Key("", ("dflash_config.swa_window_size",)),
     Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
     Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),
-    Key("block_size", ("dflash_config.block_size", "block_size")),
     *map(_of_dflash, ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")),
     Key("logit_scale", ("output_multiplier", "dflash_config.output_multiplier"), "f32"),
     Key("final_logit_softcapping", ("final_logit_softcapping", "dflash_config.final_logit_softcapping"), "f32"),
     Key("embedding_scale", ("input_embedding_scale", "dflash_config.input_embedding_scale"), "f32"),
-    Key("target_layers", ("dflash_config.target_layer_ids", "target_layer_ids"), "i32[]", via="next_layers"),
-    Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
+    *_BLOCKS_AND_LAYERS,
     must_be("attention_bias", False),
     SILU,
+)
+_MARKOV_KEYS = (
+    Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
+    Key("has_confidence_head", ("has_confidence_head",), "bool", via="by_tensor"),
+    Key("", ("draft_vocab_size",), via="draft_vocabulary"),
+    Key("", ("markov_rank",)),
+    must_be("markov_head_type", "vanilla"),
 )
 _MARKOV = (
     *linear("markov_head.markov_w1", "markov_w1", "vocab,markov_rank"),
@@ -117,6 +148,10 @@ _MARKOV = (
 _GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
 _ASSISTANT_DEFAULTS = {
     **_GEMMA4.defaults["gemma4_text"], "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+}  # fmt: skip
+_GEMMA4_DSPARK_DEFAULTS = {
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 131072, "block_size": 16,
+    "rope_theta": 1e6,
 }  # fmt: skip
 _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
 
@@ -178,9 +213,38 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("muse_glimmer_assistant",),
         gguf_only=(),
         prefixes=(("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
-        tensors=_dflash(),
+        tensors=_dflash(*_SELECTOR),
         keys=_DFLASH_KEYS,
         defaults={"": _DFLASH_DEFAULTS, "muse_glimmer_assistant": _MUSE_GLIMMER_DEFAULTS},
+    ),
+    Architecture(
+        id="gemma4_dspark",
+        required={"target_layers": ""},
+        gguf="dflash",
+        when="tensors=layer_output_scale.weight",
+        hf_class="Gemma4DSparkModel",
+        model_type="gemma4_dspark",
+        hf_classes=("Gemma4DSparkModel",),
+        model_types=(),
+        prefixes=(("model.", ""), ("confidence_proj.", "confidence_head.proj.")),
+        tensors=_dflash(*_MARKOV, layer=_GEMMA4_LAYER),
+        keys=(
+            *DIMS,
+            replace(GROUPED, hf=("num_global_key_value_heads",)),
+            ROPE,
+            RMS_EPS,
+            Key("attention.key_length", ("global_head_dim",), field="head_dim", via="global_head"),
+            *_BLOCKS_AND_LAYERS,
+            *_MARKOV_KEYS,
+            Key("", ("layer_types",), "str[]", via="all_full"),
+            Key("embedding_scale", kind="f32", via="root_of_width"),
+            Key("attention.scale", kind="f32", constant=1.0),
+            Key("hidden_activation", ("hidden_activation",), "str", constant="gelu_pytorch_tanh"),
+            must_be("attention_k_eq_v", True),
+            must_be("attention_bias", False),
+            must_be("enable_moe_block", False),
+        ),
+        defaults={"": _GEMMA4_DSPARK_DEFAULTS},
     ),
     Architecture(
         id="dspark",
@@ -199,15 +263,11 @@ ROWS: tuple[Architecture, ...] = (
         model_types=(),
         gguf_only=(),
         prefixes=(("model.", ""),),
-        tensors=_dflash(*_MARKOV, *_OWN_VOCABULARY, vocabulary="draft_vocab_size"),
+        tensors=_dflash(*_SELECTOR, *_MARKOV, *_OWN_VOCABULARY, vocabulary="draft_vocab_size"),
         keys=(
             *_DFLASH_KEYS,
             Key("", ("aux_hidden_state_layer_ids",), "i32[]"),
-            Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
-            Key("has_confidence_head", ("has_confidence_head",), "bool", via="by_tensor"),
-            Key("", ("draft_vocab_size",), via="draft_vocabulary"),
-            Key("", ("markov_rank",)),
-            must_be("markov_head_type", "vanilla"),
+            *_MARKOV_KEYS,
             must_be("rope_is_neox_style", True),
         ),
         defaults={"": _DFLASH_DEFAULTS},
