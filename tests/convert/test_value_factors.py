@@ -22,11 +22,17 @@ CONFIG = {
 WTE = np.arange(48, dtype=np.float32).reshape(6, 8)
 
 
-def gguf_tensors(folder: Path, **config: object) -> dict[str, np.ndarray]:
-    """The embedding and the head of the GGUF of a tied Jais."""
+LING = {
+    "architectures": ["BailingMoeForCausalLM"], "model_type": "bailing_moe", "hidden_size": 8, "vocab_size": 6,
+    "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 12, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def gguf_tensors(folder: Path, name: str = "transformer.wte.weight", **config: object) -> dict[str, np.ndarray]:
+    """The tensors of the GGUF of a checkpoint that holds one, of Jais where `config` does not say another class."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
-    save_file({"transformer.wte.weight": WTE}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config if "architectures" in config else {**CONFIG, **config}))
+    save_file({name: WTE}, folder / "model.safetensors")
     with aprfmt.open(folder) as model:
         c = canonical(model)
         assert c.arch is not None
@@ -43,3 +49,11 @@ def test_a_tied_head_is_the_embedding_with_the_scale_of_the_head(tmp_path: Path)
 def test_a_scale_that_cannot_be_undone_is_refused(tmp_path: Path, scale: float) -> None:
     with pytest.raises(RefusedError, match="mup_embeddings_scale"):
         gguf_tensors(tmp_path / "m", mup_embeddings_scale=scale)
+
+
+def test_ling_may_have_columns_of_length_1_in_its_head(tmp_path: Path) -> None:
+    made = gguf_tensors(tmp_path / "m", "lm_head.weight", **LING, norm_head=True)["output.weight"]
+    assert np.allclose(np.linalg.norm(made, axis=0), 1, rtol=1e-6)
+    assert np.allclose(made, WTE / np.linalg.norm(WTE, axis=0), rtol=1e-6)
+    plain = gguf_tensors(tmp_path / "plain", "lm_head.weight", **LING, norm_head=False)["output.weight"]
+    assert (plain == WTE).all()

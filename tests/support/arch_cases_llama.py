@@ -113,6 +113,11 @@ CASES: tuple[ArchCase, ...] = (
         "attention_bias": (ATTENTION_BIAS, NO_O_BIAS),
     }),
     _chameleon(),
+    # As the first conversions of facebook/chameleon-7b have them, under the class that transformers had for a while.
+    ArchCase("chameleon/causal", "chameleon", "", "ChameleonForCausalLM", {
+        **{key: value for key, value in _CHAMELEON.items() if key != "vq_config"}, "model_type": "chameleon",
+        "hidden_act": "silu", "rope_theta": 10000.0, "swin_norm": False, "tie_word_embeddings": False,
+    }),
     _chameleon("/swin", "its graph leaves the residual out of what the MLP gets", swin_norm=True),
     _chameleon("/biases", f"{NO_O_BIAS}, and {NO_MLP_BIAS}", **_BIASES),
 )  # fmt: skip

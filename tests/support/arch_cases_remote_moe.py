@@ -95,7 +95,9 @@ CASES: tuple[ArchCase, ...] = (
         "tied": {"tie_word_embeddings": True},
     }),
     *remote("maple", "MapleForCausalLM", _MAPLE),
-    *remote("bailing_moe", "BailingMoeForCausalLM", _BAILING, {"plain_sum": {"norm_topk_prob": False}}),
+    *remote("bailing_moe", "BailingMoeForCausalLM", _BAILING, {
+        "plain_sum": {"norm_topk_prob": False}, "norm_head": {"norm_head": True},
+    }),
     *remote("bailing_moe_v2", "BailingMoeV2ForCausalLM", _BAILING_V2, {
         "no_bias": {"moe_router_enable_expert_bias": False},
     }),

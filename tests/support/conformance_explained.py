@@ -41,6 +41,8 @@ _SCALED = "multiplied with the config's scales, for which a GGUF has no key: the
 
 _ROPE_PATTERN = "which layers are rotated, as layer_rope_theta says; the converter looks for no_rope_layers"
 _NO_HEAD = "llama.cpp's loader insists on a head"
+_NORMED = "columns of length 1; their lengths are from float64 sums, torch's from float32 ones, and a GGUF holds none"
+_OWN_NORM = "each head's own; the converter gives all heads the first one's"
 
 EXPLAINED: tuple[Explained, ...] = (
     Explained("granite*_swa/nope", "granite_swa.attention.rope_pattern", _ROPE_PATTERN),
@@ -81,7 +83,8 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("xverse*", "xverse.rope.freq_base", _THETA),
     Explained("pangu_embedded*", "*_length", "hidden_size over num_attention_heads, what a missing key means"),
     Explained("qwen", "qwen.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
-    Explained("chameleon*", "blk.*.attn_[qk]_norm.*", "each head's own; the converter gives all heads the first one's"),
+    *(Explained("bailing_moe/norm_head", name, _NORMED) for name in ("output.weight", "lm_head.weight")),
+    *(Explained("chameleon*", name, _OWN_NORM) for name in ("blk.*.attn_[qk]_norm.*", "*.self_attn.[qk]_norm.*")),
     *(Explained("jais*", name, _SCALED) for name in ("lm_head.weight", "transformer.wte.weight")),
     Explained("grok", "grok.rope.freq_base", _THETA),
     Explained("grok2", "grok.attention.layer_norm_epsilon", "GIT's, for which the converter takes the model type git"),

@@ -311,10 +311,11 @@ def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
 
 @cache
 def factor_names(arch: Architecture) -> frozenset[str]:
-    """The config keys that rows of the family's tensors are multiplied by."""
+    """The config keys that say what the values of the family's tensors are multiplied by, or divided."""
+    switches = {row.value.partition("unit_columns:")[2] for row in arch.tensors} - {""}
     runs = (run.partition(":")[2] for row in arch.tensors for run in row.scale)
     words = (word for run in runs for word in run.replace("*", ",").split(","))
-    return frozenset(word.partition(".")[0] for word in words if word not in FACTORS)
+    return frozenset(word.partition(".")[0] for word in words if word not in FACTORS) | switches
 
 
 def _rescaled(h: Hyperparams, layer: int) -> float:

@@ -141,6 +141,10 @@ VALUES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
 MIRROR = "mirror"
 """A map of values with a number behind a colon: "mirror:16" turns the sign of the second half of each 16 rows."""
 
+UNIT_COLUMNS = "unit_columns"
+"""The map that divides each column of a matrix by its length, which nothing brings back; in a table row the config.json
+key behind a colon says whether it does."""
+
 
 def map_values(value: str, values: Array, rows: Array, *, inverse: bool = False) -> Array:
     """`values` [rows, columns] of the Hugging Face rows `rows` mapped to those of a GGUF, float32; `inverse`: back."""
@@ -159,7 +163,7 @@ def check_value_map(value: str) -> None:
     if colon:
         good = name == MIRROR and argument.isdecimal() and int(argument) > 0
     else:
-        good = value in ("", *VALUES, PLUS_ROW)
+        good = value in ("", *VALUES, PLUS_ROW, UNIT_COLUMNS)
     if not good:
         raise ValueError("an unknown map of values")
 
@@ -400,6 +404,8 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
 
     def value() -> str:
         name, _, argument = row.value.partition(":")
+        if name == UNIT_COLUMNS:
+            return UNIT_COLUMNS if h.extra.get(argument) else ""
         return f"{MIRROR}:{size(argument)}" if name == MIRROR else row.value
 
     before, after = _both_sides(row, hf, gguf, sizes, shapes)

@@ -44,7 +44,8 @@ class TensorRow:
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
         value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), or PLUS_ROW; "mirror:SIZE" turns the sign
-            of the second half of each SIZE rows.
+            of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if config's KEY is
+            true.
         scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a
             number is a config key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all that
             are left.

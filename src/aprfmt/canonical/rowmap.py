@@ -12,7 +12,7 @@ from functools import partial
 from math import lcm, prod
 from threading import Lock
 
-from aprfmt.arch.links import RowMap, indices, map_values
+from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
 from aprfmt.arch.row import PLUS_ROW
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
@@ -218,6 +218,7 @@ class _Run:
         index = indices(row_map.orders, row_map.n_rows, inverse=inverse)[self.rows.start : self.rows.stop]
         columns = indices(row_map.columns, row_elements, inverse=inverse) if row_map.columns else None
         value, first = row_map.value, self.rows.start
+        lengths = _lengths(lines, row_map.n_rows, row_elements) if value == UNIT_COLUMNS and not inverse else 1.0
         factors = _factors(row_map) if row_map.scales else None
 
         def make(part: Array, start: int) -> Buffer:
@@ -228,6 +229,8 @@ class _Run:
             block = block if columns is None else block[:, columns]
             if value == PLUS_ROW:
                 block = block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype)
+            elif value == UNIT_COLUMNS:
+                block = (block / lengths).astype(np.float32, copy=False)
             elif value:
                 rows = there if inverse else part
                 block = map_values(value, block, rows, inverse=inverse).astype(np.float32, copy=False)
@@ -259,6 +262,22 @@ def _scaled(block: Array, factors: Array, inverse: bool) -> Array:
     for numbers in factors[::-1] if inverse else factors:
         block = block / numbers[:, None] if inverse else block * numbers[:, None]
     return block
+
+
+_SMALL = 1e-7
+"""What is added to lengths before values are divided by them."""
+
+
+def _lengths(lines: list[_Lines], n_rows: int, row_elements: int) -> Array:
+    """The length of each column, float32 [row_elements], and a little more."""
+    import numpy as np
+
+    squares = np.zeros(row_elements)
+    step = max(1, CHUNK_BYTES // (8 * row_elements))
+    for start in range(0, n_rows, step):
+        block = _take(lines, np.arange(start, min(start + step, n_rows)), row_elements)
+        squares += np.square(block, dtype=np.float64).sum(axis=0)
+    return np.sqrt(squares).astype(np.float32) + np.float32(_SMALL)
 
 
 def _rows(pieces: Sequence[Piece], ends: Array, part: Array, row_bytes: int) -> Buffer:

@@ -22,7 +22,6 @@ from aprfmt.arch.rows.parts import (
     embedding,
     experts,
     final_norm,
-    flag,
     gated_mlp,
     head,
     hf_names,
@@ -30,29 +29,13 @@ from aprfmt.arch.rows.parts import (
     must_be,
     norm,
     rename,
-    split,
     tensor,
 )
-from aprfmt.arch.rows.parts_moe import (
-    COUNT,
-    DENSE_LAYERS,
-    GROUPS,
-    USED,
-    WEIGHTS_NORM,
-    WEIGHTS_SCALE,
-    WIDTH,
-    draft_layer,
-    moe_decoder,
-    moe_keys,
-    router_and_experts,
-    shared_expert,
-)
+from aprfmt.arch.rows.parts_moe import COUNT, USED, WIDTH, moe_decoder, moe_keys, router_and_experts
 
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _W123 = ("w1", "w3", "w2")
 _SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
-_NO_BIASES = (must_be("use_bias", False), must_be("use_qkv_bias", False))
-_QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
 _ROUTED = rename((COUNT, USED), num_experts=("num_local_experts", "num_experts"))
 
 
@@ -81,24 +64,6 @@ _YARN = {
     "factor": "scaling_factor", "yarn_ext_factor": "extrapolation_factor", "yarn_attn_factor": "attn_factor",
     "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
 }  # fmt: skip
-
-
-def _bailing(*attention_rows: TensorRow, dense: str = "") -> tuple[TensorRow, ...]:
-    """Ling's decoder: experts after the first few layers, and one that all tokens share."""
-    return (
-        embedding("model.word_embeddings"),
-        *block(
-            *norm("input_layernorm", "attn_norm"),
-            *attention_rows,
-            *linear("attention.dense", "attn_output", "hidden,q"),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *router_and_experts(dense and "moe"),
-            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers=dense and "moe"),
-            *(gated_mlp(layers="dense") if dense else ()),
-        ),
-        *final_norm(),
-        *head(),
-    )
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -314,90 +279,6 @@ ROWS: tuple[Architecture, ...] = (
                 "sliding_window_pattern": 4,
                 "swiglu_limit": 7.0,
             }
-        },
-    ),
-    # As inclusionAI/Ling-lite has it.
-    Architecture(
-        id="bailing_moe",
-        gguf="bailingmoe",
-        required={"expert_shared_count": ""},
-        **hf_names("BailingMoe", "bailing_moe"),
-        rope_type=0,
-        tensors=_bailing(
-            split(
-                "attention.query_key_value.weight",
-                "q+2*kv,hidden",
-                _QKV,
-                order=("head:q+kv,heads+kv_heads,2,head_dim/2",),
-            )
-        ),
-        keys=(
-            *moe_keys(
-                ROPE_DIM,
-                replace(DENSE_LAYERS, allowed=(0,)),
-                VOCAB,
-                WIDTH,
-                Key("expert_weights_scale", kind="f32", constant=1.0),
-                Key("expert_shared_count", ("num_shared_experts",)),
-                WEIGHTS_NORM,
-                must_be("norm_head", False),
-                *_NO_BIASES,
-            ),
-        ),
-        defaults={"": {**_UNTIED, "first_k_dense_replace": 0, "norm_topk_prob": True}},
-    ),
-    # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
-    Architecture(
-        id="bailing_moe_v2",
-        gguf="bailingmoe2",
-        required={"expert_shared_count": "", "expert_gating_func": ""},
-        hf_class="BailingMoeV2ForCausalLM",
-        model_type="bailing_moe_v2",
-        hf_classes=(
-            "BailingMoeV2ForCausalLM",
-            "BailingMoeV2Model",
-            "SarvamMoEForCausalLM",
-            "modeling_sarvam_moe.SarvamMoEForCausalLM",
-        ),
-        bare_classes=("BailingMoeV2Model",),
-        model_types=("bailing_moe_v2", "sarvam_moe"),
-        gguf_only=(),
-        tensors=_bailing(
-            *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden"),
-            *norm("attention.query_layernorm", "attn_q_norm", "head_dim"),
-            *norm("attention.key_layernorm", "attn_k_norm", "head_dim"),
-            tensor(
-                "mlp.gate.expert_bias", "exp_probs_b.bias", "experts", "moe_router_enable_expert_bias", layers="moe"
-            ),
-            *draft_layer(),
-            *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"),
-            dense="dense",
-        ),
-        keys=moe_keys(
-            *GROUPS,
-            Key("expert_gating_func", ("score_function",), via="gating"),
-            ROPE_DIM,
-            DENSE_LAYERS,
-            VOCAB,
-            WIDTH,
-            Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), via="expert_width"),
-            WEIGHTS_SCALE,
-            Key("expert_shared_count", ("num_shared_experts",)),
-            WEIGHTS_NORM,
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts"),
-            flag("moe_router_enable_expert_bias"),
-            must_be("use_qk_norm", True),
-            *_NO_BIASES,
-        ),
-        defaults={
-            "": {
-                **_UNTIED,
-                "first_k_dense_replace": 0,
-                "score_function": "sigmoid",
-                "partial_rotary_factor": 0.5,
-                "moe_router_enable_expert_bias": True,
-            },
-            "sarvam_moe": {"partial_rotary_factor": 1.0},
         },
     ),
 )
