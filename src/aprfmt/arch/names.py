@@ -41,6 +41,25 @@ def _index(arch: Architecture, side: str) -> dict[str, list[tuple[TensorRow, int
     return index
 
 
+@cache
+def _names_numbers(arch: Architecture, side: str) -> bool:
+    """Whether the family's own names hold numbers that are no layers or experts ("mlp.0.weight")."""
+    return any(_NUMBER.search(name) for name in _index(arch, side))
+
+
+def _only_reading(name: str) -> tuple[str, int | None, int | None] | None:
+    """The reading of `name` that leaves no number in it, as _templates gives it; None if there is none."""
+    parts = _NUMBER.split(name, 3) if "{" not in name else ()
+    match parts:
+        case [whole]:
+            return whole, None, None
+        case [head, layer, tail]:
+            return f"{head}{{n}}{tail}", int(layer), None
+        case [head, layer, middle, expert, tail]:
+            return f"{head}{{n}}{middle}{{e}}{tail}", int(layer), int(expert)
+    return None
+
+
 def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
     """(`name` with layer and expert number as `{n}` and `{e}`, layer, expert), in every reading that it has."""
     if "{" in name:
@@ -59,7 +78,12 @@ def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
 def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
     """The rows that have `name` on `side` ("hf" or "gguf"), the preferred one first."""
     index = _index(arch, side)
-    for template, layer, expert in _templates(name):
+    if _names_numbers(arch, side):
+        readings = _templates(name)
+    else:  # a model may have a hundred thousand names
+        only = _only_reading(name)
+        readings = iter(() if only is None else (only,))
+    for template, layer, expert in readings:
         if template in index:
             return [Match(row, position, layer, expert) for row, position in index[template]]
     return []
@@ -193,8 +217,11 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     buffers may be there or not. A tensor may stand under its GGUF name (see aprfmt.canonical).
     """
     depths = _depths(arch, hparams, names)
+    # Thousands of names share a layer and a row: what is asked of these is computed once.
+    sizes = cache(lambda layer: sizes_of(hparams, layer))
+    lies_in = cache(lambda layers, layer: has_layer(layers, hparams, layer))
     for name in names:
-        _check_name(arch, hparams, name, depths)
+        _check_name(arch, name, depths, sizes, lies_in)
 
     def layers_of(row: TensorRow) -> Sequence[int | None]:
         # A crafted layer count must cost no more than the tensors that are there.
@@ -255,7 +282,14 @@ def _depths(arch: Architecture, h: Hyperparams, names: Collection[str]) -> dict[
     return {depth: found[depth] if number is None else number for depth, number in known.items()}
 
 
-def _check_name(arch: Architecture, h: Hyperparams, name: str, depths: Mapping[str, int]) -> None:
+def _check_name(
+    arch: Architecture,
+    name: str,
+    depths: Mapping[str, int],
+    sizes: Callable[[int | None], Mapping[str, int]],
+    lies_in: Callable[[str, int], bool],
+) -> None:
+    """`sizes` are those of a layer, `lies_in` tells whether a layer is one of those that a row means."""
     if name in arch.gguf_only or ignorable(arch, name):
         return
     found = matches(arch, name) or matches(arch, name, "gguf")
@@ -269,13 +303,13 @@ def _check_name(arch: Architecture, h: Hyperparams, name: str, depths: Mapping[s
     if layer is not None and layer >= depths[depth]:
         what = "layers" if depth == "layers" else f"such layers ({depth})"
         raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
-    if layer is not None and not any(has_layer(match.row.layers, h, layer) for match in found):
+    if layer is not None and not any(lies_in(match.row.layers, layer) for match in found):
         raise RefusedError(
             f"layer {layer} has no such tensor by the config (only {found[0].row.layers} layers have one)",
             tensor=name,
             hint="the config or metadata belongs to another model",
         )
-    count = evaluate(found[0].row.count, sizes_of(h, layer)) if expert is not None else None
+    count = evaluate(found[0].row.count, sizes(layer)) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
         what = found[0].row.count.replace("_", " ")
         raise RefusedError(f"it is number {expert}, but the network has {count} {what}", tensor=name)

@@ -625,19 +625,20 @@ def _named(
         return names.canonical_name(row, name)
 
     def is_linked(name: str) -> bool:
-        if row is None or found[name] is not None or not names.matches(row, name, "gguf"):
+        if row is None or name in decoded or found[name] is not None or not names.matches(row, name, "gguf"):
             return False
         return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
 
     # An `.apr` may hold tensors under GGUF names too: blocks that had to keep their order.
     entries = model.tensors.entries
-    found = {t.name: hf_name(t.name) for t in entries}
+    decoded = packs.parts if packs.decoded else frozenset()
+    found = {t.name: hf_name(t.name) for t in entries if t.name not in decoded}
     from_gguf = {t.name: t for t in entries if is_linked(t.name)}
     shapes = {name: t.shape for name, t in from_gguf.items()}
     done: set[str] = set()
     for tensor in entries:
-        name = found[tensor.name]
-        if packs.decoded and tensor.name in packs.parts:
+        name = found.get(tensor.name)
+        if tensor.name in decoded:
             # The weight comes in the place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
                 yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))

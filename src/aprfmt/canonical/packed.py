@@ -212,6 +212,7 @@ def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) 
         return []
     schemes = [scheme for scheme in SCHEMES if settings["quant_method"] in scheme.methods]
     found, used = [], set[str]()
+    natural = natural_dtype(config)
     for name, tensor in tensors.items():
         match = _match(name, tensor, tensors, schemes, settings)
         if match is None:
@@ -224,7 +225,7 @@ def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) 
         decoded = scheme.decode(stored, settings)
         # Where neither parts nor config name the dtype it is that of the scales: packing tools keep the model's.
         scales = next((t.dtype for t in stored.values() if t.dtype in ("F16", "BF16")), "F32")
-        dtype = decoded.dtype or natural_dtype(config) or scales
+        dtype = decoded.dtype or natural or scales
         parts = tuple(part.name for part in stored.values())
         weight = PackedTensor(base + scheme.result, decoded.shape, dtype, scheme.label, parts, decoded)
         if weight.name in tensors and weight.name not in parts:

@@ -103,6 +103,12 @@ def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     )
 
 
+def as_it_is(piece: Piece) -> Produced:
+    """The output of a map that changes nothing; most tensors of a large model are one of these."""
+    held = piece.n_bytes if isinstance(piece, BufferedPiece) else 0
+    return Produced(piece.dtype, piece.shape, piece.n_bytes, partial(_whole, piece, piece.n_bytes), held)
+
+
 def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool = False) -> Produced:
     """Output tensor `position` of the GGUF side from the pieces of the Hugging Face side; `inverse`: the other way.
 
@@ -117,9 +123,10 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     if not (counts or mapped or keeps_dtype(pieces, row_map)):
         pieces = [_floats(piece) for piece in pieces]
     dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
-    if row_map.is_plain or prod(shape) == 0:
-        n_bytes = pieces[0].n_bytes if row_map.is_plain else 0
-        return Produced(dtype, shape, n_bytes, lambda unit: _whole(pieces[0], n_bytes, unit))
+    if row_map.is_plain:
+        return as_it_is(pieces[0])
+    if prod(shape) == 0:
+        return Produced(dtype, shape, 0, partial(_whole, pieces[0], 0))
     # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
     first = sum(map(prod, shapes[:position])) // row_map.row_elements
     rows = range(first, first + prod(shape) // row_map.row_elements)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from aprfmt.arch.links import Link, RowMap
-from aprfmt.canonical.rowmap import Produced, produce
+from aprfmt.canonical.rowmap import Produced, as_it_is, produce
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
@@ -45,9 +45,7 @@ class CanonicalTensor:
         """What it is in Hugging Face order."""
         if self.row_map is not None:
             return produce(self.pieces, self.row_map, self.position, inverse=self.inverse)
-        piece = self.pieces[0]
-        plain = RowMap((piece.shape,), (piece.shape,))
-        return produce(self.pieces, plain, 0)
+        return as_it_is(self.pieces[0])
 
     @property
     def dtype(self) -> str:

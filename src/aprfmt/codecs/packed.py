@@ -333,13 +333,19 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
     scale = pieces.get("_scale_inv") or pieces["_scale"]
     expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
     grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
-    width = weight.shape[-1]
+    return Decoded(weight.shape, _Scaled(weight, grid))
 
-    def tile(rows: range, columns: range) -> Array:
-        values: Array = region(weight, width, rows, columns) * grid.at(rows, columns)
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Tiles of stored values times a grid of scales; smaller than a closure, of which a model may have 70,000."""
+
+    weight: Piece
+    grid: Grid
+
+    def __call__(self, rows: range, columns: range) -> Array:
+        values: Array = region(self.weight, self.weight.shape[-1], rows, columns) * self.grid.at(rows, columns)
         return values
-
-    return Decoded(weight.shape, tile)
 
 
 def int8(pieces: Pieces, settings: Settings) -> Decoded:
