@@ -34,8 +34,8 @@ tokenizer's own regex has the marks in it. Of 10,000 mixed texts (`tests/support
 from `tokenizers`. Of all 91 names that llama.cpp knows, `granite-embed-multi-97m` gives equal ids for all 10,000; the
 next ones (`gpt-4o`, `llama4`, `kanana2`, `talkie`, `minimax-m2`) differ on 101 of the first 1,000. It takes whole
 tokens before any merge, which changes nothing where the merges give every token, and that is checked. Both rules keep
-a capital after a small letter in one word where the letters are not ASCII ("éÉ"). A llama.cpp that is too old to know
-the name needs `--pre gpt-4o`.
+a capital after a small letter in one word where the letters are not ASCII ("éÉ"). llama.cpp loads the name from build
+b9484 on (b9479 does not); an older one needs `--pre gpt-4o`, and the export says so.
 
 Llama 3: without a BOS in its post-processor the ids of the fixed text are those of another name, which does not take
 whole tokens before merges; the tokenizer says that it does.

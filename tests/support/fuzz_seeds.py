@@ -12,14 +12,17 @@ from typing import Any
 
 import gguf_images
 import imatrix_files
+import mistral_folders
 import numpy as np
 import packed_models
+import rank_files
 from demo_model import byte_characters
 from packed_parts import BASE, Packed
 from tokenizer_folders import sentencepiece
 
 import aprfmt
 from aprfmt.formats.gguf import GgufType as T
+from aprfmt.tokenizer import rwkv
 
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, LAYERS = 32, 4, 2, 8, 64, 1
@@ -203,6 +206,29 @@ def _two_lists_folder() -> Files:
         "merges.txt": "\n".join(["#version: 0.2", *merges, ""]).encode(),
         "tokenizer_config.json": _text({"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}),
         "model.safetensors": safetensors(stored(_arrays(64))),
+    }
+
+
+_RANKS = {bytes([byte]): byte for byte in range(256)} | {b"ab": 256, b"abc": 257, b"bc": 258}
+
+
+def _ranks_folder(files: Files) -> Files:
+    """A folder whose tokenizer is `files`."""
+    return {
+        "config.json": _text(CONFIG | {"vocab_size": 600}),
+        **files,
+        "model.safetensors": safetensors(stored(_arrays(600))),
+    }
+
+
+def _mistral_folder() -> Files:
+    rng = np.random.default_rng(0)
+    shapes = mistral_folders.shapes(300, mistral_folders.PARAMS)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        "params.json": _text(mistral_folders.PARAMS | {"vocab_size": 300, **mistral_folders.MINISTRAL3}),
+        "tekken.json": rank_files.tekken_file(_RANKS, "", specials=40),
+        "consolidated.safetensors": safetensors(stored(arrays)),
     }
 
 
@@ -417,6 +443,9 @@ def _made(root: Path) -> Iterator[tuple[str, Seed]]:
         "hf-spm": Seed(_spm_folder()),
         "hf-lists": Seed(_two_lists_folder()),
         "hf-shards": Seed(_sharded_folder()),
+        "hf-tiktoken": Seed(_ranks_folder({"qwen.tiktoken": rank_files.tiktoken_file(_RANKS)})),
+        "hf-rwkv": Seed(_ranks_folder({rwkv.FILE_NAME: rank_files.rwkv_file([b"\n\n", b"ab", b"\xe4\xbd"])})),
+        "hf-mistral": Seed(_mistral_folder()),
         "hf-experts": Seed(_mixture_folder()),
         "hf-gemma": Seed(_gemma_folder()),
         **{f"hf-{name}": Seed(_packed_folder(make())) for name, make in _PACKED.items()},

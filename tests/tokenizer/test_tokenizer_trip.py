@@ -103,7 +103,10 @@ def test_gpt_4o_needs_another_rule_than_the_one_of_its_name(
     from tokenizers import Tokenizer as Fast
 
     folder, apr = trip("gpt4o")
-    aprfmt.export_model(apr, tmp_path / "m.gguf", pre="gpt-4o")
+    (note,) = aprfmt.export_model(apr, tmp_path / "own.gguf", plan=True).warnings
+    assert "b9484" in note
+    assert "--pre gpt-4o" in note
+    assert aprfmt.export_model(apr, tmp_path / "m.gguf", pre="gpt-4o").warnings == []
     fast = Fast.from_file(str(folder / "tokenizer.json"))
     wrong = different(fast, llama_cpp.vocabulary(tmp_path / "m.gguf"), make_texts(1000, []))
     assert 50 < len(wrong) < 200

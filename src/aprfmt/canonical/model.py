@@ -570,7 +570,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise RefusedError(
             "no tokenizer in the folder",
             path=path,
-            hint="it must hold tokenizer.json, tokenizer.model, vocab.txt, or vocab.json with merges.txt",
+            hint="it must hold tokenizer.json, tokenizer.model, tekken.json, a .tiktoken file, vocab.txt, "
+            "or vocab.json with merges.txt",
         )
     return tokenizer
 

@@ -140,8 +140,7 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
     spm = next((name for name in ("tokenizer.model", "spiece.model", *versioned) if name in kept), None)
     world = next(filter(rwkv.is_vocabulary, kept), None)
     if world is not None:
-        size = (config or {}).get("vocab_size")
-        tokenizer = rwkv.read_vocabulary(read_text(kept, world), world, size if type(size) is int else None)
+        tokenizer = rwkv.read_vocabulary(read_text(kept, world), world)
         return _finish(tokenizer, [], Document(world, {}, {}, settings, config or {}, kept), tokenizer.special)
     if "tokenizer.json" in kept:
         parsed, source = read_object(kept, "tokenizer.json"), "tokenizer.json"

@@ -49,6 +49,17 @@ def check_name(name: str) -> None:
         )
 
 
+def age_note(name: str | None) -> str | None:
+    """What the user of an older llama.cpp has to know of a name; None where every one in use loads it."""
+    if name not in _SINCE:
+        return None
+    build, older = _SINCE[name]
+    return (
+        f"llama.cpp loads the pre-tokenizer {name} from build b{build} on; for an older one give --pre {older}, with "
+        "which words end before combining marks"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PreChoice:
     """The answer of `detect`: llama.cpp's name or None, how it was found, and one sentence for the user."""
@@ -63,6 +74,8 @@ _EXACT = {"gpt-4o": "granite-embed-multi-97m"}
 """llama.cpp's rule of the first name leaves combining marks out of words, though the regex of the tokenizers
 has them in; the rule of the second has them in. It takes whole tokens before merges, so it fits where every
 token is also what its merges give. tests/tokenizer/test_tokenizer_ids.py holds the count of both."""
+_SINCE = {"granite-embed-multi-97m": (9484, "gpt-4o")}
+"""Names that not every llama.cpp in use knows: the build that is the first to load them, and the nearest older name."""
 _MAX_GROWTH = 1 << 12
 
 

@@ -33,8 +33,8 @@ def is_vocabulary(name: str) -> bool:
     return name.startswith("rwkv_vocab") and name.endswith(".txt")
 
 
-def read_vocabulary(text: str, path: str, size: int | None) -> Tokenizer:
-    """The tokenizer of a vocabulary file; ids up to `size` (of config.json, 65536 without) are unused pads.
+def read_vocabulary(text: str, path: str) -> Tokenizer:
+    """The tokenizer of a vocabulary file.
 
     Raises CorruptError for a line of another form.
     """
@@ -44,10 +44,8 @@ def read_vocabulary(text: str, path: str, size: int | None) -> Tokenizer:
         tokens.append(to_escaped(_token(line.removesuffix("\r"), n, path)))
     if len(set(tokens)) < len(tokens):
         raise CorruptError("the same token stands in two lines", path=path)
-    n_real, end = len(tokens), to_escaped(_TURN_END)
-    tokens += [f"[PAD{i}]" for i in range(n_real, size if size is not None else 1 << 16)]
-    types = [int(TokenType.NORMAL)] * n_real + [int(TokenType.UNUSED)] * (len(tokens) - n_real)
-    types[0] = int(TokenType.CONTROL)
+    end = to_escaped(_TURN_END)
+    types = [int(TokenType.CONTROL)] + [int(TokenType.NORMAL)] * (len(tokens) - 1)
     special = {"bos": 0, "eos": 0, **({"eot": tokens.index(end)} if end in tokens else {})}
     return Tokenizer("rwkv", tokens, types=types, special=special, n_added=1, chat_template="rwkv-world")
 

@@ -47,7 +47,7 @@ from aprfmt.provenance import provenance
 from aprfmt.text import first_few, plural
 from aprfmt.tokenizer import ggml
 from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer
-from aprfmt.tokenizer.pre import check_name
+from aprfmt.tokenizer.pre import age_note, check_name
 
 
 def layouts(c: Canonical, work: Work) -> Output:
@@ -90,6 +90,9 @@ def layouts(c: Canonical, work: Work) -> Output:
             work.losses.warnings.append(sentence)
     if options.no_tokenizer:
         _tell_no_tokenizer(c, work.losses)
+    note = age_note(c.tokenizer.pre) if c.tokenizer is not None and options.pre is None else None
+    if note is not None and c.model.convention != "gguf":
+        work.losses.warnings.append(note)
     tensors = list(_tensors(c, work))
     keys = _keys(c, work, base, tensors)
     if c.model.convention != "gguf":  # what another program's GGUF says is for it to answer for
