@@ -29,12 +29,12 @@ with llama.cpp's, and the ids have to be equal.
 """
 
 TAIL = """
-* *llama.cpp's regexes are others*: it compiles in no classes of capitals, so `gpt-4o`, `llama4`, `kanana2`, `talkie`,
-  `minimax-m2`, `tekken` and `granite-embed-multi-97m` know a capital only in ASCII, and all but the last end a word
-  before a combining mark; `youtu`, `tiny_aya`, `cohere2moe` and `kimi-k2` do not split "helloWorld" at all. `tiny_aya` and
-  `cohere2moe` leave what stands before a number in one piece with its first digits. `deepseek-llm` and
-  `deepseek-coder` take white space beyond ASCII, such as the ideographic space, for a vertical tab. Both
-  rules of each are in `tokenizer/rules.py`.
+* *llama.cpp's regexes are others*: it compiles in no classes of capitals, so `gpt-4o`, `llama4`, `kanana2`,
+  `talkie`, `minimax-m2`, `tekken` and `granite-embed-multi-97m` know a capital only in ASCII, and all but the last
+  end a word before a combining mark; `youtu`, `tiny_aya`, `cohere2moe` and `kimi-k2` do not split "helloWorld" at
+  all. `tiny_aya` and `cohere2moe` leave what stands before a number in one piece with its first digits.
+  `deepseek-llm` and `deepseek-coder` take white space beyond ASCII, such as the ideographic space, for a vertical
+  tab. Both rules of each are in `tokenizer/rules.py`.
 * *llama.cpp does not normalise to NFC*: Qwen's tokenizers do, and so do the files that are written for their rules.
 * *code points that Unicode 14 does not have*: the two have the tables of different versions of Unicode.
 * *bytes*: llama.cpp looks at the marks of UTF-8 alone. It takes three bytes for a surrogate where `tokenizers`, which
