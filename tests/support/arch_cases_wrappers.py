@@ -124,6 +124,37 @@ CASES: tuple[ArchCase, ...] = (
     ),
     # The class of allenai/OLMo-7B before its tensors were renamed; llama.cpp's converter takes it for the later one.
     alias("olmo/olmo", "OLMoForCausalLM", "olmo", {**_without(_PLAIN, "rms_norm_eps"), "clip_qkv": 8.0}),
+    # nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16
+    alias(
+        "nemotron_h_puzzle",
+        "NemotronHPuzzleForCausalLM",
+        "nemotron_h_puzzle",
+        {
+            **_without(_PLAIN, "hidden_act", "intermediate_size", "rms_norm_eps"),
+            "head_dim": 16,
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "num_hidden_layers": 4,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 32,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "n_group": 1,
+            "topk_group": 1,
+            "block_configs": [
+                {"block_type": "mamba"},
+                {"block_type": "moe", "moe_intermediate_size": 48, "num_experts_per_tok": 2},
+                {"block_type": "attention"},
+                {"block_type": "moe", "moe_intermediate_size": 24, "num_experts_per_tok": 3},
+            ],
+        },
+    ),
     # evilfreelancer/ruGPT3XL
     *(
         ArchCase(

@@ -132,6 +132,7 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("bamba*", "granitehybrid.rope.dimension_count", _HALF_ROTATED),
     Explained("bamba*", "blk.*.attn_[qk].*", _HALF_ROTATED),
     Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),
+    Explained("nemotron_h_puzzle", "nemotron_h_moe.context_length", _UNBOUNDED),
     *(Explained(case, name, _NO_EXPERTS) for case in ("nemotron_h", "nemotron_h/*") for name in _NEMOTRON_H),
     Explained(
         "granitemoehybrid*",

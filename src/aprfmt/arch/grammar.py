@@ -153,7 +153,7 @@ def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
         words["rotary"] = int(h.head_dim * part)
     words |= {"kv_heads": kv_heads, **own}
     words |= {"q": heads_of(words["heads"]), "kv": heads_of(words["kv_heads"])}
-    if h.moe_intermediate_size is None:
+    if words["moe_ffn"] is None:
         words["moe_ffn"] = h.intermediate_size
     return {word: size for word, size in words.items() if size is not None}
 

@@ -18,7 +18,7 @@ def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
     words = {key: item for key, item in listed.items() if type(item) is int and item >= 0}
     words |= {word: words[key] for word, keys in _LISTS.items() for key in keys if key in words}
     if isinstance(block := listed.get("block_configs"), Mapping):
-        words |= block_sizes(h, block)
+        words |= _expert_width(block) if "block_type" in block else block_sizes(h, block)
     multiplier, divisor = listed.get("ffn_multipliers"), h.extra.get("ffn_dim_divisor")
     if isinstance(multiplier, int | float) and isinstance(divisor, int) and divisor > 0 and h.hidden_size:
         words["ffn"] = divisible(multiplier * h.hidden_size, divisor)
@@ -29,6 +29,12 @@ def divisible(width: float, divisor: int) -> int:
     """OpenELM's widths: the nearest multiple of `divisor`, but at least nine tenths of `width`."""
     nearest = max(divisor, int(width + divisor / 2) // divisor * divisor)
     return nearest + divisor if nearest < 0.9 * width else nearest
+
+
+def _expert_width(block: Mapping[object, object]) -> dict[str, int]:
+    """The width of the experts of a layer of Nemotron's Puzzle."""
+    width = block.get("moe_intermediate_size")
+    return {"moe_ffn": width} if type(width) is int and width > 0 else {}
 
 
 _STEP = 256

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, nothing
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.errors import CorruptError, RefusedError
 
@@ -307,6 +307,43 @@ def _normed_to(value: object, scope: Scope) -> None:
         )
 
 
+_PUZZLE = "block_configs"
+
+
+def _puzzle_blocks(scope: Scope) -> list[Mapping[str, object]]:
+    blocks = scope.h.extra.get(_PUZZLE)
+    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+        raise CorruptError(f"{_PUZZLE} is not a list of objects")
+    return blocks
+
+
+def _puzzle_settle(value: object, scope: Scope) -> object:
+    """Kinds of layers and their number, as the blocks have them."""
+    kinds = [block.get("block_type") for block in _puzzle_blocks(scope)]
+    return ConfigKeys({"layers_block_type": kinds, "num_hidden_layers": len(kinds)})
+
+
+def _puzzle_from(value: object, scope: Scope) -> object:
+    names = ("expert_feed_forward_length", "expert_used_count", "attention.head_count_kv")
+    widths, used, heads = map(scope.gguf, names)
+    if not (isinstance(widths, list) and isinstance(used, list) and isinstance(heads, list)):
+        return DEFAULT
+    return [
+        {"block_type": "moe", "moe_intermediate_size": width, "num_experts_per_tok": n}
+        if width
+        else {"block_type": "attention" if n_heads else "mamba"}
+        for width, n, n_heads in zip(widths, used, heads, strict=False)
+    ]
+
+
+def _of_blocks(name: str) -> Converter:
+    """What each block has under a name, 0 where it has none."""
+    return Converter(
+        lambda value, scope: [as_int(block.get(name), name) or 0 for block in _puzzle_blocks(scope)],
+        lambda value, scope: DEFAULT,
+    )
+
+
 LAYER_CONVERTERS: dict[str, Converter] = {
     "layer_types": LAYER_TYPES,
     "last_full_layer_types": replace(
@@ -339,6 +376,9 @@ LAYER_CONVERTERS: dict[str, Converter] = {
     "all_sparse": Converter(_all_sparse_to),
     "not_of_128_experts": Converter(_normed_to, lambda value, scope: scope.h.num_experts != _BARE_EXPERTS),
     "like_experts": Converter(fill=lambda scope: scope.h.moe_intermediate_size),
+    "puzzle_blocks": Converter(nothing, _puzzle_from, settle=_puzzle_settle),
+    "puzzle_widths": _of_blocks("moe_intermediate_size"),
+    "puzzle_used": _of_blocks("num_experts_per_tok"),
     "norm_of_softmax": Converter(
         lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value)
     ),

@@ -186,23 +186,49 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
     )
 
 
+_MOE_ROW = _row(
+    "nemotron_h_moe",
+    mixer("mixer.", _experts(), _MOE),
+    (
+        Key("feed_forward_length", kind="i32[]", via="moe_layers", draft=MOST),
+        replace(COUNT, hf=("n_routed_experts",)),
+        USED,
+        *GROUPS,
+        WIDTH,
+        Key("expert_shared_feed_forward_length", (_SHARED,)),
+        SHARED_COUNT,
+        WEIGHTS_NORM,
+        WEIGHTS_SCALE,
+        Key("moe_latent_size", ("moe_latent_size",)),
+    ),
+    hf_when="layer_types=moe",
+)
+_BY_BLOCK = {
+    "feed_forward_length": Key("feed_forward_length", kind="i32[]", via="puzzle_widths"),
+    "expert_feed_forward_length": Key("expert_feed_forward_length", kind="i32[]", via="puzzle_widths"),
+    "expert_used_count": Key("expert_used_count", kind="i32[]", via="puzzle_used"),
+}
+_NOT_OF_BLOCKS = ("num_experts_per_tok", "moe_intermediate_size")
+_PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
+    _MOE_ROW,
+    id="nemotron_h_puzzle",
+    when="expert_used_count=0",
+    hf_when="",
+    hf_class="NemotronHPuzzleForCausalLM",
+    model_type="nemotron_h_puzzle",
+    hf_classes=("NemotronHPuzzleForCausalLM",),
+    model_types=("nemotron_h_puzzle",),
+    drafts=(),
+    tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
+    keys=(
+        *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
+        Key("", ("block_configs",), via="puzzle_blocks"),
+    ),
+    defaults={"": {key: value for key, value in _MOE_ROW.defaults[""].items() if key not in _NOT_OF_BLOCKS}},
+)
+
 ROWS: tuple[Architecture, ...] = (
     _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", via="mlp_layers"),)),
-    _row(
-        "nemotron_h_moe",
-        mixer("mixer.", _experts(), _MOE),
-        (
-            Key("feed_forward_length", kind="i32[]", via="moe_layers", draft=MOST),
-            replace(COUNT, hf=("n_routed_experts",)),
-            USED,
-            *GROUPS,
-            WIDTH,
-            Key("expert_shared_feed_forward_length", (_SHARED,)),
-            SHARED_COUNT,
-            WEIGHTS_NORM,
-            WEIGHTS_SCALE,
-            Key("moe_latent_size", ("moe_latent_size",)),
-        ),
-        hf_when="layer_types=moe",
-    ),
+    _MOE_ROW,
+    _PUZZLE,
 )
