@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.canonical.model import canonical, gguf_side
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError
 
 CONFIG = {
     "architectures": ["JAISLMHeadModel"], "model_type": "jais", "activation_function": "swiglu", "n_embd": 8,
@@ -47,7 +47,7 @@ def test_a_tied_head_is_the_embedding_with_the_scale_of_the_head(tmp_path: Path)
 
 @pytest.mark.parametrize("scale", [0, float("nan")])
 def test_a_scale_that_cannot_be_undone_is_refused(tmp_path: Path, scale: float) -> None:
-    with pytest.raises(RefusedError, match="mup_embeddings_scale"):
+    with pytest.raises(CorruptError, match="mup_embeddings_scale"):
         gguf_tensors(tmp_path / "m", mup_embeddings_scale=scale)
 
 
