@@ -87,6 +87,8 @@ DRAFTED: dict[str, Drafted] = {
     "bailing_moe_v2": Drafted(
         "bailing_moe_v2", NEXTN, own=("eh_proj", "enorm", "hnorm", "final_layernorm"), options=False
     ),
+    # As zai-org/GLM-OCR has them.
+    "glm_ocr": Drafted("glm4v/ocr", NEXTN, own=WITH_HEAD, options=False),
     # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
     # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.
     "nemotron_h_moe": Drafted("nemotron_h_moe", NEXTN, config={"mtp_hybrid_override_pattern": "*E"}, out_type="f32"),
@@ -100,7 +102,7 @@ def write_drafted(name: str, folder: Path) -> None:
     drafted = DRAFTED[name]
     found = arch_models.find_case(drafted.case)
     case = replace(found, config={**found.config, **drafted.config}, tokenizer=BYTES)
-    if case.computable:
+    if case.computable and not case.wrapped:
         case = replace(case, config={**case.config, "vocab_size": 320})
     tokenizer = folder.parent / f".{name}-tokenizer"
     if not tokenizer.is_dir():
@@ -109,6 +111,9 @@ def write_drafted(name: str, folder: Path) -> None:
     make: Callable[..., Any] = arch_models.build if case.computable else arch_models.write_checkpoint
     make(case, folder, {BYTES: tokenizer})
     edit_config(folder, **drafted.config, **drafted.counted)
+    if case.wrapped:
+        whole = json.loads((folder / "config.json").read_text())
+        edit_config(folder, text_config={**whole["text_config"], **drafted.counted})
     config = json.loads((folder / "config.json").read_text())
     h = from_hf_config(config)
     row, first = ARCHITECTURES[str(h.architecture)], h.num_layers or 0

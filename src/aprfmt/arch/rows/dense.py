@@ -34,6 +34,7 @@ from aprfmt.arch.rows.parts import (
     plain_mlp,
     tensor,
 )
+from aprfmt.arch.rows.parts_moe import MTP, draft_layer
 
 _UNSCALED = Key("rope.scaling.type", kind="str", via="unscaled")
 
@@ -138,8 +139,8 @@ ROWS: tuple[Architecture, ...] = (
         **hf_names("Glm4", "glm4"),
         rope_type=0,
         gguf_only=(),
-        tensors=_GLM4,
-        keys=_GLM_KEYS,
+        tensors=(*_GLM4, *block(*draft_layer())),
+        keys=(*_GLM_KEYS, MTP),
         defaults={"": _GLM_DEFAULTS},
     ),
     Architecture(  # of GLM-4.1V and GLM-OCR: llama.cpp turns halves where positions are triples
@@ -153,8 +154,8 @@ ROWS: tuple[Architecture, ...] = (
         model_types=("glm4v", "glm4v_text", "glm_ocr", "glm_ocr_text"),
         rope_type=0,
         gguf_only=(),
-        tensors=tuple(_halved(row) for row in _GLM4),
-        keys=_GLM_KEYS,
+        tensors=(*(_halved(row) for row in _GLM4), *block(*draft_layer())),
+        keys=(*_GLM_KEYS, MTP),
         defaults={
             "glm4v": _GLM4V,
             "glm4v_text": _GLM4V,
