@@ -240,7 +240,7 @@ APRFMT = (
         "test_tokenizer_ranks.py::test_special_tokens_are_those_of_the_class",
         "        if i not in taken and text not in texts:\n", "        if False:\n"),
     Mutation("merges are made beyond a token's own rank", "aprfmt/tokenizer/ranks.py",
-        "test_tokenizer_ranks.py::test_a_tiktoken_file_gives_the_lists_of_the_tokenizer_json",
+        "test_tokenizer_ranks.py::test_a_token_that_no_merges_reach_has_none",
         "            if best >= rank:\n", "            if best > 1 << 30:\n"),
     Mutation("tekken ids begin with the vocabulary", "aprfmt/tokenizer/ranks.py",
         "test_tokenizer_ranks.py::test_tekken_ids_begin_with_the_special_tokens",

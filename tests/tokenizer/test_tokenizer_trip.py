@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from converter_peer import ConverterPeer
 from llama_peer import LlamaPeer, Vocabulary
 from natives import apr2_native, gguf_parts
 from texts import make_texts
@@ -234,6 +235,29 @@ def test_llama_cpps_own_cases_through_the_written_tokenizer_json(llama_cpp_model
     assert len(odd) == (3 if name == "qwen35" else 0)
     found = [(plain if text in odd else fast).encode(text, add_special_tokens=False).ids for text, _ in known]
     assert [(text, list(ids)) for (text, _), ids in zip(known, found, strict=True)] == known
+
+
+@pytest.mark.slow
+def test_a_gguf_that_the_converter_made_of_gemma_3_goes_back(
+    real_tokenizers: dict[str, Path], llama_cpp_converter: Path, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer as Fast
+
+    files = {path.name: path.read_bytes() for path in real_tokenizers["gemma3"].iterdir()}
+    sizes: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 16}
+    folder = write_folder(
+        tmp_path / "model", files, SIZES["gemma3"], rows=1, **sizes, architectures=["Gemma3ForCausalLM"]
+    )
+    with ConverterPeer() as peer:
+        peer.convert_once(folder, tmp_path / "m.gguf", "f16", ["--vocab-only"])
+    with gguf.open_model(tmp_path / "m.gguf") as model:
+        tok = model.tokenizer
+    assert tok is not None
+    assert (tok.model, tok.pre) == ("gpt2", "granite-embed-multi-311m")
+    fast = Fast.from_buffer(hf_write.to_hf_files(tok)["tokenizer.json"])
+    own = Fast.from_buffer(files["tokenizer.json"])
+    texts = make_texts(2000, ["<start_of_turn>"])
+    assert [text for text in texts if fast.encode(text).ids != own.encode(text).ids] == []
 
 
 @pytest.mark.llama
