@@ -264,6 +264,16 @@ APRFMT = (
     Mutation("more types than tokens are read", "aprfmt/tokenizer/ggml.py",
         "test_tokenizer_ggml.py::test_wrong_types_are_corrupt",
         "    if len(items) > n:", "    if False:"),
+    # draft layers and draft models
+    Mutation("a draft layer that is not whole is written", "aprfmt/convert/targets/gguf.py",
+        "test_drafts.py::test_a_draft_layer_that_is_not_whole_is_refused",
+        "    names.check_drafts(c.arch, c.hparams, {name: t.shape for name, t in drafts.items()})\n", ""),
+    Mutation("--no-mtp keeps the key of draft layers", "aprfmt/convert/targets/gguf.py",
+        "test_drafts.py::test_each_option_writes_what_the_converter_writes",
+        "    if options.no_mtp:\n        c = _without_key(c)\n", ""),
+    Mutation("the number of a draft's token is not the other model's", "aprfmt/arch/rows/drafts.py",
+        "test_draft_models.py::test_a_draft_takes_the_tokenizer_and_what_it_does_not_say_from_its_target",
+        ", OPTIONAL, value=PLUS_ROW)", ", OPTIONAL)"),
     # errors and the command line
     Mutation("a damaged file is exit 3", "aprfmt/errors.py",
         "test_cli_main.py::test_bad_files",

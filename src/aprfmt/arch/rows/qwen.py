@@ -24,6 +24,7 @@ from aprfmt.arch.rows.parts import (
     must_be,
     norm,
 )
+from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names
 
 """Stands for no key: the runtime loads heads of no other size than hidden / heads."""
 
@@ -168,8 +169,9 @@ ROWS: tuple[Architecture, ...] = (
         id="exaone4",
         gguf="exaone4",
         **hf_names("Exaone4", "exaone4", also=("exaone4_5_text",)),
-        tensors=_post_norm(*attention(qk_norm="head_dim")),
-        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, SILU),
+        tensors=(*_post_norm(*attention(qk_norm="head_dim")), *block(*draft_layer())),
+        drafts=mtp_names(),
+        keys=(*DECODER, VOCAB, WHOLE_HEADS, WINDOW, SLIDING_LAYERS, MTP, SILU),
         differs=(_ONLY_64,),
         defaults={"": _EXAONE4_DEFAULTS},
     ),
