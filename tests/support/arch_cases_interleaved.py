@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from arch_cases_common import LLAMA3, MHA, TIED, UNTIED, YARN, Config, family, rope
-from arch_models import ArchCase
+from arch_cases_multimodal import whole
+from arch_models import VOCAB, ArchCase
 
 _S, _F = "sliding_attention", "full_attention"
 
@@ -44,6 +45,51 @@ _COHERE: Config = {
     "intermediate_size": 48,
 }
 _MELLUM: Config = {**_ROUTED, **_kinds("SFSF"), **_nested(), "sliding_window": 8}
+
+
+def _laguna_rope(**full: Any) -> Config:
+    return {
+        "rope_parameters": {
+            _F: {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5, **full},
+            _S: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        }
+    }
+
+
+_LAGUNA: Config = {
+    **_ROUTED,
+    **_kinds("FSSS"),
+    **_laguna_rope(),
+    "num_attention_heads_per_layer": [4, 6, 6, 6],
+    "sliding_window": 8,
+    "shared_expert_intermediate_size": 40,
+    "moe_routed_scaling_factor": 2.5,
+}
+_MUSE: Config = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "max_position_embeddings": 512,
+    "output_multiplier": 0.25,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+_MUSE_THETAS: Config = {"layer_rope_theta": [0, 10000.0, 10000.0, 0]}
+_MUSE_TOWER: Config = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
 _GRANITE: Config = {
     **TIED,
     **_kinds("FSSF"),
@@ -96,6 +142,24 @@ CASES: tuple[ArchCase, ...] = (
         "no_norm_topk": ({"norm_topk_prob": False}, "it always normalises the weights of the chosen experts"),
         "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
     }),
+    *family("laguna", "Laguna", _LAGUNA, {
+        "tied": TIED, "per_element": {"gating": "per-element"}, "one_size": {"num_attention_heads_per_layer": None},
+        "layer_types": _kinds("FSSF"), "two_dense": {"mlp_layer_types": ["dense", "dense", "sparse", "sparse"]},
+        "global": _kinds("FFFF"),
+        "yarn": _laguna_rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128),
+        "late_dense": ({"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, "its dense layers come first"),
+        "capped": ({"moe_router_logit_softcapping": 4.0}, "it does not cap the scores of experts"),
+        "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
+    }),
+    *(
+        whole("muse_glimmer_text" + name, "MuseGlimmer", {"text_config": _MUSE | text, "vision_config": _MUSE_TOWER},
+            llama_cpp_cannot=why)
+        for name, text, why in (
+            ("", {}, ""), ("/layer_types", _kinds("FSSF") | _MUSE_THETAS, ""),
+            ("/thetas", {"layer_rope_theta": [10000.0] * 4}, "it rotates the layers with a window alone"),
+            ("/eps", {"post_norm_eps": 1e-6}, "it has one constant for the norms behind attention and MLP"),
+        )
+    ),
     *family("granite_swa", "GraniteSWA", _GRANITE, {
         "untied": UNTIED, "mha": MHA, "bias": {"attention_bias": True, "mlp_bias": True}, "llama3": LLAMA3,
         "yarn": YARN, "nope": {"layer_rope_theta": [10000.0, 0, 10000.0, 0]},

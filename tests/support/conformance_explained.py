@@ -40,6 +40,7 @@ _CENTRED = "the converter subtracts the mean, which chooses the same experts; ou
 _SCALED = "multiplied with the config's scales, for which a GGUF has no key: they are 1 in what is made of it"
 
 _ROPE_PATTERN = "which layers are rotated, as layer_rope_theta says; the converter looks for no_rope_layers"
+_LAGUNA_LAYERS = "which layers have a window, as layer_types says; the converter leaves it to llama.cpp's usual pattern"
 _NO_HEAD = "llama.cpp's loader insists on a head"
 _NORMED = "columns of length 1; their lengths are from float64 sums, torch's from float32 ones, and a GGUF holds none"
 _OWN_NORM = "each head's own; the converter gives all heads the first one's"
@@ -51,6 +52,8 @@ EXPLAINED: tuple[Explained, ...] = (
         "gemma3n.activation_sparsity_scale",
         "llama.cpp reads none: it has one sparsity in the first ten layers, and other networks are refused",
     ),
+    Explained("laguna/layer_types", "laguna.attention.sliding_window_pattern", _LAGUNA_LAYERS),
+    Explained("laguna/global", "laguna.attention.sliding_window", _LAGUNA_LAYERS),
     Explained("exaone_moe/tied", "output.weight", _NO_HEAD),
     Explained("mellum/tied", "output.weight", _NO_HEAD),
     Explained(

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from aprfmt.arch.hyperparams import Hyperparams
 
 # Word of a size -> config.json keys that list it, one number a layer.
-_LISTS = {"heads": ("num_query_heads",), "kv_heads": ("num_kv_heads", "num_key_value_heads_per_layer")}
+_LISTS = {
+    "heads": ("num_query_heads", "num_attention_heads_per_layer"),
+    "kv_heads": ("num_kv_heads", "num_key_value_heads_per_layer"),
+}
 
 
 def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:

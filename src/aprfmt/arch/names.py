@@ -163,6 +163,11 @@ def ignorable(arch: Architecture, name: str) -> bool:
     return name.endswith(arch.ignored)
 
 
+def is_gguf_only(arch: Architecture, name: str) -> bool:
+    """Whether the GGUF tensor `name` follows from the hyper-parameters, so that a checkpoint has none for it."""
+    return name in arch.gguf_only or any(template in arch.flat_norms for template, *_ in _templates(name))
+
+
 def is_hf_only(arch: Architecture, name: str) -> bool:
     """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
     found = matches(arch, name)
@@ -290,7 +295,7 @@ def _check_name(
     lies_in: Callable[[str, int], bool],
 ) -> None:
     """`sizes` are those of a layer, `lies_in` tells whether a layer is one of those that a row means."""
-    if name in arch.gguf_only or ignorable(arch, name):
+    if is_gguf_only(arch, name) or ignorable(arch, name):
         return
     found = matches(arch, name) or matches(arch, name, "gguf")
     if not found:
@@ -383,6 +388,22 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 
 
 _DAMAGED = "the config or metadata belongs to another model, or the tensor is damaged"
+
+
+_ONE_VALUE = re.compile(r"(\w+)=([\w-]+)")
+
+
+def told_by_shapes(arch: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """Config keys that a GGUF has none for and whose values the shapes of its tensors (row-major, by name) tell.
+
+    They are those of which a row needs one value ("gating=per-element") for a tensor that has another shape else.
+    """
+    told: dict[str, str] = {}
+    for row in arch.tensors:
+        match, name = _ONE_VALUE.fullmatch(row.need), spell(row.gguf[0], 0) if row.gguf else ""
+        if match is not None and name in shapes and shape_of(row.dims[0], sizes_of(h, 0)) == shapes[name]:
+            told[match[1]] = match[2]
+    return told
 
 
 def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[str, int]:

@@ -138,7 +138,7 @@ def parts(arch: Architecture | None, sizes: Mapping[str, int]) -> list[Part]:
 
 def _is_elsewhere(arch: Architecture, name: str) -> bool:
     """Whether a name that lies in no layer is none of the network's, and none that it might have."""
-    if name in arch.gguf_only or names.ignorable(arch, name):
+    if names.is_gguf_only(arch, name) or names.ignorable(arch, name):
         return False
     if names.canonical_name(arch, name) is not None or names.matches(arch, name, "gguf"):
         return False

@@ -154,6 +154,8 @@ class Architecture:
         required: GGUF keys after the prefix without which llama.cpp does not load a file of the family, beside those
             of arch.gguf_keys, each with a condition over such keys, "" for always.
         nested_rope: whether config.json spells rope parameters by layer type (full_attention, sliding_attention).
+        flat_norms: norms of a layer that a GGUF has and a checkpoint does not, by name -> the config key that all their
+            values are, "" for 1.
         freqs_always: whether llama.cpp wants `rope_freqs.weight` even where all pairs are rotated as usual.
     """
 
@@ -181,6 +183,7 @@ class Architecture:
     differs: tuple[Difference, ...] = ()
     required: Mapping[str, str] = field(default_factory=dict)
     nested_rope: bool = False
+    flat_norms: Mapping[str, str] = field(default_factory=dict)
     freqs_always: bool = False
     head_always: bool = False
     head_never: bool = False

@@ -544,6 +544,12 @@ def _listed_dense_from(value: object, scope: Scope) -> object:
     return DEFAULT if first is None else ["dense" if i < first else "sparse" for i in range(n_layers or 0)]
 
 
+def _dense_list_from(value: object, scope: Scope) -> object:
+    """The same of a config that knows no other key for it."""
+    n_layers, dense = scope.h.num_layers or 0, _gguf_int(scope, "leading_dense_block_count")
+    return ["dense" if i < dense else "sparse" for i in range(n_layers)]
+
+
 def _odd_layer_types(value: object, scope: Scope) -> object:
     """Layer types that are not the row's pattern, which the runtime knows by itself."""
     return None if value == layer_types_fill(scope) else layer_types_to(value, scope)
@@ -827,6 +833,7 @@ CONVERTERS: dict[str, Converter] = {
     "some_drafts": Converter(lambda value, scope: value or None, lambda value, scope: value or DEFAULT),
     "lite_drafts": Converter(_lite_drafts_to, _lite_drafts_from),
     "last_layer": Converter(_last_layer_to),
+    "leading_dense_list": Converter(_dense_first_to, _dense_list_from, settle=_dense_first),
     "leading_dense": Converter(_dense_first_to, default, settle=_dense_first),
     "listed_dense": Converter(_dense_first_to, _listed_dense_from, settle=_dense_first),
     "odd_layer_types": replace(LAYER_TYPES, to_gguf=_odd_layer_types),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import replace
 
 from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, nothing
-from aprfmt.arch.fields import as_int, as_mapping
+from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
 from aprfmt.errors import CorruptError, RefusedError
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -278,6 +278,63 @@ def _rope_pattern_from(value: object, scope: Scope) -> object:
     return [scope.h.rope_theta if rotated else 0 for rotated in value] if isinstance(value, list) else DEFAULT
 
 
+def _own_dense_first_to(value: object, scope: Scope) -> list[bool] | None:
+    """Which layers have a window, where they are not those that llama.cpp takes by itself."""
+    slides = _slides(value) if value is not None else []
+    return None if not any(slides) or slides == periodic(_FOURTH, len(slides), first=0) else slides
+
+
+def _own_dense_first_from(value: object, scope: Scope) -> object:
+    if value is None and scope.gguf("attention.sliding_window"):
+        return _dense_first(scope)
+    return layer_types_from(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
+
+
+def _heads_a_layer_to(value: object, scope: Scope) -> object:
+    return value or [scope.h.num_heads] * (scope.h.num_layers or 0)
+
+
+def _heads_a_layer_from(value: object, scope: Scope) -> object:
+    """Heads of each layer; the config's one number is that of the first."""
+    if not isinstance(value, list) or not value:
+        return DEFAULT if value is None else ConfigKeys(num_attention_heads=value)
+    return ConfigKeys(num_attention_heads=value[0], num_attention_heads_per_layer=value)
+
+
+def _window_rotary_to(value: object, scope: Scope) -> int | None:
+    """Rotated values of a head in layers with a window."""
+    part = _window_rope(scope).get("partial_rotary_factor", 1.0)
+    number = as_float(part, "partial_rotary_factor")
+    return None if number is None or not scope.h.head_dim else int(scope.h.head_dim * number)
+
+
+def _window_rotary_from(value: object, scope: Scope) -> object:
+    count, size, rope = as_int(value, scope.key.gguf), scope.h.head_dim, _window_rope(scope)
+    if count and size and isinstance(rope, dict):
+        rope["partial_rotary_factor"] = shorten(count / size)
+    return DEFAULT
+
+
+def _window_rope(scope: Scope) -> Mapping[str, object]:
+    return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
+
+
+def _window_theta_to(value: object, scope: Scope) -> None:
+    """llama.cpp rotates the layers with a window and no others, all by one base frequency."""
+    kinds = scope.h.extra.get("layer_types")
+    if not isinstance(value, list) or not isinstance(kinds, list):
+        return
+    if [theta or 0 for theta in value] != [scope.h.rope_theta if one else 0 for one in _slides(kinds)]:
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates the layers with a window, and no others"
+        )
+
+
+def _window_theta_from(value: object, scope: Scope) -> object:
+    kinds = scope.h.extra.get("layer_types")
+    return [scope.h.rope_theta if one else 0 for one in _slides(kinds)] if isinstance(kinds, list) else DEFAULT
+
+
 # --- which layers have experts ---
 
 
@@ -371,6 +428,15 @@ LAYER_CONVERTERS: dict[str, Converter] = {
         to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
         fill=lambda scope: [FULL] * (scope.h.num_layers or 0),
     ),
+    "own_dense_first": Converter(
+        _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0)
+    ),
+    "heads_a_layer": Converter(_heads_a_layer_to, _heads_a_layer_from),
+    "window_rotary": Converter(_window_rotary_to, _window_rotary_from),
+    "last_dense_layer_types": replace(
+        LAYER_TYPES, fill=lambda scope: kinds_of([*reversed(periodic(_FOURTH, scope.h.num_layers or 0, first=0))])
+    ),
+    "rotated_with_window": Converter(_window_theta_to, _window_theta_from),
     "rope_pattern": Converter(_rope_pattern_to, _rope_pattern_from),
     "stepped_moe_layers": Converter(_stepped_to),
     "all_sparse": Converter(_all_sparse_to),

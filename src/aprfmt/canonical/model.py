@@ -13,6 +13,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.converter import check_layers
 from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
 from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_needed
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
@@ -228,12 +229,14 @@ def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
 
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:
     """What a GGUF says elsewhere than in its keys: rope scaling as tensors, the class by the table."""
-    stored = [name for name in row.gguf_only if name in model.tensors]
+    stored = [name for name in (*row.gguf_only, *flat_norms(row, 0)) if name in model.tensors]
     divisors = {name: model.tensors[name].numpy().reshape(-1).tolist() for name in stored}
     warnings = rope.read_factor_tensors(hparams, divisors)
+    read_flat_norms(hparams, row, divisors)
     embedding = model.tensors.get("token_embd.weight")
     if hparams.vocab_size is None and embedding is not None and embedding.shape:
         hparams.vocab_size = embedding.shape[0]
+    hparams.extra |= names.told_by_shapes(row, hparams, {name: tensor.shape for name, tensor in model.tensors.items()})
     if hparams.hf_architecture is None:
         hparams.hf_architecture, hparams.hf_model_type = hp.hf_identity(hparams, row)
     return warnings
@@ -507,7 +510,7 @@ def _check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = Fa
     """Raises RefusedError, UnmappedError where the tensors are not those of the network, by name and shape."""
     shapes = _shapes(c)
     if not allow_unmapped:
-        names.check_tensors(row, c.hparams, [n for n in shapes if n not in row.gguf_only])
+        names.check_tensors(row, c.hparams, [n for n in shapes if not names.is_gguf_only(row, n)])
     names.check_shapes(row, c.hparams, shapes | shapes_after_links(c.tensors))
 
 
@@ -655,7 +658,7 @@ def _named(
                 link = link_of(h, match, shapes)
                 done |= set(link.gguf)
                 yield from _from_gguf(from_gguf, link)
-        elif allow_unmapped or tensor.name in row.gguf_only or names.ignorable(row, tensor.name):
+        elif allow_unmapped or names.is_gguf_only(row, tensor.name) or names.ignorable(row, tensor.name):
             yield CanonicalTensor(tensor.name, (tensor,))
         else:
             nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
@@ -781,8 +784,8 @@ def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) ->
     out: list[CanonicalTensor] = []
     done: set[str] = set()
     for name, tensor in tensors.items():
-        if name in row.gguf_only or name in done:
-            continue  # derived from config.json's rope settings by every Hugging Face reader
+        if names.is_gguf_only(row, name) or name in done:
+            continue  # derived from config.json by every Hugging Face reader
         if tensor.link is None or name in tensor.link.hf:
             out.append(tensor)
             continue

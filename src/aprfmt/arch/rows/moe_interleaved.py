@@ -174,6 +174,16 @@ _MELLUM_DEFAULTS = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }  # fmt: skip
+_LAGUNA_DEFAULTS = {
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6,
+    "sliding_window": 512, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256,
+    "num_experts_per_tok": 8, "attention_bias": False, "gating": True, "moe_routed_scaling_factor": 1.0,
+    "moe_router_logit_softcapping": 0.0, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    },
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -369,6 +379,45 @@ ROWS: tuple[Architecture, ...] = (
         defaults={"": _MELLUM_DEFAULTS},
     ),
     Architecture(
+        id="laguna",
+        required={"leading_dense_block_count": "", "expert_feed_forward_length": ""},
+        gguf="laguna",
+        **hf_names("Laguna", "laguna"),
+        gguf_only=(),
+        nested_rope=True,
+        tensors=moe_decoder(
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *linear("self_attn.g_proj", "attn_gate", "heads,hidden", need="!gating=per-element"),
+            *linear("self_attn.g_proj", "attn_gate", "q,hidden", need="gating=per-element"),
+            *router_and_experts(
+                "moe",
+                (replace(selection_bias(), hf=("mlp.experts.e_score_correction_bias",)), selection_bias()),
+            ),
+            *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size", layers="moe"),
+            *shared_expert("mlp.shared_experts", "shared_expert_intermediate_size", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=(
+            *(key for key in moe_keys(VOCAB, WIDTH) if key.field != "num_heads"),
+            Key("", ("num_attention_heads",), field="num_heads"),
+            Key("attention.head_count", ("num_attention_heads_per_layer",), "u32[]", via="heads_a_layer"),
+            ROPE_DIM,
+            Key("rope.dimension_count_swa", via="window_rotary"),
+            replace(_ALWAYS_WINDOW, via="any_window"),
+            replace(_LAYERS, via="own_dense_first"),
+            Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",)),
+            Key("expert_weights_norm", kind="bool", constant=True),
+            replace(WEIGHTS_SCALE, hf=("moe_routed_scaling_factor",)),
+            SIGMOID,
+            DENSE_LAYERS,
+            replace(_BY_TYPE, via="leading_dense_list"),
+            Key("", ("gating",), "str"),
+            must_be("moe_router_logit_softcapping", 0.0),
+            NO_BIAS,
+        ),
+        defaults={"": _LAGUNA_DEFAULTS},
+    ),
+    Architecture(
         id="granite_swa",
         required=_GRANITE_REQUIRED,
         gguf="granite_swa",
@@ -401,6 +450,53 @@ ROWS: tuple[Architecture, ...] = (
                 **_GRANITE_DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "num_local_experts": 8,
                 "num_experts_per_tok": 2, "shared_intermediate_size": 0, "tie_word_embeddings": False,
                 "bos_token_id": 1, "eos_token_id": 2,
+            }
+        },
+    ),
+    Architecture(
+        id="muse_glimmer_text",
+        required={"attention.sliding_window": "", "logit_scale": ""},
+        gguf="muse-glimmer",
+        hf_class="MuseGlimmerTextModel",
+        model_type="muse_glimmer_text",
+        hf_classes=("MuseGlimmerTextModel",),
+        model_types=("muse_glimmer_text",),
+        rope_type=0,
+        gguf_only=(),
+        flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", value="plus_one"),
+                *attention("attention_bias", "attention_bias", permuted=True),
+                *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
+                *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
+                *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
+                *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"),
+                *gated_mlp(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *DECODER,
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("logit_scale", ("output_multiplier",), "f32"),
+            _ALWAYS_WINDOW,
+            replace(_LAYERS, via="last_dense_layer_types"),
+            Key("", ("layer_rope_theta",), "f32[]", via="rotated_with_window"),
+            Key("", ("qk_scale_factor",), "f32"),
+            must_be("post_norm_eps", 1e-8),
+            must_be("hidden_activation", "silu"),
+            NO_BIAS,
+        ),
+        defaults={
+            "": {
+                "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+                "sliding_window": 2048, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
+                "output_multiplier": 0.19611613513818404, "post_norm_eps": 1e-8, "attention_bias": False,
+                "tie_word_embeddings": False, "bos_token_id": 200000, "eos_token_id": 200001,
             }
         },
     ),

@@ -46,6 +46,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
     Wrapper("Llama4ForConditionalGeneration", "llama4", "llama4_text"),
     Wrapper("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n_text"),
+    Wrapper("MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"),
     Wrapper("Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"),
     Wrapper("Gemma4UnifiedForConditionalGeneration", "gemma4_unified", "gemma4_text"),
     Wrapper("Qwen3TTSForConditionalGeneration", "qwen3_tts", "qwen3_tts_talker"),

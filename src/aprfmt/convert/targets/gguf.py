@@ -12,6 +12,7 @@ from aprfmt.arch import hparams as hp
 from aprfmt.arch import names, rope
 from aprfmt.arch.differences import differences
 from aprfmt.arch.fields import Misfit, shorten
+from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
@@ -242,7 +243,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             hint="--allow-unmapped writes the tensors under their own names",
         )
     if row is not None:
-        for name, factors in rope.factor_tensors(c.hparams, row).items():
+        for name, factors in (rope.factor_tensors(c.hparams, row) | all_flat_norms(c.hparams, row)).items():
             if name not in c.tensors:
                 yield _factors(name, factors)
     numbers = {key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR} if row is not None else set[str]()
