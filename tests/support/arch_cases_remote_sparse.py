@@ -9,6 +9,7 @@ Config = dict[str, object]
 
 _SIZES: Config = {key: value for key, value in DIMS.items() if key not in ("head_dim", "pad_token_id")}
 _PLAIN: Config = {**_SIZES, "hidden_act": "silu", "vocab_size": VOCAB, "tie_word_embeddings": False}
+_LLAMA3: Config = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0}
 _DEEPSEEK: Config = {
     **_PLAIN,
     "num_key_value_heads": 4,
@@ -89,6 +90,36 @@ _MINIMAX_M3: Config = {
     },
 }
 
+_KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_STEP: Config = {
+    **{key: value for key, value in _PLAIN.items() if key not in ("num_key_value_heads", "hidden_act")},
+    "model_type": "step3p5",
+    "num_hidden_layers": 4,
+    "num_attention_groups": 2,
+    "head_dim": 16,
+    "layer_types": _KINDS,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+    "rope_theta": [5000000.0, 10000.0, 10000.0, 5000000.0],
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 6,
+        "num_attention_groups": 2,
+        "head_dim": 16,
+    },
+    "sliding_window": 8,
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 48,
+    "share_expert_dim": 40,
+    "moe_router_scaling_factor": 3.0,
+    "moe_router_activation": "sigmoid",
+    "norm_expert_weight": True,
+    "moe_every_n_layer": 1,
+    "moe_layers_enum": "1,2,3",
+    "swiglu_limits": [None, 7.0, None, 7.0],
+    "swiglu_limits_shared": [None, None, 16.0, None],
+}
+
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
     """A config of another spelling than that of the class which transformers has."""
@@ -109,4 +140,21 @@ CASES: tuple[ArchCase, ...] = (
     _published("mimo_v2_flash/fused", "MiMoV2ForCausalLM", {**_MIMO, "attention_projection_layout": "fused_qkv"}),
     # As MiniMaxAI/MiniMax-M3 has them, of which this is the language model.
     _published("minimax_m3", "MiniMaxM3SparseForCausalLM", _MINIMAX_M3),
+    # As stepfun-ai/Step-3.5-Flash has them.
+    _published("step3p5", "Step3p5ForCausalLM", _STEP),
+    _published(
+        "step3p5/llama3",
+        "Step3p5ForCausalLM",
+        {**_STEP, "rope_scaling": {**_LLAMA3, "original_max_position_embeddings": 64}},
+    ),
+    # As stepfun-ai/Step-3.7-Flash has them.
+    ArchCase(
+        "step3p5/whole",
+        "step3p5",
+        "",
+        "Step3p7ForConditionalGeneration",
+        {"model_type": "step3p7", "text_config": _STEP, "vision_config": {"model_type": "perception_encoder"}},
+        wrapped=True,
+        beside={"vision_model.conv1.weight": (4, 3, 2, 2), "vit_large_projector.weight": (64, 16)},
+    ),
 )

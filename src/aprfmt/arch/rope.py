@@ -69,6 +69,9 @@ def read(
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
     theta = main.pop("rope_theta", None)
     theta = theta if theta is not None else _first(config, THETAS)
+    local = _first(config, LOCAL_THETAS)
+    if isinstance(theta, list):  # one a layer
+        theta, local = (_of_kind(theta, config, kind) for kind in (MAIN, "sliding_attention"))
     if theta is None and row is not None:
         theta = _first(defaults, THETAS) or DEFAULT_THETA
     h.rope_theta = as_float(theta, "rope_theta")
@@ -84,13 +87,19 @@ def read(
         for other in others.values():
             if other.get(PARTIAL[0], part := h.extra.get(PARTIAL[0])) == part:
                 other.pop(PARTIAL[0], None)
-    local = _first(config, LOCAL_THETAS)
     if local is None:
         local = _first(defaults, LOCAL_THETAS)
     if "sliding_attention" not in others and row is not None and row.nested_rope:
         others["sliding_attention"] = _layer({"rope_theta": local}, h.rope_theta)
     if others:
         h.extra["rope_layers"] = others
+
+
+def _of_kind(values: list[object], config: Mapping[str, object], kind: str) -> object:
+    """What the first layer of a kind has, of a list with a value a layer."""
+    kinds = config.get("layer_types")
+    kinds = kinds if isinstance(kinds, list) else []
+    return next((value for value, one in zip(values, kinds, strict=False) if one == kind), None)
 
 
 def _shares_part(row: Architecture) -> bool:
@@ -410,7 +419,9 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     dim = rotary_dim(h) or 0
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     if kind == "llama3" and FREQS in arch.gguf_only:
-        return {FREQS: llama3_factors(theta, dim, scaling, h.max_position_embeddings)}
+        factors = llama3_factors(theta, dim, scaling, h.max_position_embeddings)
+        whole = (h.head_dim or 0) // 2 if any(key.via == "half_rotary" for key in arch.keys) else 0
+        return {FREQS: factors + [1.0] * (whole - len(factors))}  # llama.cpp wants as many as any layer rotates
     if FREQS in arch.gguf_only and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}
     if kind == "longrope" and LONG in arch.gguf_only:
@@ -443,6 +454,9 @@ def read_factor_tensors(h: Hyperparams, tensors: Mapping[str, Sequence[float]]) 
     warnings = []
     freqs = tensors.get(FREQS)
     if freqs is not None and "factor" not in scaling_of(h) and not _read_proportional(h, freqs):
+        n_pairs = (rotary_dim(h) or 0) // 2
+        if n_pairs and all(value == 1 for value in freqs[n_pairs:]):
+            freqs = freqs[:n_pairs]
         scaling = infer_llama3(freqs, h.rope_theta or DEFAULT_THETA, rotary_dim(h) or 0, scaling_of(h))
         if scaling is not None:
             h.extra["rope_scaling"] = scaling

@@ -256,6 +256,79 @@ def _twice_the_heads(scope: Scope) -> int | None:
     return None if scope.h.num_kv_heads is None else 2 * scope.h.num_kv_heads
 
 
+_SLIDING_HEADS = "num_sliding_attention_heads"
+
+
+def _step_heads_to(value: object, scope: Scope) -> list[int] | None:
+    """Heads of each layer, draft layers that the kinds name among them."""
+    full, windowed = as_int(value, scope.name), as_int(scope.h.extra.get(_SLIDING_HEADS), _SLIDING_HEADS)
+    kinds = layer_kinds(scope.h.extra)
+    if full is None or kinds is None:
+        return None
+    return [full if windowed is None or kind != "sliding_attention" else windowed for kind in kinds]
+
+
+def _windowed_heads_from(value: object, scope: Scope) -> object:
+    found = _of_kind(scope.gguf("attention.head_count"), scope, slides=True)
+    return DEFAULT if found is None else found
+
+
+def _same_heads_to(value: object, scope: Scope) -> list[int] | None:
+    count, kinds = as_int(value, scope.name), layer_kinds(scope.h.extra)
+    return None if count is None or kinds is None else [count] * len(kinds)
+
+
+def _first_of(value: object, scope: Scope) -> object:
+    return as_int(value[0] if isinstance(value, list) and value else value, scope.key.gguf)
+
+
+_HALF = "partial_rotary_factor"
+
+
+def _rotated_parts(scope: Scope) -> list[float]:
+    """What is rotated of a head: all where there is a window, half where there is none."""
+    return [1.0 if kind == "sliding_attention" else 0.5 for kind in layer_kinds(scope.h.extra) or ()]
+
+
+def _rotary_parts_settle(value: object, scope: Scope) -> object:
+    return DEFAULT if value is not None else _rotated_parts(scope) or DEFAULT
+
+
+def _half_rotary_to(value: object, scope: Scope) -> None:
+    if value is not None and value != _rotated_parts(scope):
+        raise RefusedError(
+            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates all of a head where there is a window, half elsewhere"
+        )
+
+
+def _half_rotary_from(value: object, scope: Scope) -> object:
+    scope.h.extra[_HALF] = 0.5
+    return _rotated_parts(scope) or DEFAULT
+
+
+def _enumerated_dense_settle(value: object, scope: Scope) -> object:
+    """By the layers with experts, which a text lists; all but the first three unless something is said."""
+    listed, n_layers = scope.h.extra.pop("moe_layers_enum", None), scope.h.num_layers
+    if value is not None or n_layers is None:
+        return DEFAULT
+    if listed is None:
+        return _after(3, n_layers)
+    if not isinstance(listed, str) or not all(part.strip().isdecimal() for part in listed.split(",") if part.strip()):
+        raise CorruptError("moe_layers_enum is not a list of layers, separated by commas")
+    routed = {int(part) for part in listed.split(",") if part.strip()}
+    return [_SPARSE if i in routed else _DENSE for i in range(n_layers)]
+
+
+def _limits_to(value: object, scope: Scope) -> list[float] | None:
+    """Bounds of the gated values, 0 where a layer has none."""
+    return [as_float(item, scope.name) or 0.0 for item in value] if isinstance(value, list) else None
+
+
+def _limits_from(value: object, scope: Scope) -> object:
+    items = [from_f32(item, scope.key.gguf) for item in value] if isinstance(value, list) else []
+    return [item or None for item in items] if items else DEFAULT
+
+
 def _inclusive_window(value: object, scope: Scope) -> object:
     """`sliding_window_size` counts the positions before the last one."""
     size = as_int(scope.h.extra.pop("sliding_window_size", None), "sliding_window_size")
@@ -292,6 +365,12 @@ SPARSE: dict[str, Converter] = {
     "indexed_where_sparse": Converter(
         _where_sparse_to, lambda value, scope: _where_sparse(scope), settle=_where_sparse_settle
     ),
+    "step_heads": Converter(_step_heads_to, _heads_by_window_from),
+    "windowed_heads": Converter(nothing, _windowed_heads_from, lambda scope: scope.h.num_heads),
+    "same_heads": Converter(_same_heads_to, _first_of),
+    "half_rotary": Converter(_half_rotary_to, _half_rotary_from, settle=_rotary_parts_settle),
+    "enumerated_dense": Converter(_counted_dense_to, _counted_dense_from, settle=_enumerated_dense_settle),
+    "limits": Converter(_limits_to, _limits_from),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import MOST, Architecture, Key, TensorRow
+from aprfmt.arch.row import MOST, OWN, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
     SLIDING_LAYERS,
     WINDOW,
     block,
@@ -30,6 +32,7 @@ from aprfmt.arch.rows.parts_moe import (
     moe_keys,
     router_and_experts,
     selection_bias,
+    shared_expert,
 )
 
 
@@ -59,6 +62,51 @@ _MIMO_DEFAULTS = {
     "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "attention_value_scale": 0.707,
     "attention_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
     "rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334,
+}  # fmt: skip
+
+
+def _step_attention() -> tuple[TensorRow, ...]:
+    """More heads where there is a window; a gate for each head."""
+    rows: list[TensorRow] = []
+    for layers, heads in (("full_attention", "heads"), ("sliding_attention", "num_sliding_attention_heads")):
+        rows += [
+            *linear("self_attn.q_proj", "attn_q", f"{heads}*head_dim,hidden", layers=layers),
+            *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=layers),
+            *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*head_dim", layers=layers),
+        ]
+    return (
+        *rows,
+        *linear("self_attn.k_proj", "attn_k", "kv,hidden"),
+        *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
+        *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
+        *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
+    )
+
+
+def _step_experts() -> tuple[TensorRow, ...]:
+    """All experts of a projection in one tensor, and one that is shared."""
+    layers = "moe&!draft"
+    return (
+        *linear("moe.gate", "ffn_gate_inp", "experts,hidden", layers=layers),
+        tensor("moe.router_bias", "exp_probs_b.bias", "experts", layers=layers),
+        *linear("moe.gate_proj", "ffn_gate_exps", "experts,moe_ffn,hidden", layers=layers),
+        *linear("moe.up_proj", "ffn_up_exps", "experts,moe_ffn,hidden", layers=layers),
+        *linear("moe.down_proj", "ffn_down_exps", "experts,hidden,moe_ffn", layers=layers),
+        *shared_expert("share_expert", "share_expert_dim", layers=layers),
+    )
+
+
+_STEP_LISTS = {
+    "num_heads": replace(DIMS[4], kind="i32[]", via="step_heads", draft=MOST),
+    "num_kv_heads": replace(GROUPED, kind="i32[]", via="same_heads", draft=MOST),
+}
+"""Numbers of heads, which a GGUF has for each layer."""
+_STEP_DEFAULTS = {
+    "n_routed_experts": 288, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1280,
+    "share_expert_dim": 1280, "moe_router_scaling_factor": 1.0, "norm_expert_weight": True, "moe_every_n_layer": 1,
+    "moe_router_activation": "sigmoid", "head_dim": 128, "max_position_embeddings": 128000, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False,
+    "tie_word_embeddings": False,
 }  # fmt: skip
 
 
@@ -119,5 +167,56 @@ ROWS: tuple[Architecture, ...] = (
             Key("", ("attention_projection_layout",), "str", via="fused_by_tensors"),
         ),
         defaults={"": _MIMO_DEFAULTS},
+    ),
+    Architecture(
+        id="step3p5",
+        required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
+        gguf="step35",
+        **hf_names("Step3p5", "step3p5"),
+        head_always=True,
+        nested_rope=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("input_layernorm", "attn_norm", value="plus_one"),
+                *_step_attention(),
+                *norm("post_attention_layernorm", "ffn_norm", value="plus_one"),
+                *_step_experts(),
+                *gated_mlp(layers="dense|draft"),
+                *draft_layer("plus_one", "transformer.shared_head.norm"),
+                *linear("transformer.shared_head.output", "nextn.shared_head_head", "vocab,hidden", layers="draft"),
+            ),
+            *final_norm(value="plus_one"),
+            *head(),
+        ),
+        keys=(
+            *rename(
+                tuple(_STEP_LISTS.get(key.field, key) for key in moe_keys(count="n_routed_experts")),
+                num_kv_heads=("num_key_value_heads", "num_attention_groups"),
+                num_experts=("n_routed_experts", "moe_num_experts"),
+                num_experts_per_tok=("num_experts_per_tok", "moe_top_k"),
+            ),
+            WIDTH,
+            Key(
+                "", ("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"), via="windowed_heads"
+            ),
+            Key("expert_shared_feed_forward_length", ("share_expert_dim", "share_expert_dims")),
+            Key("expert_weights_scale", ("moe_router_scaling_factor",), "f32"),
+            Key("expert_weights_norm", ("norm_expert_weight",), "bool"),
+            Key("expert_gating_func", ("moe_router_activation",), via="gating"),
+            Key("moe_every_n_layers", ("moe_every_n_layer",)),
+            WINDOW,
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="hybrid_layers", draft=OWN),
+            Key("", ("partial_rotary_factors",), "f32[]", via="half_rotary"),
+            Key("leading_dense_block_count", ("mlp_layer_types",), via="enumerated_dense"),
+            Key("", ("moe_layers_enum",), "str"),
+            Key("swiglu_clamp_exp", ("swiglu_limits",), "f32[]", via="limits", draft=OWN),
+            Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", via="limits", draft=OWN),
+            MTP,
+            NO_BIAS,
+            must_be("mlp_bias", False),
+        ),
+        gguf_only=("rope_freqs.weight",),
+        defaults={"": _STEP_DEFAULTS},
     ),
 )
