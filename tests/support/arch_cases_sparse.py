@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from arch_cases_common import TIED, WIDE_HEADS, YARN, Config, family, renamed
 from arch_cases_multimodal import whole
-from arch_models import VOCAB, ArchCase
+from arch_models import DIMS, VOCAB, ArchCase
 
 _YARN: Config = {
     "rope_type": "yarn",
@@ -109,6 +109,36 @@ _M3_VISION: Config = {
 }
 
 
+_STEP_TEXT: Config = {
+    **{key: value for key, value in _M3_TEXT.items() if key in DIMS or key in ("vocab_size", "num_experts_per_tok")},
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 4,
+    "share_expert_dim": 40,
+    "moe_router_scaling_factor": 1.75,
+    "num_sliding_attention_heads": 6,
+    "sliding_window": 8,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "rope_theta": 50000.0,
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+}
+_STEP_VISION: Config = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "mlp_ratio": 1.5,
+}
+
+
+def _step(case_id: str, **text: object) -> ArchCase:
+    config = {"text_config": _STEP_TEXT | text, "vision_config": _STEP_VISION, "image_token_id": 5}
+    return whole(case_id, "Step3p7", config)
+
+
 def _m3(case_id: str, **text: object) -> ArchCase:
     config = {"text_config": _M3_TEXT | text, "vision_config": _M3_VISION, "image_token_index": 5}
     return replace(whole(case_id, "MiniMaxM3VL", config), model_class="MiniMaxM3SparseForConditionalGeneration")
@@ -144,6 +174,8 @@ CASES: tuple[ArchCase, ...] = (
         "scaled": ({"routed_scaling_factor": 1.5}, "llama.cpp's mimo2 reads no scale of the experts"),
         "no_norm_topk": ({"norm_topk_prob": False}, "llama.cpp's mimo2 always normalises the weights of the experts"),
     }),
+    _step("step3p5/logits"),
+    _step("step3p5/limits", swiglu_limits=[None, 0.5, None, 0.2], swiglu_limits_shared=[None, None, 0.5, None]),
     _m3("minimax_m3/whole"),
     _m3("minimax_m3/all_rotated", rotary_dim=24, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
     _m3("minimax_m3/two_local", index_local_blocks=2),

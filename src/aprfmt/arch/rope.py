@@ -83,10 +83,8 @@ def read(
     if scaling:
         h.extra["rope_scaling"] = scaling
     others = {name: _layer(value, h.rope_theta) for name, value in layers.items() if name != MAIN}
-    if row is not None and _shares_part(row):
-        for other in others.values():
-            if other.get(PARTIAL[0], part := h.extra.get(PARTIAL[0])) == part:
-                other.pop(PARTIAL[0], None)
+    for other in others.values() if row is not None else ():
+        _drop_usual_part(h, row, other)
     if local is None:
         local = _first(defaults, LOCAL_THETAS)
     if "sliding_attention" not in others and row is not None and row.nested_rope:
@@ -100,6 +98,18 @@ def _of_kind(values: list[object], config: Mapping[str, object], kind: str) -> o
     kinds = config.get("layer_types")
     kinds = kinds if isinstance(kinds, list) else []
     return next((value for value, one in zip(values, kinds, strict=False) if one == kind), None)
+
+
+def _drop_usual_part(h: Hyperparams, row: Architecture, layer: dict[str, object]) -> None:
+    """Leaves out the rotated part of a kind of layers where it is what the family's layers of that kind have."""
+    usual = h.extra.get(PARTIAL[0]) if _shares_part(row) else 1 if _halves_full(row) else None
+    if usual is not None and layer.get(PARTIAL[0]) == usual:
+        del layer[PARTIAL[0]]
+
+
+def _halves_full(row: Architecture) -> bool:
+    """Whether layers with a window rotate all of a head, the others a part of it."""
+    return any(key.via == "half_rotary" for key in row.keys)
 
 
 def _shares_part(row: Architecture) -> bool:
@@ -345,6 +355,7 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
     out: dict[str, object] = {"rope_theta": theta, "rope_scaling": scaling or None, "rope_parameters": main}
     if row.nested_rope:
         shared = {PARTIAL[0]: part} if part is not None and _shares_part(row) else {}
+        shared = {PARTIAL[0]: 1.0} if _halves_full(row) else shared
         others = as_mapping(h.extra.get("rope_layers"))
         out["rope_parameters"] = {MAIN: main, **{name: {**shared, **as_mapping(v)} for name, v in others.items()}}
         local = next((name for name in LOCAL_THETAS if name in defaults), None)
@@ -420,7 +431,7 @@ def factor_tensors(h: Hyperparams, arch: Architecture) -> dict[str, list[float]]
     theta = h.rope_theta if h.rope_theta is not None else DEFAULT_THETA
     if kind == "llama3" and FREQS in arch.gguf_only:
         factors = llama3_factors(theta, dim, scaling, h.max_position_embeddings)
-        whole = (h.head_dim or 0) // 2 if any(key.via == "half_rotary" for key in arch.keys) else 0
+        whole = (h.head_dim or 0) // 2 if _halves_full(arch) else 0
         return {FREQS: factors + [1.0] * (whole - len(factors))}  # llama.cpp wants as many as any layer rotates
     if FREQS in arch.gguf_only and (kind == "proportional" or arch.freqs_always):
         return {FREQS: _proportional(h, scaling)}

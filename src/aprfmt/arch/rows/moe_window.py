@@ -65,10 +65,13 @@ _MIMO_DEFAULTS = {
 }  # fmt: skip
 
 
+_WINDOWED_HEADS = "num_sliding_attention_heads"
+
+
 def _step_attention() -> tuple[TensorRow, ...]:
     """More heads where there is a window; a gate for each head."""
     rows: list[TensorRow] = []
-    for layers, heads in (("full_attention", "heads"), ("sliding_attention", "num_sliding_attention_heads")):
+    for layers, heads in (("full_attention", "heads"), ("sliding_attention", _WINDOWED_HEADS)):
         rows += [
             *linear("self_attn.q_proj", "attn_q", f"{heads}*head_dim,hidden", layers=layers),
             *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=layers),
