@@ -83,7 +83,7 @@ def read(
     if scaling:
         h.extra["rope_scaling"] = scaling
     others = {name: _layer(value, h.rope_theta) for name, value in layers.items() if name != MAIN}
-    for other in others.values() if row is not None else ():
+    for other in others.values():
         _drop_usual_part(h, row, other)
     if local is None:
         local = _first(defaults, LOCAL_THETAS)
@@ -100,8 +100,10 @@ def _of_kind(values: list[object], config: Mapping[str, object], kind: str) -> o
     return next((value for value, one in zip(values, kinds, strict=False) if one == kind), None)
 
 
-def _drop_usual_part(h: Hyperparams, row: Architecture, layer: dict[str, object]) -> None:
+def _drop_usual_part(h: Hyperparams, row: Architecture | None, layer: dict[str, object]) -> None:
     """Leaves out the rotated part of a kind of layers where it is what the family's layers of that kind have."""
+    if row is None:
+        return
     usual = h.extra.get(PARTIAL[0]) if _shares_part(row) else 1 if _halves_full(row) else None
     if usual is not None and layer.get(PARTIAL[0]) == usual:
         del layer[PARTIAL[0]]
