@@ -145,9 +145,8 @@ def test_sentencepiece_style_bpe_gets_scores_in_merge_order() -> None:
 
 def test_no_tokenizer_and_foreign_ones() -> None:
     assert hf.read_files({"README.md": b"x", "config.json": b"{}"}) is None
-    for name in ("tekken.json", "sentencepiece.bpe.model"):
-        with pytest.raises(UnsupportedError, match=name):
-            hf.read_files({name: b"\n"})
+    with pytest.raises(UnsupportedError, match=r"sentencepiece\.bpe\.model"):
+        hf.read_files({"sentencepiece.bpe.model": b"\n"})
     with pytest.raises(UnsupportedError, match="WordLevel"):
         read(model(type="WordLevel"))
     with pytest.raises(UnsupportedError, match="continuing_subword_prefix"):

@@ -175,6 +175,8 @@ def test_rwkv_vocabularies_are_read_and_written_again() -> None:
     assert made[rwkv.FILE_NAME] == data
     assert read(made, {"vocab_size": 270}).tokens == tok.tokens
     assert "chat_template.jinja" not in made
+    tok.types[7] = 5  # with a pad inside, no vocabulary file can say the ids
+    assert rwkv.to_vocabulary(tok) is None
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
         "special_tokens_map.json": {f"{role}_token": _content(tok, role) for role in _ROLES if _content(tok, role)},
     }
     result = {name: _dump(value) for name, value in files.items()}
-    if tok.model == "rwkv":
-        result[rwkv.FILE_NAME] = rwkv.to_vocabulary(tok).encode()
+    if tok.model == "rwkv" and (vocabulary := rwkv.to_vocabulary(tok)) is not None:
+        result[rwkv.FILE_NAME] = vocabulary.encode()
     if tok.chat_template is not None and not tok.chat_templates and tok.chat_template not in NAMED_TEMPLATES:
         result["chat_template.jinja"] = tok.chat_template.encode("utf-8", "replace")
     return result

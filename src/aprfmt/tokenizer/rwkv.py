@@ -75,18 +75,26 @@ def from_escaped(text: str) -> bytes:
     return _ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else _NAMED.get(m[2], m[2]), data)
 
 
-def to_vocabulary(tok: Tokenizer) -> str:
-    """The vocabulary file of a tokenizer, without id 0 and the pads. The ids of the others must count from 1 on."""
+def _entries(tok: Tokenizer) -> list[tuple[int, str]]:
+    """Ids and texts without the pads."""
+    types = tok.types or [int(TokenType.NORMAL)] * len(tok.tokens)
+    found = enumerate(zip(tok.tokens, types, strict=True))
+    return [(i, text) for i, (text, kind) in found if kind != TokenType.UNUSED]
+
+
+def to_vocabulary(tok: Tokenizer) -> str | None:
+    """The vocabulary file, without id 0 and the pads; None where the other ids do not count from 1 on."""
     lines = []
-    for i, (text, kind) in enumerate(zip(tok.tokens, tok.types, strict=True)):
-        if i > 0 and kind != TokenType.UNUSED:
-            token = from_escaped(text)
-            try:
-                literal = repr(token.decode())
-            except UnicodeDecodeError:
-                literal = repr(token)
-            lines.append(f"{i} {literal} {len(token)}\n")
-    return "".join(lines)
+    for n, (i, text) in enumerate(_entries(tok)):
+        token = from_escaped(text)
+        if i != n:
+            return None
+        try:
+            literal = repr(token.decode())
+        except UnicodeDecodeError:
+            literal = repr(token)
+        lines.append(f"{i} {literal} {len(token)}\n")
+    return "".join(lines[1:])
 
 
 # --- tokenizer.json: WordPiece takes the longest token too, and takes time with the square of a word's length ---
@@ -116,8 +124,7 @@ def _class_of(char: str) -> str:
 
 def word_pieces(tok: Tokenizer) -> Mapping[str, int]:
     """Ids by text in letters of bytes, the pads left out; of equal tokens llama.cpp finds the last."""
-    entries = enumerate(zip(tok.tokens, tok.types, strict=True))
-    return {in_letters(from_escaped(text)): i for i, (text, kind) in entries if kind != TokenType.UNUSED}
+    return {in_letters(from_escaped(text)): i for i, text in _entries(tok)}
 
 
 def missing_bytes(vocabulary: Mapping[str, int]) -> list[int]:
