@@ -33,7 +33,6 @@ _NEOBERT: Config = {
     "embedding_init_range": 0.02, "hidden_size": 64, "intermediate_size": 96, "max_length": 512, "norm_eps": 1e-5,
     "num_attention_heads": 4, "num_hidden_layers": 2, "pad_token_id": 0, "vocab_size": VOCAB,
 }  # fmt: skip
-_HEADWISE = "its graph takes thirds of the fused projection, which the checkpoint has head by head"
 
 LFM2: Config = {
     **_SIZES, "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 32,
@@ -66,7 +65,7 @@ CASES: tuple[ArchCase, ...] = (
     ),
     ArchCase("jina_bert_v2/bare", "jina_bert_v2", "", "JinaBertModel", _JINA2, "bert", kind="encoder"),
     # As chandar-lab/NeoBERT has them.
-    *remote("neobert", "NeoBERT", _NEOBERT, kind="encoder", tokenizer="bert", llama_cpp_cannot=_HEADWISE),
+    *remote("neobert", "NeoBERT", _NEOBERT, kind="encoder", tokenizer="bert"),
     *(
         ArchCase(
             f"neobert/{end}",
@@ -75,8 +74,7 @@ CASES: tuple[ArchCase, ...] = (
             f"NeoBERT{end}",
             {"model_type": "neobert", **_NEOBERT},
             "bert",
-            _HEADWISE,
-            "encoder",
+            kind="encoder",
             wrapped=True,
             begins={"": "model."},
         )

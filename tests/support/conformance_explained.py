@@ -110,6 +110,8 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained("exaone*", "exaone.attention.layer_norm*epsilon", "llama.cpp's loader asks for the key of an RMS norm"),
     Explained("llama_bidirec*", "llama-embed.attention.causal", "every position sees every other; the key says so"),
     Explained("llama_bidirec*", "llama-embed.pooling_type", "as config.json says where no modules.json does"),
+    Explained("neobert*", "blk.*.attn_qkv.weight", "in the order in which llama.cpp's graph takes it apart"),
+    Explained("neobert*", "neo-bert.attention.qkv_by_head", "tells this order from that of the converter's files"),
     Explained("eurobert/jina-v5", "eurobert.classifier.pooling_type", "llama.cpp's eurobert has no classifier"),
     Explained("granite4*", "granite.*", _NO_ATTENTION),
     Explained("granite4*", "granitehybrid.*", _NO_ATTENTION),

@@ -341,6 +341,11 @@ def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
     return holds(need, look_up)
 
 
+def is_unwanted(arch: Architecture, need: str, h: Hyperparams) -> bool:
+    """Whether the config says that the network has no tensors of rows with this `need`."""
+    return need != OPTIONAL and not is_needed(arch, need, h)
+
+
 # --- which row ---
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
 
-from aprfmt.arch.grammar import evaluate, factor_of, has_layer, parse_order, shape_of, sizes_of
+from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
 from aprfmt.arch.row import PLUS_ROW, Architecture, TensorRow
@@ -498,8 +498,13 @@ def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str
         return all(name in shapes for t in templates for name in expand(m.row, t, h, m.layer))
 
     found = matches(arch, name, side)
-    # A name may stand in two rows for two kinds of layers.
-    found.sort(key=lambda m: m.layer is not None and not has_layer(m.row.layers, h, m.layer))
+    # A name may stand in two rows for two kinds of layers, or of networks.
+    found.sort(
+        key=lambda m: (
+            m.layer is not None and not has_layer(m.row.layers, h, m.layer),
+            is_unwanted(arch, m.row.need, h),
+        )
+    )
     chosen = next(filter(is_whole, found), found[0] if found else None)
     if chosen is not None and side == "hf" and name in shapes:
         same = [m for m in found if m.row.hf == chosen.row.hf and m.row.layers == chosen.row.layers]

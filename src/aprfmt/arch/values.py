@@ -764,6 +764,12 @@ CONVERTERS: dict[str, Converter] = {
         nothing, lambda value, scope: "blk.0.attn_q_norm.weight" in scope.names, settle=_post_norm_settle
     ),
     "two_thirds": Converter(_two_thirds_to, _two_thirds_from),
+    # Files of llama.cpp's converter, which do not say it, have the checkpoint's order.
+    "by_head": Converter(
+        lambda value, scope: None if value else False,
+        lambda value, scope: value is None or bool(value),
+        settle=lambda value, scope: False,
+    ),
     "folded": Converter(_folded_to, default),
     "gated_proj": Converter(nothing, _gated_proj_from),
     "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),

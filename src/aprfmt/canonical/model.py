@@ -14,12 +14,12 @@ from aprfmt.arch import names, rope
 from aprfmt.arch.converter import check_layers
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
-from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_needed
+from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_unwanted
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
 from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
-from aprfmt.arch.row import OPTIONAL, Architecture
+from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
@@ -706,7 +706,7 @@ def _matching(arch: Architecture, found: list[Match], tensor: Tensor, h: Hyperpa
             m.layer is not None and not has_layer(m.row.layers, h, m.layer),
             bool(m.row.pack) != (tensor.dtype == "MXFP4"),
             any(names.spell(name, m.layer) not in there for name in m.row.gguf),
-            m.row.need != OPTIONAL and not is_needed(arch, m.row.need, h),
+            is_unwanted(arch, m.row.need, h),
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
     DIMS,
     LAYER_EPS,
@@ -26,10 +26,8 @@ _POST = "qk_post_norm=True"
 _PRE = f"!{_POST}"
 _JINA = ("JinaBertModel", "JinaBertForMaskedLM")
 _NEO = ("NeoBERT", "NeoBERTLMHead", "NeoBERTForSequenceClassification")
-_THIRDS = Difference(
-    "llama.cpp's neo-bert takes a third of qkv for all queries, then the keys, then the values; the checkpoint has "
-    "them head by head, so that other embeddings come out"
-)
+_BY_HEAD, _BY_THIRDS = "qkv_by_head", "deal:heads,head_dim,head_dim,head_dim"
+"""The checkpoint has Q, K and V head by head, llama.cpp takes all Q, all K, all V; its converter leaves them."""
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -105,7 +103,8 @@ ROWS: tuple[Architecture, ...] = (
             embedding("encoder"),
             *block(
                 *norm("attention_norm", "attn_norm"),
-                *linear("qkv", "attn_qkv", "3*hidden,hidden"),
+                *linear("qkv", "attn_qkv", "3*q,hidden", need=f"!{_BY_HEAD}", order=(_BY_THIRDS,)),
+                *linear("qkv", "attn_qkv", "3*q,hidden", need=_BY_HEAD),
                 *linear("wo", "attn_output", "hidden,hidden"),
                 *norm("ffn_norm", "ffn_norm"),
                 *linear("ffn.w12", "ffn_up", "4*ffn/3,hidden"),
@@ -124,6 +123,7 @@ ROWS: tuple[Architecture, ...] = (
             *ENCODER,
             *LABELS,
             NO_SCALING,
+            Key("attention.qkv_by_head", (_BY_HEAD,), "bool", via="by_head"),
         ),
         gguf_only=(),
         ignored=("freqs_cis",),
@@ -131,6 +131,5 @@ ROWS: tuple[Architecture, ...] = (
         defaults={
             "": {"norm_eps": 1e-6, "max_length": 4096, "pooling": "cls", "tie_word_embeddings": True, "pad_token_id": 0}
         },
-        differs=(_THIRDS,),
     ),
 )
