@@ -83,6 +83,24 @@ def test_a_decoder_of_another_depth_is_refused(t5: Path, layers: int, text: str,
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
+def test_the_first_t5_has_a_bias_that_nothing_reads(t5: Path, tmp_path: Path) -> None:
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+    def change(tensors: dict[str, Any]) -> None:
+        tensors[name] = tensors["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] + 1
+
+    folder = changed(t5, tmp_path / "f", change)
+    aprfmt.export_model(folder, tmp_path / "m.gguf")
+    aprfmt.export_model(tmp_path / "m.gguf", tmp_path / "back", format="hf")
+    with (
+        aprfmt.open(tmp_path / "m.gguf") as gguf,
+        aprfmt.open(folder) as before,
+        aprfmt.open(tmp_path / "back") as back,
+    ):
+        values = [bytes(before.tensors[name].raw()), bytes(back.tensors[name].raw())]
+        assert values == [bytes(gguf.tensors["dec.blk.0.cross_attn_rel_b.weight"].raw())] * 2
+
+
 def test_tensors_come_stack_by_stack(t5: Path, tmp_path: Path) -> None:
     aprfmt.export_model(t5, tmp_path / "m.gguf")
     with aprfmt.open(tmp_path / "m.gguf") as model:
