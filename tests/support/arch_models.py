@@ -45,6 +45,7 @@ CASE_FILES = (
     "layered",
     "remote_diffusion",
     "remote_encoder",
+    "remote_hybrid",
     "remote_audio",
     "seq2seq",
     "multimodal",

@@ -134,6 +134,12 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained("granitemoehybrid*", "granitehybrid.context_length", _UNBOUNDED),
     Explained("kimi_linear*", "kimi-linear.rope.freq_base", "there are no rotated positions"),
+    *(
+        Explained(
+            "plamo[23]*", f"model.*norm{end}.weight", "the converter's sum rounds, and its GGUF does not tell how"
+        )
+        for end in ("", "_*")
+    ),
     Explained("bamba*", "granitehybrid.rope.dimension_count", _HALF_ROTATED),
     Explained("bamba*", "blk.*.attn_[qk].*", _HALF_ROTATED),
     Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),

@@ -152,6 +152,7 @@ def _plain_vocabulary() -> None:
         found = find(*args, **options)
         found.get_vocab_base_pre = lambda *_: "smollm"
         found.set_vocab = found._set_vocab_gpt2
+        found._get_suppress_tokens = lambda *_: []  # of MiniMax, which looks into the shards for it
         return found
 
     conversion.get_model_class = patched

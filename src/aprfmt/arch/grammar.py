@@ -209,9 +209,15 @@ def _is_at_offset(config: Mapping[str, object], layer: int) -> bool:
     return layer % period == _number(config, "attn_layer_offset", 0)
 
 
+def _is_marked(config: Mapping[str, object], layer: int) -> bool:
+    marks = config["attn_type_list"]
+    return isinstance(marks, list) and layer < len(marks) and bool(marks[layer])
+
+
 ATTENDS: dict[str, Callable[[Mapping[str, object], int], bool]] = {
     "attn_layer_indices": _is_listed,
     "attn_layer_period": _is_at_offset,
+    "attn_type_list": _is_marked,
 }
 """config.json key of a hybrid without a list of kinds -> whether a layer attends by it."""
 

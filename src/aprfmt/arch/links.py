@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
+from typing import TypeAlias
 
 from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
@@ -132,9 +133,22 @@ def _log_minus(values: Array) -> Array:
         return np.log(-values.astype(np.float64)).astype(np.float32)
 
 
-VALUES: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+Maps: TypeAlias = dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]
+
+
+def _plus(name: str, number: float) -> Maps:
+    import struct
+
+    single = struct.unpack("<f", struct.pack("<f", number))[0]
+    return {name: (lambda values: values + single, lambda values: values - single)}
+
+
+VALUES: Maps = {
     "plus_one": (lambda values: values + 1, lambda values: values - 1),
     "minus_exp": (_minus_exp, _log_minus),
+    "exp": (lambda values: -_minus_exp(values), lambda values: _log_minus(-values)),
+    **_plus("plus_fifth", 1 / 5),
+    **_plus("plus_root_of_125th", 1 / 5**1.5),
 }
 """Name -> (Hugging Face values to GGUF values, and back), float32 to float32."""
 

@@ -135,6 +135,33 @@ def _tied_multiplier_to(value: object, scope: Scope) -> None:
         )
 
 
+_EIGHTH = 8
+"""MiniMax's runtime takes each eighth layer for one of full attention where a file does not say it."""
+
+
+def _lightning_layers_to(value: object, scope: Scope) -> list[bool] | None:
+    if not isinstance(value, list):
+        return None
+    recurrent = [not mark for mark in value]
+    return None if recurrent == [bool((i + 1) % _EIGHTH) for i in range(len(value))] else recurrent
+
+
+def _lightning_layers_from(value: object, scope: Scope) -> object:
+    if isinstance(value, list):
+        return [int(not flag) for flag in value]
+    period = as_int(scope.gguf("full_attention_interval"), "full_attention_interval") or _EIGHTH
+    return [int((i + 1) % period == 0) for i in range(scope.h.num_layers or 0)]
+
+
+def _same_alpha_to(value: object, scope: Scope) -> None:
+    if value != scope.h.extra.get("layernorm_full_attention_alpha"):
+        raise RefusedError(f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} scales every residual alike")
+
+
+def _period_of_window_to(value: object, scope: Scope) -> object:
+    return value if scope.config("window_size") else None
+
+
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
@@ -149,5 +176,9 @@ HYBRID: dict[str, Converter] = {
     "heads_of_width": Converter(nothing, _head_width_settle, settle=_head_width_settle),
     "norm_behind_gate": Converter(_norm_behind_gate_to, lambda value, scope: not scope.h.extra.get("mamba_rms_norm")),
     "tied_multiplier": Converter(_tied_multiplier_to),
+    "one_alpha": Converter(),
+    "same_alpha": Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha")),
+    "lightning_layers": Converter(_lightning_layers_to, _lightning_layers_from),
+    "period_of_window": Converter(_period_of_window_to),
     "padded_vocab": Converter(settle=_padded_settle),
 }

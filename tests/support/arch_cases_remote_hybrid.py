@@ -1,0 +1,46 @@
+"""Cases of hybrids and of linear attention that transformers does not have, as published but for the sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arch_cases_remote import remote
+from arch_models import VOCAB, ArchCase
+
+_SIZES: dict[str, Any] = {
+    "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64, "max_position_embeddings": 512,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": VOCAB,
+}  # fmt: skip
+# As MiniMaxAI/MiniMax-Text-01 has them.
+_MINIMAX: dict[str, Any] = {
+    **_SIZES, "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1], "head_dim": 32, "hidden_act": "silu", "intermediate_size": 48,
+    "layernorm_full_attention_alpha": 3.5565588200778455, "layernorm_full_attention_beta": 1.0,
+    "layernorm_linear_attention_alpha": 3.5565588200778455, "layernorm_linear_attention_beta": 1.0,
+    "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0, "num_experts_per_tok": 2,
+    "num_hidden_layers": 8, "num_local_experts": 4, "postnorm": True, "rope_theta": 10000000, "rotary_dim": 16,
+    "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+# As pfnet/plamo-3-nict-2b-base has them.
+_PLAMO3: dict[str, Any] = {
+    **_SIZES, "head_dim": 16, "intermediate_size": 96, "num_hidden_layers": 3, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000, "rope_local_theta": 10000, "sliding_window_pattern": 2, "window_size": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
+    """A variant under another name of the class."""
+    row = id.partition("/")[0]
+    return ArchCase(id, row, "", model_class, {"model_type": row, **config})
+
+
+CASES: tuple[ArchCase, ...] = (
+    *remote("minimax_text_01", "MiniMaxText01ForCausalLM", _MINIMAX, {
+        "pattern": {"attn_type_list": [0, 1, 0, 1], "num_hidden_layers": 4},
+    }),
+    _other(
+        "minimax_text_01/m1", "MiniMaxM1ForCausalLM", _MINIMAX | {"model_type": "minimax_m1", "num_key_value_heads": 4}
+    ),
+    *remote("plamo3", "Plamo3ForCausalLM", _PLAMO3),
+    _other("plamo3/tied", "PLaMo3ForCausalLM", _PLAMO3 | {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+)  # fmt: skip
