@@ -44,6 +44,7 @@ OF_THE_MODEL = {
     ("hy_v4", "scoring_func"),  # the same
     ("minimax_m3", "scoring_func"),  # the same
     *(("step3p5", name) for name in ("norm_expert_weight", "moe_every_n_layer", "moe_router_activation")),
+    ("glm5_next", "scoring_func"),  # a key of real files
     ("step3p5", "partial_rotary_factor"),  # of its layers without a window
     ("deepseek_v3", "scoring_func"),  # a key of real files, whose only value the class computes
     ("qwen3_vl_moe", "norm_topk_prob"),  # a key of real files, whose only value the class computes

@@ -120,6 +120,42 @@ _STEP: Config = {
     "swiglu_limits_shared": [None, None, 16.0, None],
 }
 
+_GLM5_NEXT: Config = {
+    **_PLAIN,
+    "model_type": "glm5_next_text",
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_attn_config": {"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0},
+    "mla_use_nope": True,
+    "mhc": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 0,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_n_heads": 8,
+    "index_head_dim": 64,
+    "index_topk": 8,
+    "index_kpool": 4,
+    "index_kpool_always_select_tail": True,
+    "indexer_types": ["full", "full", "full", "shared"],
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 5,
+    "hc_eps": 1e-6,
+    "swiglu_limit": 7.0,
+}
+
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
     """A config of another spelling than that of the class which transformers has."""
@@ -156,5 +192,16 @@ CASES: tuple[ArchCase, ...] = (
         {"model_type": "step3p7", "text_config": _STEP, "vision_config": {"model_type": "perception_encoder"}},
         wrapped=True,
         beside={"vision_model.conv1.weight": (4, 3, 2, 2), "vit_large_projector.weight": (64, 16)},
+    ),
+    # As zai-org/GLM-5.3-Flash has them.
+    ArchCase(
+        "glm5_next",
+        "glm5_next",
+        "",
+        "Glm5NextForConditionalGeneration",
+        {"model_type": "glm5_next", "text_config": _GLM5_NEXT, "vision_config": {"model_type": "glm5_next_vision"}},
+        wrapped=True,
+        begins={"model.": "model.language_model."},
+        beside={"model.visual.blocks.0.attn.qkv.weight": (48, 16)},
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32
 from aprfmt.arch.grammar import BLOCKWISE, layer_kinds
 from aprfmt.errors import CorruptError, RefusedError
@@ -74,6 +74,30 @@ def _one_for_all_to(value: object, scope: Scope) -> list[float] | None:
 def _one_for_all_from(value: object, scope: Scope) -> object:
     found = value[0] if isinstance(value, list) and value else value
     return from_f32(found, scope.key.gguf) or 0.0
+
+
+def _own_indexers_from(value: object, scope: Scope) -> object:
+    return [_OWN if flag else _SHARED for flag in value] if isinstance(value, list) else DEFAULT
+
+
+def _same_limit_to(value: object, scope: Scope) -> list[float] | None:
+    return _one_for_all_to(scope.h.extra.get("swiglu_limit"), scope)
+
+
+def _latent_or_linear_settle(value: object, scope: Scope) -> object:
+    """Every fourth layer attends unless it is said; transformers says in this word that an indexer chooses."""
+    if isinstance(value, list):
+        return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
+    n_layers = scope.h.num_layers
+    return DEFAULT if n_layers is None else [_ATTENDS if i % 4 == 3 else _LINEAR for i in range(n_layers)]
+
+
+def _latent_or_linear_from(value: object, scope: Scope) -> object:
+    heads = scope.gguf("attention.head_count_kv")
+    return [_ATTENDS if n else _LINEAR for n in heads] if isinstance(heads, list) else DEFAULT
+
+
+_ATTENDS, _LINEAR = "full_attention", "linear_attention"
 
 
 # --- layers with and without experts ---
@@ -371,6 +395,9 @@ SPARSE: dict[str, Converter] = {
     "half_rotary": Converter(_half_rotary_to, _half_rotary_from, settle=_rotary_parts_settle),
     "enumerated_dense": Converter(_counted_dense_to, _counted_dense_from, settle=_enumerated_dense_settle),
     "limits": Converter(_limits_to, _limits_from),
+    "own_indexers": Converter(_indexers_to, _own_indexers_from, settle=_indexers_settle),
+    "same_limit": Converter(_same_limit_to, default),
+    "latent_or_linear": Converter(nothing, _latent_or_linear_from, settle=_latent_or_linear_settle),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

@@ -187,7 +187,8 @@ _ALWAYS_F32 = (
     "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight",
     "time_mix_first.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
-    "indexer.q_proj.weight", "indexer.k_proj.weight",
+    "indexer.q_proj.weight", "indexer.k_proj.weight", "indexer_compressor_ape.weight",
+    "indexer_compressor_gate.weight",
     ".norm1.weight", ".norm2.weight",
 )  # fmt: skip
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.rows.kimi import delta_attention, low_rank
 from aprfmt.arch.rows.parts import (
+    GROUPED,
     block,
     embedding,
     final_norm,
@@ -17,13 +21,13 @@ from aprfmt.arch.rows.parts import (
     tensor,
 )
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
-from aprfmt.arch.rows.parts_moe import GROUPS, selection_bias, shared_expert
+from aprfmt.arch.rows.parts_moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
 
 
-def streams(attn: str, ffn: str, coefficients: str, scales: str) -> tuple[TensorRow, ...]:
+def streams(attn: str, ffn: str, coefficients: str, scales: str, layers: str = "") -> tuple[TensorRow, ...]:
     """Mixing of the streams before and after attention and MLP; `attn` and `ffn` are how their names begin."""
     return tuple(
-        tensor(f"{hf}{part}", f"hc_{gguf}_{part}.weight", dims)
+        tensor(f"{hf}{part}", f"hc_{gguf}_{part}.weight", dims, layers=layers)
         for hf, gguf in ((attn, "attn"), (ffn, "ffn"))
         for part, dims in (("fn", f"{coefficients},hc_mult*hidden"), ("base", coefficients), ("scale", scales))
     )
@@ -49,6 +53,31 @@ _HY_V4_DEFAULTS = {
     "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6,
     "swiglu_limit": 10.0, "max_position_embeddings": 262144, "pad_token_id": 120002, "bos_token_id": 120000,
     "eos_token_id": 120025,
+}  # fmt: skip
+
+_LINEAR, _LATENT = "linear_attention", "!linear_attention"
+_DELTA = {"size": "linear_head_dim", "heads": "linear_num_heads", "kernel": "linear_conv_kernel_dim"}
+
+
+def _pooled_indexer() -> tuple[TensorRow, ...]:
+    """An indexer that scores pools of positions."""
+    layers, hf = f"indexer&{_LATENT}", "self_attn.indexer.index_kpool_compress_"
+    return (
+        *indexer(layers),
+        tensor(f"{hf}ape", "indexer_compressor_ape.weight", "index_kpool,index_head_dim", layers=layers),
+        tensor(f"{hf}gate", "indexer_compressor_gate.weight", "index_head_dim,hidden", layers=layers),
+    )
+
+
+_GLM5_NEXT_DEFAULTS = {
+    "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
+    "n_routed_experts": 288, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64,
+    "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16,
+    "index_kpool_always_select_tail": True, "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20,
+    "swiglu_limit": 10.0, "linear_head_dim": 128, "linear_num_heads": 64, "linear_conv_kernel_dim": 4,
+    "linear_lower_bound": -5.0, "max_position_embeddings": 1048576, "pad_token_id": 154820,
 }  # fmt: skip
 
 
@@ -101,5 +130,65 @@ ROWS: tuple[Architecture, ...] = (
         differs=(_NEIGHBOURS,),
         gguf_only=(),
         defaults={"": _HY_V4_DEFAULTS},
+    ),
+    Architecture(
+        id="glm5_next",
+        required={
+            **MLA_REQUIRED,
+            "attention.q_lora_rank": "",
+            "kda.head_dim": "",
+            "attention.indexer.kpool": "",
+            "hyper_connection.count": "",
+            "hyper_connection.sinkhorn_iterations": "",
+        },
+        gguf="glm5-next",
+        **hf_names("Glm5Next", "glm5_next_text"),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *streams("hc_attn_", "hc_ffn_", "2*hc_mult+hc_mult*hc_mult", "3", "!draft"),
+                *norm("input_layernorm", "attn_norm"),
+                *delta_attention(
+                    *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", _DELTA["heads"], value="minus_exp")
+                ),
+                *(replace(row, layers=_LATENT) for row in latent_attention()),
+                *_pooled_indexer(),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *router_and_experts("moe", (selection_bias(),)),
+                *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+                *gated_mlp(layers="dense"),
+                *draft_layer(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *(
+                replace(GROUPED, kind="i32[]", via="latent_layers", draft=1) if key.field == "num_kv_heads" else key
+                for key in mla_keys()
+                if key.via not in ("rope", "yarn_log_tenth")
+            ),
+            Key("attention.layer_norm_epsilon", kind="f32", constant=1e-6),
+            Key("ssm.conv_kernel", (_DELTA["kernel"], "linear_attn_config.short_conv_kernel_size")),
+            Key("kda.head_dim", (_DELTA["size"], "linear_attn_config.head_dim")),
+            Key("", (_DELTA["heads"], "linear_attn_config.num_heads"), via="kda_heads"),
+            Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"),
+            *INDEXER,
+            Key("attention.indexer.kpool", ("index_kpool",)),
+            Key("attention.indexer.kpool_select_tail", ("index_kpool_always_select_tail",), "bool"),
+            Key("attention.indexer.types", ("indexer_types",), "bool[]", via="own_indexers"),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
+            Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST),
+            _HC_COUNT,
+            Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
+            _HC_EPS,
+            Key("", ("layer_types",), "str[]", via="latent_or_linear"),
+            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
+            must_be("mla_use_nope", True),
+            MTP,
+        ),
+        gguf_only=(),
+        defaults={"": _GLM5_NEXT_DEFAULTS},
     ),
 )

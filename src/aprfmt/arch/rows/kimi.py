@@ -47,7 +47,7 @@ def delta_attention(*gates: TensorRow, hf: str = "self_attn.") -> tuple[TensorRo
     return tuple(replace(row, hf=tuple(hf + name for name in row.hf), layers=_KDA) for row in rows)
 
 
-def _low_rank(name: str) -> tuple[TensorRow, ...]:
+def low_rank(name: str) -> tuple[TensorRow, ...]:
     """A projection by way of as many values as a head has."""
     return (
         *linear(f"{name}_a_proj", f"ssm_{name}_a", f"{_SIZE},hidden"),
@@ -113,7 +113,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf_only=(),
         tensors=moe_decoder(
             *delta_attention(
-                *_low_rank("f"), *_low_rank("g"), tensor("A_log", "ssm_a", f"1,1,{_HEADS},1", value="minus_exp")
+                *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", f"1,1,{_HEADS},1", value="minus_exp")
             ),
             *_MLA,
             *_MOE,

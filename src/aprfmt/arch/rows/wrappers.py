@@ -43,6 +43,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("DotsOCRForCausalLM", "dots_ocr", "qwen2"),
     Wrapper("Phi4ForCausalLMV", "phi4-siglip", "phi3"),
     Wrapper("LlavaStableLMEpochForCausalLM", "llava_stablelm_epoch", "stablelm"),
+    Wrapper("Glm5NextForConditionalGeneration", "glm5_next", "glm5_next"),
     Wrapper("Step3p7ForConditionalGeneration", "step3p7", "step3p5"),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
     Wrapper("Llama4ForConditionalGeneration", "llama4", "llama4_text"),
