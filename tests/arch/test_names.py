@@ -81,7 +81,7 @@ def test_names_are_llama_cpps(arch: Architecture) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "model.layers.{n}.input_layernorm.weight", "blk.{n}.attn_q.weight", "", ".", "lm_head",
+        "model.layers.{n}.input_layernorm.weight", "blk.{n}.attn_q.weight", "", ".", "lm_heads",
         "model.layers.00.input_layernorm.weight", "model.layers.1000000.input_layernorm.weight",
         "model.layers.-1.input_layernorm.weight",
         "model.layers.0.1.input_layernorm.weight", "model.layers..input_layernorm.weight", "lm_head.weight ",
