@@ -123,6 +123,7 @@ VALUES: dict[str, Any] = {
     "pad_style": "apr",
     "shard_size": "1GB",
     "verify": True,
+    "hash": True,
 }
 
 

@@ -119,8 +119,9 @@ class Canonical:
         return sum(n_elements(t.shape) for t in self.all_tensors.values())
 
     def outside_parts(self) -> list[Part]:
-        """What the tensors outside the network are of."""
-        return parts(self.arch, {t.name: t.n_bytes for t in self.outside.values()})
+        """What the tensors outside the network are of, by the names that a checkpoint has them under."""
+        own = self.model.convention == "hf"
+        return parts(self.arch, {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()})
 
 
 def canonical(
