@@ -10,6 +10,7 @@ import pytest
 from aprfmt.arch import names
 from aprfmt.arch.hparams import from_apr, from_hf_config, to_apr, to_hf_config
 from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.links import find_link
 from aprfmt.arch.outside import outside
 from aprfmt.arch.row import Wrapper
 from aprfmt.arch.rows.wrappers import BEGINNINGS, WRAPPERS
@@ -86,3 +87,14 @@ def test_what_looks_like_the_language_models_and_is_beside_it() -> None:
     for hf_class, beside in found.items():
         h = Hyperparams(num_layers=2, hf_architecture=hf_class)
         assert outside(row, h, {*own, "norm.weight"}) == beside
+
+
+@pytest.mark.parametrize(("shape", "transposed"), [((4, 96, 64), False), ((4, 64, 96), True)])
+def test_experts_are_told_by_their_shape(shape: tuple[int, ...], transposed: bool) -> None:
+    """Qwen3-VL's are published input before output, and transformers saves them the other way."""
+    row, name = ARCHITECTURES["qwen3_vl_moe"], "model.layers.0.mlp.experts.gate_up_proj"
+    h = Hyperparams(hidden_size=64, num_layers=1, num_experts=4, moe_intermediate_size=48)
+    link = find_link(row, h, name, {name: shape}, "hf")
+    assert link is not None
+    assert link.row_map.transposed is transposed
+    assert link.row_map.after == ((4, 48, 64), (4, 48, 64))

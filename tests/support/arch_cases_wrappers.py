@@ -236,6 +236,31 @@ CASES: tuple[ArchCase, ...] = (
         "multi_modal_projector.ln_pre.weight",
         begins=_LANGUAGE,
     ),
+    # MERaLiON/MERaLiON-2-3B
+    inside(
+        "gemma2/meralion2",
+        "MERaLiON2ForConditionalGeneration",
+        "meralion2",
+        {
+            "text_config": {
+                **_without(_PLAIN, "hidden_act"),
+                "model_type": "gemma2",
+                "architectures": ["Gemma2ForCausalLM"],
+                "head_dim": 16,
+                "hidden_activation": "gelu_pytorch_tanh",
+                "tie_word_embeddings": True,
+                "sliding_window": 8,
+                "query_pre_attn_scalar": 16,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
+            "speech_config": {"d_model": 32},
+        },
+        "speech_encoder.layers.0.fc1.weight",
+        "ln_speech.weight",
+        "speech_audio_adapter.mlp_adapter.0.weight",
+        begins={"": "text_decoder."},
+    ),
     # stepfun-ai/Step3-VL-10B
     inside(
         "qwen3/step_vl",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Wrapper
 
-BEGINNINGS = ("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.")
+BEGINNINGS = ("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.", "text_decoder.")
 """How wrappers begin the names of their language model."""
 
 WRAPPERS: tuple[Wrapper, ...] = (
@@ -45,6 +45,9 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("LlavaStableLMEpochForCausalLM", "llava_stablelm_epoch", "stablelm"),
     Wrapper("Glm5NextForConditionalGeneration", "glm5_next", "glm5_next"),
     Wrapper("Step3p7ForConditionalGeneration", "step3p7", "step3p5"),
+    Wrapper("LightOnOCRForConditionalGeneration", "lighton_ocr", "qwen3"),
+    Wrapper("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2", beside=("ln_speech.",)),
+    Wrapper("Glm5vForConditionalGeneration", "glm5v", "glm_moe_dsa"),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
     Wrapper("Llama4ForConditionalGeneration", "llama4", "llama4_text"),
     Wrapper("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n_text"),
