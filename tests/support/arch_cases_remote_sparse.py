@@ -156,6 +156,49 @@ _GLM5_NEXT: Config = {
     "swiglu_limit": 7.0,
 }
 
+_DOTS3: Config = {
+    **_PLAIN,
+    "model_type": "dots3_note_text",
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "swa_q_lora_rank": 24,
+    "swa_kv_lora_rank": 40,
+    "swa_head_dim": 32,
+    "swa_qk_nope_head_dim": 24,
+    "swa_qk_rope_head_dim": 8,
+    "swa_v_head_dim": 20,
+    "apply_mla_qkv_lora_rescale": True,
+    "use_dsa": True,
+    "k_rope_only_layernorm": True,
+    "attention_gate_type": "headwise",
+    "swa_attention_gate_type": "headwise",
+    "sliding_window_size": 8,
+    "rope_theta": 80000000.0,
+    "swa_rope_theta": 50000.0,
+    "index_n_heads": 8,
+    "index_head_dim": 64,
+    "index_topk": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
     """A config of another spelling than that of the class which transformers has."""
@@ -203,5 +246,17 @@ CASES: tuple[ArchCase, ...] = (
         wrapped=True,
         begins={"model.": "model.language_model."},
         beside={"model.visual.blocks.0.attn.qkv.weight": (48, 16)},
+    ),
+    # As dots-studio/dots3-note-prev has them.
+    _published("dots3_note", "Dots3NoteTextForCausalLM", _DOTS3),
+    _published("dots3_note/causal", "Dots3NoteForCausalLM", {**_DOTS3, "apply_mla_qkv_lora_rescale": False}),
+    ArchCase(
+        "dots3_note/whole",
+        "dots3_note",
+        "",
+        "Dots3NoteForConditionalGeneration",
+        {"model_type": "dots3_note", "text_config": _DOTS3, "vision_config": {"embed_dim": 16}},
+        wrapped=True,
+        beside={"vision_encoder.blocks.0.attn.qkv.weight": (48, 16)},
     ),
 )

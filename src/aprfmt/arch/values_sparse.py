@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, default, nothing
+import math
+
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, Scope, default, nothing
 from aprfmt.arch.fields import as_float, as_int, as_mapping, from_f32
 from aprfmt.arch.grammar import BLOCKWISE, layer_kinds
 from aprfmt.errors import CorruptError, RefusedError
@@ -98,6 +100,51 @@ def _latent_or_linear_from(value: object, scope: Scope) -> object:
 
 
 _ATTENDS, _LINEAR = "full_attention", "linear_attention"
+
+
+def _indexed_settle(value: object, scope: Scope) -> object:
+    """transformers says in a word of its own that an indexer chooses."""
+    if not isinstance(value, list):
+        return DEFAULT
+    return ["full_attention" if kind == "indexed_attention" else kind for kind in value]
+
+
+def _indexed_to(value: object, scope: Scope) -> list[bool] | None:
+    return [kind == "sliding_attention" for kind in value] if isinstance(value, list) else None
+
+
+def _indexed_from(value: object, scope: Scope) -> object:
+    if not isinstance(value, list):
+        return DEFAULT
+    return ["sliding_attention" if flag else "full_attention" for flag in value]
+
+
+def _without_window_to(value: object, scope: Scope) -> list[bool] | None:
+    kinds = layer_kinds(scope.h.extra)
+    return None if kinds is None else [kind != "sliding_attention" for kind in kinds]
+
+
+def _latent_scales(scope: Scope, applied: object) -> object:
+    """What the latent vectors are multiplied by behind their norms, which a GGUF has in the weights of these."""
+    ranks = {"q_lora_scale": "q_lora_rank", "kv_lora_scale": "kv_lora_rank", "swa_kv_lora_scale": "swa_kv_lora_rank"}
+    hidden, extra = scope.h.hidden_size or 0, scope.h.extra
+    for name, key in ranks.items():
+        rank = as_int(extra.get(key), key)
+        extra[name] = math.sqrt(hidden / rank) if applied and hidden and rank else 1.0
+    return bool(applied)
+
+
+def _swa_sum(*names: str) -> Convert:
+    def to_gguf(value: object, scope: Scope) -> int | None:
+        numbers = [as_int(scope.h.extra.get(name), name) for name in names]
+        return None if None in numbers else sum(n or 0 for n in numbers)
+
+    return to_gguf
+
+
+def _swa_nope_from(value: object, scope: Scope) -> object:
+    length, rotated = as_int(value, scope.key.gguf), as_int(scope.gguf("rope.dimension_count"), "rope.dimension_count")
+    return DEFAULT if length is None or rotated is None or rotated > length else length - rotated
 
 
 # --- layers with and without experts ---
@@ -280,12 +327,13 @@ def _twice_the_heads(scope: Scope) -> int | None:
     return None if scope.h.num_kv_heads is None else 2 * scope.h.num_kv_heads
 
 
-_SLIDING_HEADS = "num_sliding_attention_heads"
+_SLIDING_HEADS = ("num_sliding_attention_heads", "swa_num_attention_heads")
 
 
 def _step_heads_to(value: object, scope: Scope) -> list[int] | None:
     """Heads of each layer, draft layers that the kinds name among them."""
-    full, windowed = as_int(value, scope.name), as_int(scope.h.extra.get(_SLIDING_HEADS), _SLIDING_HEADS)
+    windowed = next((as_int(scope.h.extra[key], key) for key in _SLIDING_HEADS if key in scope.h.extra), None)
+    full = as_int(value, scope.name)
     kinds = layer_kinds(scope.h.extra)
     if full is None or kinds is None:
         return None
@@ -398,6 +446,16 @@ SPARSE: dict[str, Converter] = {
     "own_indexers": Converter(_indexers_to, _own_indexers_from, settle=_indexers_settle),
     "same_limit": Converter(_same_limit_to, default),
     "latent_or_linear": Converter(nothing, _latent_or_linear_from, settle=_latent_or_linear_settle),
+    "indexed_layers": Converter(_indexed_to, _indexed_from, settle=_indexed_settle),
+    "indexed_without_window": Converter(_without_window_to, default),
+    "latent_scales": Converter(
+        nothing,
+        lambda value, scope: _latent_scales(scope, True),
+        settle=lambda value, scope: _latent_scales(scope, value),
+    ),
+    "swa_key_width": Converter(_swa_sum("swa_kv_lora_rank", "qk_rope_head_dim"), default),
+    "swa_value_width": Converter(_swa_sum("swa_kv_lora_rank"), default),
+    "swa_key_length": Converter(_swa_sum("swa_qk_nope_head_dim", "qk_rope_head_dim"), _swa_nope_from),
     "turned_keys": Converter(_turned_keys_to),
     "glm_indexers": Converter(_indexers_to, _indexers_from, settle=_indexers_settle),
 }

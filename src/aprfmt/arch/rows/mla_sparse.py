@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import Architecture, Key
-from aprfmt.arch.rows.parts import hf_names
+from dataclasses import replace
+
+from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import DIMS, gated_mlp, hf_names, linear, must_be, norm, split, tensor
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, mla_decoder, mla_keys
-from aprfmt.arch.rows.parts_moe import draft_layer, selection_bias
+from aprfmt.arch.rows.parts_moe import draft_layer, moe_decoder, router_and_experts, selection_bias, shared_expert
 
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts")
 _LAYERS = Key("", ("mlp_layer_types",), "str[]", via="leading_dense")
@@ -33,6 +35,54 @@ _GLM_MOE_DSA_DEFAULTS = {
     "max_position_embeddings": 202752,
 }  # fmt: skip
 
+_WINDOW, _INDEXED = "sliding_attention", "!sliding_attention"
+
+
+def _two_geometries() -> tuple[TensorRow, ...]:
+    """Latent attention of one size where there is a window, of another where an indexer chooses; a gate a head."""
+    rows: list[TensorRow] = []
+    for layers, pre, heads in ((_INDEXED, "", "heads"), (_WINDOW, "swa_", "swa_num_attention_heads")):
+        latent, nope, value = f"{pre}kv_lora_rank", f"{pre}qk_nope_head_dim", f"{pre}v_head_dim"
+        rows += [
+            tensor(
+                "self_attn.kv_a_layernorm.weight",
+                "attn_kv_a_norm.weight",
+                latent,
+                layers=layers,
+                scale=(f":{pre}kv_lora_scale",),
+            ),
+            *linear("self_attn.q_b_proj", "attn_q_b", f"{heads}*{nope}+{heads}*{_ROTATED},q_lora_rank", layers=layers),
+            *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{latent}+{_ROTATED},hidden", layers=layers),
+            split(
+                "self_attn.kv_b_proj.weight",
+                f"{heads}*{nope}+{heads}*{value},{latent}",
+                {"attn_k_b.weight": f"{heads},{latent},{nope}", "attn_v_b.weight": f"{heads},{value},{latent}"},
+                order=(f"deal:{heads},{nope},{value}",),
+                gguf_transposed=(True, False),
+                layers=layers,
+            ),
+            *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*{value}", layers=layers),
+            *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=layers),
+        ]
+    return (
+        *linear("self_attn.q_a_proj", "attn_q_a", "q_lora_rank,hidden"),
+        tensor("self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", "q_lora_rank", scale=(":q_lora_scale",)),
+        *norm("self_attn.k_rope_only_layernorm", "attn_k_norm", _ROTATED),
+        *rows,
+        *indexer(_INDEXED),
+    )
+
+
+_ROTATED = "qk_rope_head_dim"
+_DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
+_DOTS3_DEFAULTS = {
+    **_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1536,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "index_n_heads": 64, "n_group": 1, "topk_group": 1,
+    "rope_theta": 80000000.0, "swa_rope_theta": 50000.0, "max_position_embeddings": 524288, "swa_kv_lora_rank": 1024,
+    "swa_qk_nope_head_dim": 192, "swa_v_head_dim": 128, "swa_num_attention_heads": 64, "sliding_window_size": 512,
+    "bos_token_id": 151643, "eos_token_id": 151668,
+}  # fmt: skip
+
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -58,5 +108,41 @@ ROWS: tuple[Architecture, ...] = (
         ),
         gguf_only=(),
         defaults={"": _GLM_MOE_DSA_DEFAULTS},
+    ),
+    Architecture(
+        id="dots3_note",
+        required={**_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
+        gguf="dots3note",
+        **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
+        rope_type=0,
+        nested_rope=True,
+        tensors=moe_decoder(
+            *_two_geometries(),
+            *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
+            *gated_mlp(layers="dense"),
+        ),
+        keys=(
+            *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()),
+            *INDEXER,
+            Key("attention.indexer.types", kind="bool[]", via="indexed_without_window"),
+            Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
+            Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="indexed_layers"),
+            Key("", ("swa_num_attention_heads",), via="windowed_heads"),
+            Key("attention.kv_lora_rank_swa", ("swa_kv_lora_rank",)),
+            Key("attention.key_length_swa", via="swa_key_width"),
+            Key("attention.value_length_swa", via="swa_value_width"),
+            Key("attention.key_length_mla_swa", ("swa_qk_nope_head_dim",), via="swa_key_length"),
+            Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
+            Key("", ("apply_mla_qkv_lora_rescale",), "bool", via="latent_scales"),
+            must_be("use_dsa", True),
+            must_be("k_rope_only_layernorm", True),
+            must_be("n_group", 1),
+            must_be("attention_gate_type", "headwise"),
+            must_be("swa_attention_gate_type", "headwise"),
+            _LAYERS,
+        ),
+        gguf_only=(),
+        defaults={"": _DOTS3_DEFAULTS},
     ),
 )

@@ -44,6 +44,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Phi4ForCausalLMV", "phi4-siglip", "phi3"),
     Wrapper("LlavaStableLMEpochForCausalLM", "llava_stablelm_epoch", "stablelm"),
     Wrapper("Glm5NextForConditionalGeneration", "glm5_next", "glm5_next"),
+    Wrapper("Dots3NoteForConditionalGeneration", "", "dots3_note"),
     Wrapper("Step3p7ForConditionalGeneration", "step3p7", "step3p5"),
     Wrapper("LightOnOCRForConditionalGeneration", "lighton_ocr", "qwen3"),
     Wrapper("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2", beside=("ln_speech.",)),
