@@ -24,7 +24,17 @@ from aprfmt.errors import AprError
 by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: row.id)
 by_case = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.id)
 
-NO_CLASS = {"smollm", "smollm2", "RefinedWeb", "RefinedWebModel", "exaone4_5_text", "mimo_v2", "minimax_m3", "kimi_k2"}
+NO_CLASS = {
+    "smollm",
+    "smollm2",
+    "RefinedWeb",
+    "RefinedWebModel",
+    "exaone4_5_text",
+    "mimo_v2",
+    "minimax_m3",
+    "kimi_k2",
+    "qwen3_asr_text",
+}
 """Model types of real config.json files that transformers registers no class for."""
 
 PATTERNS = {"sliding_window_pattern", "full_attention_interval"}

@@ -68,6 +68,12 @@ def test_a_known_wrapper_without_a_part_has_its_usual_row() -> None:
     )
 
 
+def test_a_known_wrapper_around_an_unknown_language_model_has_no_row() -> None:
+    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    h = from_hf_config({**config, "text_config": {**_SIZES, "model_type": "nobody_knows"}})
+    assert h.architecture == "nobody_knows"
+
+
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 def test_names_inside_a_wrapper(beginning: str) -> None:
     llama, bloom = ARCHITECTURES["llama"], ARCHITECTURES["bloom"]

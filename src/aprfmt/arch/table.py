@@ -27,7 +27,8 @@ def find(
     """The row that a class name, else a model type, else a GGUF architecture names; None if none of them is known.
 
     `config` (a config.json) decides between rows that share a class. `part_class` and `part_type` are the class and
-    the model type that the config of a wrapper names for its language model: they count before the wrapper's.
+    the model type that the config of a wrapper names for its language model: they count before the wrapper's, and
+    where they are not known, there is no row.
     """
     wrapper = wrapper_of(hf_class, model_type)
     for key, field in (
@@ -40,7 +41,7 @@ def find(
         if rows:
             row = next((row for row in rows if row.hf_when and is_config_of(row, config or {})), rows[0])
             return ARCHITECTURES[wrapper.instead.get(row.id, row.id)] if wrapper is not None else row
-    if wrapper is not None:
+    if wrapper is not None and part_class is None and part_type in (None, model_type):
         return ARCHITECTURES[wrapper.row]
     return find_gguf({"general.architecture": gguf}) if gguf is not None else None
 

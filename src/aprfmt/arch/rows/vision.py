@@ -105,7 +105,7 @@ ROWS: tuple[Architecture, ...] = (
         hf_class="Qwen3ForCausalLM",
         model_type="qwen3",
         hf_classes=("Qwen3VLForConditionalGeneration",),
-        model_types=("qwen3_vl", "qwen3_vl_text"),
+        model_types=("qwen3_vl", "qwen3_vl_text", "qwen3_asr_text"),
         gguf_only=(),
         tensors=decoder(*attention("attention_bias", "attention_bias", qk_norm="head_dim")),
         keys=(*DECODER, _DEEPSTACK, SILU, must_be("use_sliding_window", False), must_be("attention_bias", False)),
