@@ -91,6 +91,8 @@ DRAFTED: dict[str, Drafted] = {
     "glm_ocr": Drafted("glm4v/ocr", NEXTN, own=WITH_HEAD, options=False),
     # As LGAI-EXAONE/EXAONE-4.5-33B has them.
     "exaone4_5": Drafted("exaone4/exaone4_5", NEXTN, options=False),
+    # As zai-org/GLM-5.3-Flash has them.
+    "glm5_next": Drafted("glm5_next", NEXTN),
     # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
     # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.
     "nemotron_h_moe": Drafted("nemotron_h_moe", NEXTN, config={"mtp_hybrid_override_pattern": "*E"}, out_type="f32"),
