@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from arch_cases_common import MHA, TIED, UNTIED, family
-from arch_models import ArchCase
+from arch_models import VOCAB, ArchCase
 
 _LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 4.0}
 _YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -69,4 +69,15 @@ CASES: tuple[ArchCase, ...] = (
         "yarn": _rope(**_YARN),
         "no_bias": ({"attention_bias": False, "mlp_bias": False}, "its loader wants every bias"),
     }),
+    *family("bitnet", "BitNet", {**TIED, "hidden_act": "silu"}, {
+        "mha": MHA, "relu2": ({"hidden_act": "relu2"}, "its MLP has a SiLU, as the first BitNet had"),
+        "untied": (UNTIED, "its network reads the embedding as its head"),
+    }),
+    # As 1bitLLM/bitnet_b1_58-large has them.
+    ArchCase("bitnet/rounded", "bitnet", "", "BitnetForCausalLM", {
+        "model_type": "bitnet", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "weight_bits": 1, "input_bits": 8, "tie_word_embeddings": True,
+        "vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2,
+    }, llama_cpp_cannot="it takes the weights as they are, and this network rounds them to three values as it runs"),
 )  # fmt: skip

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from arch_cases_common import MHA, TIED, UNTIED, Config, family
-from arch_models import ArchCase
+from arch_cases_multimodal import whole
+from arch_models import DIMS, VOCAB, ArchCase
 
 _S, _F = "sliding_attention", "full_attention"
 
@@ -31,6 +32,22 @@ _GEMMA4: Config = {
 _DENSE: Config = {"enable_moe_block": False, "num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
 _PER_LAYER: Config = {"hidden_size_per_layer_input": 24}
 _SHARING: Config = {**_DENSE, **_PER_LAYER, **_kinds("SFSF"), "num_kv_shared_layers": 2}
+_UNIFIED: Config = {key: value for key, value in _GEMMA4.items() if key != "hidden_size_per_layer_input"}
+_TEXT: Config = {
+    **{key: value for key, value in DIMS.items() if key not in ("head_dim", "num_hidden_layers")},
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "pad_token_id": 0,
+}
+_TEXT_OF_ONE: Config = {key: value for key, value in _TEXT.items() if "per_layer" not in key}
+_GEMMA4_TOWER: Config = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 _EXPERTS: Config = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48}
 
 _GEMMA3N: Config = {**TIED, **_kinds("SSF"), "sliding_window": 8, "num_kv_shared_layers": 0}
@@ -64,5 +81,14 @@ CASES: tuple[ArchCase, ...] = (
             "it takes the keys and values of the last two layers that have some"),
     }, config_class="Gemma4TextConfig"),
     ArchCase("gemma4_text/unified", "gemma4_text", "Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM",
-        {key: value for key, value in _GEMMA4.items() if key != "hidden_size_per_layer_input"}),
+        _UNIFIED),
+    whole("gemma4_text/whole", "Gemma4", {"text_config": _TEXT | _GEMMA4 | _DENSE | _PER_LAYER,
+        "vision_config": _GEMMA4_TOWER, "audio_config": None}),
+    whole("gemma4_text/unified_whole", "Gemma4Unified", {"text_config": _TEXT_OF_ONE | _UNIFIED}),
+    # transformers builds its tower with a library of images.
+    ArchCase("gemma3n_text/whole", "gemma3n_text", "", "Gemma3nForConditionalGeneration",
+        {"model_type": "gemma3n", "text_config": {**_TEXT, **_GEMMA3N, "head_dim": 16, "model_type": "gemma3n_text"}},
+        wrapped=True, begins={"model.": "model.language_model."},
+        beside={"model.vision_tower.timm_model.conv_stem.conv.weight": (32, 3, 3, 3),
+                "model.embed_vision.embedding_projection.weight": (64, 32)}),
 )  # fmt: skip

@@ -30,6 +30,8 @@ _LLAMA4: Config = {
     "num_experts_per_tok": 2,
     "interleave_moe_layer_step": 2,
 }
+_LLAMA4_TEXT: Config = {"vocab_size": VOCAB, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+_LLAMA4_TEXT |= {"head_dim": 16, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2}
 _AFMOE: Config = {**_ROUTED, "num_hidden_layers": 4, "sliding_window": 8, "route_scale": 2.5, "mup_enabled": True}
 _EXAONE: Config = {**_ROUTED, "num_hidden_layers": 4, "sliding_window": 8}
 _COHERE: Config = {
@@ -113,6 +115,12 @@ CASES: tuple[ArchCase, ...] = (
         "cold": ({"attn_temperature_tuning": False}, "it always tunes the temperature"),
         "bias": ({"attention_bias": True}, "its loader knows no bias of the attention output"),
     }, config_class="Llama4TextConfig"),
+    whole("llama4_text/whole", "Llama4", {
+        "text_config": {**_LLAMA4, **_LLAMA4_TEXT},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 16, "patch_size": 8, "vision_output_dim": 32, "projector_input_dim": 32,
+            "projector_output_dim": 32},
+    }),
     *family("afmoe", "Afmoe", _AFMOE, {
         "tied": TIED, "all_sparse": {"num_dense_layers": 0}, "one_shared": {"num_shared_experts": 1},
         "unscaled": ({"mup_enabled": False}, "it scales the embedding by the root of its width"),

@@ -89,6 +89,17 @@ _PHIMOE_ROPE: Config = {
 }
 _ONE_SOFTMAX = "llama.cpp norms without subtracting the mean and weighs both experts by one softmax (not sparsemixer)"
 _ALL_SPARSE = "llama.cpp gives every layer experts: mlp_only_layers and decoder_sparse_step have no GGUF key"
+_DBRX_ATTENTION: Config = {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 20000.0}
+_DBRX_FFN: Config = {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}
+_DBRX: Config = {
+    "d_model": 64,
+    "n_heads": 4,
+    "n_layers": 2,
+    "max_seq_len": 512,
+    "attn_config": _DBRX_ATTENTION,
+    "ffn_config": _DBRX_FFN,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+}
 
 CASES: tuple[ArchCase, ...] = (
     *family("mixtral", "Mixtral", _LOCAL, {
@@ -142,6 +153,10 @@ CASES: tuple[ArchCase, ...] = (
             "llama.cpp's loader gives every layer behind the first dense ones experts"),
         "dense_end": ({"moe_layer_end_index": 1},
             "llama.cpp's loader gives every layer behind the first dense ones experts"),
+    }),
+    *family("dbrx", "Dbrx", _DBRX, {
+        "other_norm": ({"ffn_config": {**_DBRX_FFN, "moe_normalize_expert_weights": 2.0}},
+            "llama.cpp's dbrx divides the weights of the chosen experts by their sum"),
     }),
     *family("gpt_oss", "GptOss", _GPT_OSS, {
         "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},

@@ -54,6 +54,11 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
     Explained("laguna/layer_types", "laguna.attention.sliding_window_pattern", _LAGUNA_LAYERS),
     Explained("laguna/global", "laguna.attention.sliding_window", _LAGUNA_LAYERS),
+    Explained("bitnet*", "bitnet.rope.scaling.*", "a linear scaling by 1, which is none"),
+    Explained(
+        "bitnet*", "blk.*.weight", "as they are; the converter rounds them to three values, which this class does not"
+    ),
+    Explained("dbrx*", "blk.*.ffn_gate_inp.weight", "in F32, as the routers of all families"),
     Explained("exaone_moe/tied", "output.weight", _NO_HEAD),
     Explained("mellum/tied", "output.weight", _NO_HEAD),
     Explained(

@@ -437,6 +437,7 @@ LAYER_CONVERTERS: dict[str, Converter] = {
         LAYER_TYPES, fill=lambda scope: kinds_of([*reversed(periodic(_FOURTH, scope.h.num_layers or 0, first=0))])
     ),
     "rotated_with_window": Converter(_window_theta_to, _window_theta_from),
+    "same_theta": Converter(from_gguf=lambda value, scope: scope.h.rope_theta),
     "rope_pattern": Converter(_rope_pattern_to, _rope_pattern_from),
     "stepped_moe_layers": Converter(_stepped_to),
     "all_sparse": Converter(_all_sparse_to),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
     DIMS,
@@ -119,6 +119,11 @@ _STARCODER2_DEFAULTS = {
 _JAIS2_DEFAULTS = {
     "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True,
     "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 150024,
+}  # fmt: skip
+_BITNET_DEFAULTS = {
+    "max_position_embeddings": 2048, "num_key_value_heads": 5, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "hidden_act": "relu2", "attention_bias": False, "tie_word_embeddings": False, "bos_token_id": 128000,
+    "eos_token_id": 128001,
 }  # fmt: skip
 
 
@@ -332,5 +337,34 @@ ROWS: tuple[Architecture, ...] = (
             must_be("mlp_bias", True),
         ),
         defaults={"": _JAIS2_DEFAULTS},
+    ),
+    Architecture(
+        id="bitnet",
+        gguf="bitnet",
+        hf_class="BitNetForCausalLM",
+        model_type="bitnet",
+        hf_classes=("BitNetForCausalLM", "BitnetForCausalLM", "BitNetModel"),
+        bare_classes=("BitNetModel",),
+        model_types=("bitnet",),
+        gguf_only=(),
+        head_never=True,
+        tensors=decoder(
+            *attention("attention_bias", "attention_bias"),
+            *norm("self_attn.attn_sub_norm", "attn_sub_norm"),
+            *norm("self_attn.inner_attn_ln", "attn_sub_norm"),
+            mlp=(
+                *gated_mlp(),
+                *norm("mlp.ffn_sub_norm", "ffn_sub_norm", "ffn"),
+                *norm("mlp.ffn_layernorm", "ffn_sub_norm", "ffn"),
+            ),
+        ),
+        keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), Key("", ("weight_bits",))),
+        differs=(
+            Difference(
+                "llama.cpp takes the weights as they are, and this network rounds them to three values as it runs",
+                "weight_bits|quantization_config.quantization_mode=online",
+            ),
+        ),
+        defaults={"": _BITNET_DEFAULTS},
     ),
 )

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
     NO_WINDOW,
+    ROPE,
     ROPE_DIM,
     SCALES,
     VOCAB,
     WHOLE_HEADS,
     WINDOW,
     attention,
+    block,
+    embedding,
     experts,
+    final_norm,
     flag,
     fused_experts,
     gated_mlp,
+    head,
     hf_names,
     linear,
     must_be,
+    norm,
+    rename,
     split,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG,
+    COUNT,
     EQUAL_HEADS,
     NO_BIAS,
+    USED,
     WIDTH,
     moe_decoder,
     moe_keys,
@@ -101,6 +114,10 @@ _ERNIE4_5_MOE_DEFAULTS = {
     "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1, "num_key_value_heads": 4,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "use_bias": False,
     "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_DBRX_DEFAULTS = {
+    "max_seq_len": 2048, "attn_config.kv_n_heads": 1, "ffn_config.moe_num_experts": 4, "ffn_config.moe_top_k": 1,
+    "ffn_config.moe_normalize_expert_weights": 1.0, "tie_word_embeddings": False,
 }  # fmt: skip
 
 _SPARSEMIXER = Difference(
@@ -261,5 +278,61 @@ ROWS: tuple[Architecture, ...] = (
             used="moe_k",
         ),
         defaults={"": _ERNIE4_5_MOE_DEFAULTS},
+    ),
+    Architecture(
+        id="dbrx",
+        required={"attention.clamp_kqv": ""},
+        gguf="dbrx",
+        **hf_names("Dbrx", "dbrx"),
+        gguf_only=(),
+        head_always=True,
+        tensors=(
+            embedding("transformer.wte"),
+            *block(
+                *norm("norm_attn_norm.norm_1", "attn_norm"),
+                *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
+                *linear("norm_attn_norm.attn.out_proj", "attn_output", "hidden,q"),
+                *norm("norm_attn_norm.norm_2", "attn_output_norm"),
+                *linear("ffn.router.layer", "ffn_gate_inp", "experts,hidden"),
+                *(
+                    tensor(
+                        f"ffn.experts.mlp.{hf}",
+                        f"{gguf}.weight",
+                        "experts*ffn,hidden",
+                        gguf_dims=(dims,),
+                        gguf_transposed=(gguf == "ffn_down_exps",),
+                    )
+                    for hf, gguf, dims in (
+                        ("w1", "ffn_gate_exps", "experts,ffn,hidden"),
+                        ("v1", "ffn_up_exps", "experts,ffn,hidden"),
+                        ("w2", "ffn_down_exps", "experts,hidden,ffn"),
+                    )
+                ),
+                hf="transformer.blocks.{n}.",
+            ),
+            *final_norm("transformer.norm_f"),
+            *head(),
+        ),
+        keys=(
+            *rename(
+                DIMS,
+                num_layers="n_layers",
+                max_position_embeddings="max_seq_len",
+                hidden_size="d_model",
+                num_heads="n_heads",
+                intermediate_size="ffn_config.ffn_hidden_size",
+            ),
+            replace(GROUPED, hf=("attn_config.kv_n_heads",)),
+            ROPE,
+            Key("", ("attn_config.rope_theta",), "f32", via="same_theta"),
+            Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
+            Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32", via="softcap"),
+            *rename(
+                (COUNT, USED), num_experts="ffn_config.moe_num_experts", num_experts_per_tok="ffn_config.moe_top_k"
+            ),
+            must_be("ffn_config.moe_normalize_expert_weights", 1.0),
+            WHOLE_HEADS,
+        ),
+        defaults={"": _DBRX_DEFAULTS},
     ),
 )
