@@ -13,7 +13,8 @@ import math
 import shutil
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -152,6 +153,119 @@ def _weights(name: str, count: int) -> Iterator[memoryview]:
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+# --- large models of latent attention and many experts ---
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes in which DeepSeek-V3 and its relatives differ; the others are those of DeepSeek-V3."""
+
+    dense: int
+    experts: int
+    heads: int
+    groups: int
+    drafts: int
+    shards: int
+
+
+LATENT = {"DeepSeek-V3, 671B": Latent(3, 256, 128, 8, 1, 163), "Kimi-K2, 1T": Latent(1, 384, 64, 1, 0, 61)}
+_LATENT_LAYERS, _LATENT_HIDDEN, _LATENT_VOCABULARY = 61, 7168, 129280
+
+
+def latent_folder(folder: Path, sizes: Latent) -> int:
+    """Makes an FP8 release of those sizes, of holes instead of weights; returns the number of its tensors."""
+    tokenizer = CACHE / "tokenizers" / "llama3"
+    if not tokenizer.is_dir():
+        raise SystemExit("no tokenizer in the material cache: run tools/fetch_material.py tokenizers")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in tokenizer.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    _write_json(folder / "config.json", _latent_config(sizes))
+    tensors = list(_latent_tensors(sizes))
+    step = -(-len(tensors) // sizes.shards)
+    places: dict[str, str] = {}
+    for number in range(sizes.shards):
+        name = f"model-{number + 1:05}-of-{sizes.shards:06}.safetensors"
+        part = tensors[number * step : (number + 1) * step]
+        _write_holes(folder / name, part)
+        places |= {tensor: name for tensor, _, _ in part}
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    return len(tensors)
+
+
+def _latent_config(sizes: Latent) -> dict[str, object]:
+    return {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "attention_bias": False,
+        "bos_token_id": 0, "eos_token_id": 1, "first_k_dense_replace": sizes.dense, "hidden_act": "silu",
+        "hidden_size": _LATENT_HIDDEN, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": sizes.groups,
+        "topk_group": min(4, sizes.groups), "n_routed_experts": sizes.experts, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_attention_heads": sizes.heads, "num_experts_per_tok": 8,
+        "num_hidden_layers": _LATENT_LAYERS, "num_key_value_heads": sizes.heads,
+        "num_nextn_predict_layers": sizes.drafts, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid", "tie_word_embeddings": False, "topk_method": "noaux_tc", "torch_dtype": "bfloat16",
+        "v_head_dim": 128, "vocab_size": _LATENT_VOCABULARY,
+        "quantization_config": {"fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+
+
+def _latent_tensors(sizes: Latent) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """(name, dtype, shape) of every tensor."""
+    hidden, vocabulary, heads = _LATENT_HIDDEN, _LATENT_VOCABULARY, sizes.heads
+    attention = {
+        "q_a_proj": (1536, hidden), "q_b_proj": (192 * heads, 1536), "kv_a_proj_with_mqa": (576, hidden),
+        "kv_b_proj": (256 * heads, 512), "o_proj": (hidden, 128 * heads),
+    }  # fmt: skip
+    norms = {
+        "input_layernorm": hidden, "post_attention_layernorm": hidden, "self_attn.q_a_layernorm": 1536,
+        "self_attn.kv_a_layernorm": 512,
+    }  # fmt: skip
+    draft = {
+        "embed_tokens": (vocabulary, hidden), "enorm": (hidden,), "hnorm": (hidden,), "eh_proj": (hidden, 2 * hidden),
+        "shared_head.norm": (hidden,), "shared_head.head": (vocabulary, hidden),
+    }  # fmt: skip
+    yield "model.embed_tokens.weight", "BF16", (vocabulary, hidden)
+    for layer in range(_LATENT_LAYERS + sizes.drafts):
+        begin = f"model.layers.{layer}."
+        own: dict[str, tuple[int, ...]] = {name: (n,) for name, n in norms.items()}
+        own |= draft if layer >= _LATENT_LAYERS else {}
+        packed = {f"self_attn.{name}": shape for name, shape in attention.items()}
+        if layer < sizes.dense:
+            packed |= _gated("mlp.", 18432)
+        else:
+            own["mlp.gate"] = (sizes.experts, hidden)
+            yield f"{begin}mlp.gate.e_score_correction_bias", "F32", (sizes.experts,)
+            for expert in (*(f"experts.{i}." for i in range(sizes.experts)), "shared_experts."):
+                packed |= _gated(f"mlp.{expert}", 2048)
+        for name, shape in own.items():
+            yield f"{begin}{name}.weight", "BF16", shape
+        for name, (rows, columns) in packed.items():
+            yield f"{begin}{name}.weight", "F8_E4M3", (rows, columns)
+            yield f"{begin}{name}.weight_scale_inv", "F32", (-(-rows // 128), -(-columns // 128))
+    yield "model.norm.weight", "BF16", (hidden,)
+    yield "lm_head.weight", "BF16", (vocabulary, hidden)
+
+
+def _gated(begin: str, width: int) -> dict[str, tuple[int, int]]:
+    up = (width, _LATENT_HIDDEN)
+    return {f"{begin}gate_proj": up, f"{begin}up_proj": up, f"{begin}down_proj": up[::-1]}
+
+
+def _write_holes(path: Path, tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> None:
+    """A safetensors file that has its header, and a hole for the data."""
+    sizes, header, offset = {"F8_E4M3": 1, "BF16": 2, "F32": 4}, dict[str, object](), 0
+    for name, dtype, shape in tensors:
+        end = offset + sizes[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + offset)
 
 
 # --- an importance matrix ---

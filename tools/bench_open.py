@@ -1,4 +1,4 @@
-"""Opening, listing, inspecting and verifying against peers that take turns: python tools/bench_open.py [GGUF]
+"""Opening, listing, inspecting and verifying against peers that take turns: python tools/bench_open.py [GGUF | --plans]
 
 Fastest round of each job, and the ratio to the peer in the same table. The GGUF is SmolLM2 out of the material cache
 where none is named: an `.apr` has no id for its Q4_1 and names the true dtypes in the metadata, which the bare read
@@ -24,6 +24,8 @@ from unittest import mock
 
 import aprfmt
 from aprfmt.io import crc
+from bench_material import LATENT, latent_folder
+from bench_measure import process
 from fetch_material import CACHE
 
 ROUNDS = 15
@@ -215,8 +217,30 @@ def big_apr(path: Path) -> None:
     aprfmt.save_file({"w": aprfmt.RawTensor("U8", (len(data),), data)}, path)
 
 
+def plans(folder: Path) -> None:
+    """CPU seconds and memory of planning what a model of a hundred thousand tensors becomes."""
+    print("\n| plan | tensors | to a GGUF of q4_k_m, CPU | memory | to an `.apr`, CPU | memory |")
+    print("|---|---|---|---|---|---|")
+    for title, sizes in LATENT.items():
+        source = folder / "latent"
+        count = latent_folder(source, sizes)
+        apr = (sys.executable, "-m", "aprfmt")
+        ways: tuple[tuple[str | Path, ...], ...] = (
+            ("export", "-o", folder / "x.gguf", "--dtype", "q4_k_m"),
+            ("import", "-o", folder / "x.apr"),
+        )
+        runs = [process(*apr, command, source, *rest, "--plan") for command, *rest in ways]
+        cells = " | ".join(f"{run.cpu:.1f} s | {run.peak_bytes >> 20} MiB" for run in runs)
+        print(f"| {title} | {count:,} | {cells} |", flush=True)
+        shutil.rmtree(source)
+
+
 def main() -> None:
     """Prints all tables."""
+    if "--plans" in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as name:
+            plans(Path(name))
+        return
     gguf = Path(sys.argv[1]) if len(sys.argv) > 1 else next((CACHE / "smollm2").glob("*.gguf"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
