@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
-from aprfmt.io.crc import Record, crc32_of, crc32_of_range
+from aprfmt.io.crc import Record, crc32, crc32_of_range
 from aprfmt.io.source import Buffer, Source
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def new_hash() -> blake3:
 def digest_of(kind: str, parts: Iterable[Buffer]) -> Digest:
     """The digest of parts laid end to end."""
     if kind == CRC32:
-        return crc_digest(crc32_of(*parts))
+        value = 0
+        for part in parts:
+            value = crc32(part, value)
+        return crc_digest(value)
     found = new_hash()
     for part in parts:
         found.update(part)
