@@ -27,6 +27,23 @@ _PLAMO3: dict[str, Any] = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
+# As inclusionAI/Ling-3.0-tiny has them.
+_LING: dict[str, Any] = {
+    **_SIZES, "num_key_value_heads": 4, "model_type": "bailing_moe_v3", "first_k_dense_replace": 1,
+    "gated_attention_proj_granularity_type": "head_wise", "head_dim": 16, "hidden_act": "silu",
+    "intermediate_size": 96, "kda_lower_bound": -5.0, "kda_safe_gate": True, "kv_lora_rank": 24, "layer_group_size": 3,
+    "moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 40, "n_group": 2, "no_kda_lora": True,
+    "norm_topk_prob": True, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 4,
+    "num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "rope_theta": 6000000, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+    "short_conv_kernel_size": 4, "tie_word_embeddings": False, "topk_group": 1, "use_qkv_bias": False,
+    "v_head_dim": 16,
+}  # fmt: skip
+_LING_LIMITS: dict[str, Any] = {
+    "q_lora_rank": 20, "expert_swiglu_limit_list": [None, 7.0, 7.0, 7.0],
+    "share_expert_swiglu_limit_list": [None, 5.0, 5.0, 5.0],
+}  # fmt: skip
+
 
 def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
     """A variant under another name of the class."""
@@ -35,6 +52,15 @@ def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
 
 
 CASES: tuple[ArchCase, ...] = (
+    *remote("bailing_moe_v3", "BailingMoeV3ForCausalLM", _LING, {"limits": _LING_LIMITS}),
+    ArchCase(
+        "bailing_moe_v3/vl", "bailing_moe_v3", "", "BailingMoeV3VLForConditionalGeneration",
+        {
+            "model_type": "bailing_moe_v3_vl", "text_config": _LING | {"mrope_section": [2, 1, 1]},
+            "vision_config": {"hidden_size": 32},
+        },
+        wrapped=True, beside={"model.visual.merger.norm.weight": (32,), "linear_proj.0.weight": (64, 32)},
+    ),
     *remote("minimax_text_01", "MiniMaxText01ForCausalLM", _MINIMAX, {
         "pattern": {"attn_type_list": [0, 1, 0, 1], "num_hidden_layers": 4},
     }),

@@ -191,7 +191,7 @@ def layer_kinds(config: Mapping[str, object], n_layers: int | None = None) -> li
     rule = next((rule for key, rule in ATTENDS.items() if config.get(key) is not None), None)
     if rule is None or n_layers is None:
         return None
-    return ["full_attention" if rule(config, layer) else "linear_attention" for layer in range(n_layers)]
+    return ["full_attention" if rule(config, layer, n_layers) else "linear_attention" for layer in range(n_layers)]
 
 
 def _number(config: Mapping[str, object], key: str, default: int) -> int:
@@ -214,10 +214,16 @@ def _is_marked(config: Mapping[str, object], layer: int) -> bool:
     return isinstance(marks, list) and layer < len(marks) and bool(marks[layer])
 
 
-ATTENDS: dict[str, Callable[[Mapping[str, object], int], bool]] = {
-    "attn_layer_indices": _is_listed,
-    "attn_layer_period": _is_at_offset,
-    "attn_type_list": _is_marked,
+def _is_last_of_group(config: Mapping[str, object], layer: int, n_layers: int) -> bool:
+    size = max(1, _number(config, "layer_group_size", 1))
+    return (layer + 1) % size == 0 or layer >= n_layers // size * size
+
+
+ATTENDS: dict[str, Callable[[Mapping[str, object], int, int], bool]] = {
+    "attn_layer_indices": lambda config, layer, n_layers: _is_listed(config, layer),
+    "attn_layer_period": lambda config, layer, n_layers: _is_at_offset(config, layer),
+    "attn_type_list": lambda config, layer, n_layers: _is_marked(config, layer),
+    "layer_group_size": _is_last_of_group,
 }
 """config.json key of a hybrid without a list of kinds -> whether a layer attends by it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, nothing
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.errors import RefusedError
@@ -162,6 +162,36 @@ def _period_of_window_to(value: object, scope: Scope) -> object:
     return value if scope.config("window_size") else None
 
 
+def _kda_and_value_to(value: object, scope: Scope) -> GgufKeys | None:
+    size = scope.h.head_dim
+    return None if size is None else GgufKeys({"kda.head_dim": ("u32", size), "attention.value_length": ("u32", size)})
+
+
+def _three_sections_to(value: object, scope: Scope) -> object:
+    return [*value[:3], 0] if isinstance(value, list) else None
+
+
+def _three_sections_from(value: object, scope: Scope) -> object:
+    return value[:3] if isinstance(value, list) else None
+
+
+def _limits_to(value: object, scope: Scope) -> object:
+    """A limit a layer, 0 where there is none."""
+    n_layers = scope.h.num_layers
+    if not isinstance(value, list) or n_layers is None:
+        return None
+    return [*(limit or 0.0 for limit in value[:n_layers]), *[0.0] * (n_layers - len(value))]
+
+
+def _limits_settle(value: object, scope: Scope) -> object:
+    return [limit or 0.0 for limit in value] if isinstance(value, list) else DEFAULT
+
+
+def _group_of_layers_from(value: object, scope: Scope) -> object:
+    found = _attending(scope)
+    return DEFAULT if not found else found[0] + 1
+
+
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
@@ -180,5 +210,11 @@ HYBRID: dict[str, Converter] = {
     "same_alpha": Converter(_same_alpha_to, lambda value, scope: scope.h.extra.get("layernorm_full_attention_alpha")),
     "lightning_layers": Converter(_lightning_layers_to, _lightning_layers_from),
     "period_of_window": Converter(_period_of_window_to),
+    "kda_and_value": Converter(_kda_and_value_to),
+    "three_sections": Converter(
+        _three_sections_to, lambda value, scope: value[:3] if isinstance(value, list) else None
+    ),
+    "limits": Converter(_limits_to, settle=_limits_settle),
+    "group_of_layers": Converter(nothing, _group_of_layers_from),
     "padded_vocab": Converter(settle=_padded_settle),
 }

@@ -21,6 +21,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("UltravoxModel", "ultravox", "llama"),
     Wrapper("Sarashina2VisionForCausalLM", "sarashina2_vision", "llama", beside=("norm.",)),
     Wrapper("StepVLForConditionalGeneration", "step_robotics", "qwen3"),
+    Wrapper("BailingMoeV3VLForConditionalGeneration", "bailing_moe_v3_vl", "bailing_moe_v3"),
     Wrapper("Exaone4_5_ForConditionalGeneration", "exaone4_5", "exaone4"),
     Wrapper("MiniCPMV4_6ForConditionalGeneration", "minicpmv4_6", "qwen3_5_text"),
     Wrapper("Qwen3ASRForConditionalGeneration", "qwen3_asr", "qwen3_vl", {"qwen3": "qwen3_vl"}),
