@@ -22,7 +22,7 @@ from aprfmt.arch.rows.parts import (
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER, LABELS, NO_SCALING, TYPES, hf_only
 
-_POST = "qk_post_norm=True"
+_POST = "qk_post_norm"
 _PRE = f"!{_POST}"
 _JINA = ("JinaBertModel", "JinaBertForMaskedLM")
 _NEO = ("NeoBERT", "NeoBERTLMHead", "NeoBERTForSequenceClassification")
@@ -70,7 +70,7 @@ ROWS: tuple[Architecture, ...] = (
             LAYER_EPS,
             *ENCODER,
             TYPES,
-            Key("", ("qk_post_norm", "auto_map"), "bool", via="qk_post_norm"),
+            Key("", ("qk_post_norm", "auto_map"), via="qk_post_norm"),
             must_be("feed_forward_type", "geglu"),
             must_be("position_embedding_type", "alibi"),
             gelu(),
