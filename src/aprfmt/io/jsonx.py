@@ -100,7 +100,6 @@ def _parse_constant(text: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant)
 _PLAIN_DECODER = json.JSONDecoder(parse_constant=_parse_constant)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
 
 
 def _check_surrogates(text: str) -> None:
@@ -180,8 +179,10 @@ def dumps(value: object, _depth: int = 1) -> str:
         text = "{" + ",".join(items) + "}"
     elif isinstance(value, list | tuple):
         kinds = set(map(type, value))
-        if kinds == {str} or (kinds == {int} and _in_range(value)):  # a vocabulary: at C speed
-            text = _ENCODER.encode(value)
+        if kinds == {str}:  # a vocabulary: at C speed
+            text = f"[{','.join(map(quote, value))}]"
+        elif kinds == {int} and _in_range(value):
+            text = f"[{','.join(map(str, value))}]"
         else:
             text = "[" + ",".join([dumps(item, _depth + 1) for item in value]) + "]"
     else:
