@@ -11,7 +11,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn, cast
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
@@ -178,16 +178,19 @@ def dumps(value: object, _depth: int = 1) -> str:
         items = (f"{quote(key)}:{dumps(value[key], _depth + 1)}" for key in sorted(keys))
         text = "{" + ",".join(items) + "}"
     elif isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        if kinds == {str}:  # a vocabulary: at C speed
-            text = f"[{','.join(map(quote, value))}]"
-        elif kinds == {int} and _in_range(value):
-            text = f"[{','.join(map(str, value))}]"
-        else:
-            text = "[" + ",".join([dumps(item, _depth + 1) for item in value]) + "]"
+        text = f"[{','.join(_texts(value, _depth + 1))}]"
     else:
         raise UsageError(f"JSON cannot hold a value of type {type(value).__name__}")
     return text
+
+
+def _texts(values: Sequence[object], depth: int) -> Iterable[str]:
+    kinds = set(map(type, values))
+    if kinds == {str}:  # a vocabulary: at C speed
+        return map(quote, cast("Sequence[str]", values))
+    if kinds == {int} and _in_range(values):
+        return map(str, values)
+    return [dumps(value, depth) for value in values]
 
 
 quote = json.encoder.encode_basestring
