@@ -36,8 +36,8 @@ class Drafted:
         n: number of draft layers.
         own: modules of a draft layer beside those of a layer, as the row names them.
         config: what differs from the case's config.
-        converter: what llama.cpp's converter does with them: "writes" them, writes them with --mtp alone ("asked"),
-            leaves them "aside".
+        converter: what llama.cpp's converter does with them: "writes" them, leaves them "aside", or "fails" at the
+            config as transformers reads it.
         options: whether it takes --no-mtp and --mtp.
         loads: whether llama.cpp loads a GGUF with them.
         out_type: in which the converter is asked to write.
@@ -54,6 +54,7 @@ class Drafted:
     out_type: str = "f16"
 
 
+_SLIDING = "sliding_attention"
 NEXTN = {"num_nextn_predict_layers": 1}
 
 DRAFTED: dict[str, Drafted] = {
@@ -93,6 +94,21 @@ DRAFTED: dict[str, Drafted] = {
     "exaone4_5": Drafted("exaone4/exaone4_5", NEXTN, options=False),
     # As zai-org/GLM-5.3-Flash has them.
     "glm5_next": Drafted("glm5_next", NEXTN),
+    # As stepfun-ai/Step-3.5-Flash has them, whose lists count the draft layers.
+    "step3p5": Drafted(
+        "step3p5",
+        NEXTN,
+        own=("eh_proj", "enorm", "hnorm", "transformer.shared_head.norm"),
+        config={
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention", _SLIDING],
+            "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0],
+            "rope_theta": [5000000.0, 10000.0, 10000.0, 5000000.0, 10000.0],
+            "swiglu_limits": [None, 7.0, None, 7.0, None],
+            "swiglu_limits_shared": [None, None, 16.0, None, None],
+        },
+        converter="fails",
+        options=False,
+    ),
     # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
     # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.
     "nemotron_h_moe": Drafted("nemotron_h_moe", NEXTN, config={"mtp_hybrid_override_pattern": "*E"}, out_type="f32"),

@@ -508,19 +508,13 @@ def to_gguf(
             out |= {pair[0]: pair for pair in late}
             late = []
     count, drafts = (full_key(arch, suffix) for suffix in ("block_count", "nextn_predict_layers"))
-    if (
-        drafts_key(arch).hf
-        and drafts in out
-        and count in out
-        and not any(isinstance(out[key][2], Misfit) for key in (count, drafts))
-    ):
-        layers = [as_int(out[key][2], key) or 0 for key in (count, drafts)]
-        out[count] = (count, out[count][1], sum(layers))
-        out |= {
-            name: _with_drafts(out[name], layers[0], layers[1], draft)
-            for name, draft in lists.items()
-            if draft is not None
-        }
+    own_layers = as_int(out[count][2], count) if count in out and not isinstance(out[count][2], Misfit) else None
+    if own_layers is not None:
+        counts = drafts in out and bool(drafts_key(arch).hf) and not isinstance(out[drafts][2], Misfit)
+        n_drafts = (as_int(out[drafts][2], drafts) or 0) if counts else 0
+        out[count] = (count, out[count][1], own_layers + n_drafts)
+        listed = {name: draft for name, draft in lists.items() if draft is not None}
+        out |= {name: _with_drafts(out[name], own_layers, n_drafts, draft) for name, draft in listed.items()}
     return [*out.values(), *late]
 
 
