@@ -11,7 +11,7 @@ import pytest
 from converter_peer import CONVERTER
 
 from aprfmt.arch import names
-from aprfmt.arch.grammar import evaluate
+from aprfmt.arch.grammar import dims_of, evaluate
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import link_of
 from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, Architecture, TensorRow
@@ -169,7 +169,7 @@ def test_shapes() -> None:
     h = small(LLAMA)
     shapes = {
         names.spell(row.hf[0], 0): tuple(evaluate(d, {"q": 32, "kv": 16, "hidden": 64, "vocab": 100, "ffn": 96}) or 0
-                                         for d in row.dims[0].split(","))
+                                         for d in dims_of(row.dims[0]))
         for row in LLAMA.tensors
     }  # fmt: skip
     assert shapes["model.layers.0.self_attn.k_proj.weight"] == (16, 64)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, parse_condition, parse_order, size_words
+from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
 from aprfmt.arch.row import HEAD, OPTIONAL, PLUS_ROW, REQUIRED, Architecture, TensorRow
@@ -59,7 +59,7 @@ def test_names_of_tensors_fit_together(row: Architecture) -> None:
 def sizes(t: TensorRow) -> list[str]:
     """Every size of a tensor row."""
     orders = [size for order in (*t.order, *t.columns) for size in parse_order(order)[1]]
-    shapes = [size for dims in (*t.dims, *t.gguf_dims) for size in dims.split(",")]
+    shapes = [size for dims in (*t.dims, *t.gguf_dims) for size in dims_of(dims)]
     orders += [rows for run in t.scale if (rows := run.partition(":")[0])]
     return [*shapes, *orders, t.count, *([t.skip] if t.skip else [])]
 

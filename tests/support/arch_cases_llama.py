@@ -120,4 +120,8 @@ CASES: tuple[ArchCase, ...] = (
     }),
     _chameleon("/swin", "its graph leaves the residual out of what the MLP gets", swin_norm=True),
     _chameleon("/biases", f"{NO_O_BIAS}, and {NO_MLP_BIAS}", **_BIASES),
+    *family("apertus", "Apertus", {}, {
+        "mha": MHA, "tied": TIED, "plain_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        "bias": {"attention_bias": True},
+    }),
 )  # fmt: skip

@@ -59,6 +59,7 @@ EXPLAINED: tuple[Explained, ...] = (
         "bitnet*", "blk.*.weight", "as they are; the converter rounds them to three values, which this class does not"
     ),
     Explained("dbrx*", "blk.*.ffn_gate_inp.weight", "in F32, as the routers of all families"),
+    Explained("apertus/tied", "output.weight", _NO_HEAD),
     Explained("exaone_moe/tied", "output.weight", _NO_HEAD),
     Explained("mellum/tied", "output.weight", _NO_HEAD),
     Explained(

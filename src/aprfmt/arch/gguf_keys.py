@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sized
 from typing import TypeAlias
 
-from aprfmt.arch.grammar import holds, size_words
+from aprfmt.arch.grammar import dims_of, holds, size_words
 from aprfmt.arch.hparams import full_key
 from aprfmt.arch.names import matches
 from aprfmt.arch.row import Architecture, TensorRow
@@ -147,9 +147,7 @@ def _wrong_depths(row: Architecture, kv: Mapping[str, object], shapes: Mapping[s
 
 def _keys_of(row: Architecture, tensor: TensorRow) -> Iterator[str]:
     """The keys that the sizes of a tensor need."""
-    words = {
-        word for dims in (*tensor.dims, *tensor.gguf_dims) for size in dims.split(",") for word in size_words(size)
-    }
+    words = {word for dims in (*tensor.dims, *tensor.gguf_dims) for size in dims_of(dims) for word in size_words(size)}
     if any("{e}" in name for name in tensor.hf):
         words |= size_words(tensor.count)
     for word in words - _HAS_DEFAULT:

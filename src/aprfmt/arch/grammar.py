@@ -62,13 +62,18 @@ def evaluate(size: str, sizes: Mapping[str, int]) -> int | None:
 
 
 def size_words(size: str) -> set[str]:
-    """The words of a size."""
+    """The words of a size; none of "", the shape of a single value."""
     return {atom for _, factors in _parse_size(size) for _, atom in factors if not atom.isdigit()}
+
+
+def dims_of(dims: str) -> list[str]:
+    """The sizes of a shape, outermost first; none of the shape of a single value, ""."""
+    return dims.split(",") if dims else []
 
 
 def shape_of(dims: str, sizes: Mapping[str, int]) -> tuple[int | None, ...]:
     """The shape that `dims` ("q,hidden") describes; None for each dimension that the sizes do not give."""
-    return tuple(evaluate(size, sizes) for size in dims.split(","))
+    return tuple(evaluate(size, sizes) for size in dims_of(dims))
 
 
 def parse_order(order: str) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 
-from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
+from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.rows.wrappers import BEGINNINGS
@@ -174,6 +174,11 @@ def is_hf_only(arch: Architecture, name: str) -> bool:
     """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
     found = matches(arch, name)
     return bool(found) and not any(match.row.gguf for match in found)
+
+
+def template_of(arch: Architecture, name: str) -> str:
+    """The Hugging Face name of the row that has `name`, with `{n}` for the layer; `name` itself where none has it."""
+    return next((match.row.hf[match.position] for match in matches(arch, name)), name)
 
 
 @cache
@@ -382,7 +387,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
                 f"{dim} {size}" if size is not None else dim
-                for dim, size in zip(dims[0].split(","), known[0], strict=True)
+                for dim, size in zip(dims_of(dims[0]), known[0], strict=True)
             )
             raise RefusedError(
                 f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]", tensor=name, hint=_DAMAGED
@@ -418,7 +423,7 @@ def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[st
         for match in matches(arch, name)[:1]:
             if match.layer is not None:
                 sizes[match.row.depth] = max(sizes.get(match.row.depth, 0), match.layer + 1)
-            words = _dims_of(match).split(",")
+            words = dims_of(_dims_of(match))
             if len(words) == len(shape):
                 for word, size in zip(words, shape, strict=True):
                     if word.isidentifier():
@@ -429,7 +434,7 @@ def sizes_of_tensors(arch: Architecture, shapes: Mapping[str, Shape]) -> dict[st
 @cache
 def dimension_words(arch: Architecture) -> frozenset[str]:
     """Every word that the dimensions of the family's Hugging Face tensors are written in."""
-    sizes = (size for row in arch.tensors for dims in row.dims for size in dims.split(","))
+    sizes = (size for row in arch.tensors for dims in row.dims for size in dims_of(dims))
     return frozenset(word for size in sizes for word in size_words(size))
 
 

@@ -15,7 +15,7 @@ PLUS_ROW = "plus_row"
 MOST = "most"
 OWN = "own"
 
-WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.")
+WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.")
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
 

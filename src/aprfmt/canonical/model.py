@@ -204,12 +204,32 @@ def _join_numbers(
     import numpy as np
 
     for name in (key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR):
+        if "{n}" in name:
+            _join_list(row, hparams, tensors, name)
+            continue
         number, tensor = hparams.extra.get(name), tensors.get(name)
         if from_gguf and tensor is None and isinstance(number, int | float):
             data = np.float32(number).tobytes()
             tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", (1,), partial(list, (data,))),))
         elif tensor is not None and n_elements(tensor.shape) == 1:
             hparams.extra[name] = float(tensor.produced.values().reshape(-1)[0])
+
+
+def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
+    """The same of a number a layer: a list in a GGUF."""
+    import numpy as np
+
+    spelled = [names.spell(template, layer) for layer in range(h.num_layers or 0)]
+    found = [tensors[name] for name in spelled if name in tensors]
+    numbers = h.extra.get(template)
+    if found and len(found) == len(spelled) and all(n_elements(tensor.shape) == 1 for tensor in found):
+        h.extra[template] = [float(tensor.produced.values().reshape(-1)[0]) for tensor in found]
+    elif not found and isinstance(numbers, list) and len(numbers) == len(spelled):
+        dims = next(one.dims[0] for one in row.tensors if one.hf[0] == template)
+        for name, number in zip(spelled, numbers, strict=True):
+            data = np.float32(number).tobytes()
+            shape = (1,) if dims else ()
+            tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", shape, partial(list, (data,))),))
 
 
 def _take_factors(hparams: Hyperparams, row: Architecture, kept: Envelope) -> None:

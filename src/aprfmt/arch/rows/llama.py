@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
     DIMS,
@@ -23,6 +23,7 @@ from aprfmt.arch.rows.parts import (
     block,
     decoder,
     embedding,
+    final_norm,
     flag,
     gated_mlp,
     head,
@@ -96,6 +97,18 @@ def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
     rows = norm(f"self_attn.{side}_norm", f"attn_{side}_norm", f"{heads},head_dim", REQUIRED)
     order = (f"swap:{heads},2,head_dim/2",)
     return tuple(replace(row, dims=(f"{heads},head_dim",), order=order, flat=True) for row in rows)
+
+
+_XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
+"""Numbers of a layer's activation, and the shapes that checkpoints hold them in."""
+_APERTUS_DEFAULTS = {
+    "hidden_act": "xielu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "attention_bias": False,
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -283,5 +296,34 @@ ROWS: tuple[Architecture, ...] = (
             Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
         ),
         defaults={"": _CHAMELEON_DEFAULTS},
+    ),
+    Architecture(
+        id="apertus",
+        required=dict.fromkeys((f"xielu.{name}" for name in _XIELU), ""),
+        gguf="apertus",
+        **hf_names("Apertus", "apertus"),
+        head_always=True,
+        tensors=(
+            embedding(),
+            *block(
+                *norm("attention_layernorm", "attn_norm"),
+                *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+                *norm("feedforward_layernorm", "ffn_norm"),
+                *plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
+                *(TensorRow((f"mlp.act_fn.{name}",), (), (dims,), OPTIONAL) for name, dims in _XIELU.items()),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            *_LLAMA,
+            *(
+                Key(f"xielu.{name}", (f"model.layers.{{n}}.mlp.act_fn.{name}",), "f32[]", via="of_tensor")
+                for name in _XIELU
+            ),
+            must_be("hidden_act", "xielu"),
+            flag("attention_bias"),
+        ),
+        defaults={"": _APERTUS_DEFAULTS},
     ),
 )

@@ -247,7 +247,11 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             if name not in c.tensors:
                 yield _factors(name, factors)
     numbers = {key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR} if row is not None else set[str]()
-    placeless = [name for name in c.tensors if row is not None and names.is_hf_only(row, name) and name not in numbers]
+    placeless = [
+        name
+        for name in c.tensors
+        if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
+    ]
     if placeless:
         losses.add(f"a GGUF has no place for {first_few(placeless)}")
     losses.others += say_left_behind(c, "a GGUF has no place for files")
