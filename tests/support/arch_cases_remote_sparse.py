@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from arch_cases_remote import remote
 from arch_models import DIMS, VOCAB, ArchCase
 
@@ -199,6 +201,8 @@ _DOTS3: Config = {
     "topk_group": 1,
 }
 
+_HALVES = "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours"
+
 
 def _published(case_id: str, model_class: str, config: Config) -> ArchCase:
     """A config of another spelling than that of the class which transformers has."""
@@ -248,14 +252,18 @@ CASES: tuple[ArchCase, ...] = (
         beside={"model.visual.blocks.0.attn.qkv.weight": (48, 16)},
     ),
     # As dots-studio/dots3-note-prev has them.
-    _published("dots3_note", "Dots3NoteTextForCausalLM", _DOTS3),
-    _published("dots3_note/causal", "Dots3NoteForCausalLM", {**_DOTS3, "apply_mla_qkv_lora_rescale": False}),
+    replace(_published("dots3_note", "Dots3NoteTextForCausalLM", _DOTS3), llama_cpp_cannot=_HALVES),
+    replace(
+        _published("dots3_note/causal", "Dots3NoteForCausalLM", {**_DOTS3, "apply_mla_qkv_lora_rescale": False}),
+        llama_cpp_cannot=_HALVES,
+    ),
     ArchCase(
         "dots3_note/whole",
         "dots3_note",
         "",
         "Dots3NoteForConditionalGeneration",
         {"model_type": "dots3_note", "text_config": _DOTS3, "vision_config": {"embed_dim": 16}},
+        llama_cpp_cannot=_HALVES,
         wrapped=True,
         beside={"vision_encoder.blocks.0.attn.qkv.weight": (48, 16)},
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import DIMS, gated_mlp, hf_names, linear, must_be, norm, split, tensor
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, mla_decoder, mla_keys
 from aprfmt.arch.rows.parts_moe import draft_layer, moe_decoder, router_and_experts, selection_bias, shared_expert
@@ -74,6 +74,10 @@ def _two_geometries() -> tuple[TensorRow, ...]:
 
 
 _ROTATED = "qk_rope_head_dim"
+_HALVES = Difference(
+    "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in longer texts "
+    "than index_topk they choose other positions"
+)
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
 _DOTS3_DEFAULTS = {
     **_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1536,
@@ -142,6 +146,7 @@ ROWS: tuple[Architecture, ...] = (
             must_be("swa_attention_gate_type", "headwise"),
             _LAYERS,
         ),
+        differs=(_HALVES,),
         gguf_only=(),
         defaults={"": _DOTS3_DEFAULTS},
     ),
