@@ -75,8 +75,8 @@ def _two_geometries() -> tuple[TensorRow, ...]:
 
 _ROTATED = "qk_rope_head_dim"
 _HALVES = Difference(
-    "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in longer texts "
-    "than index_topk they choose other positions"
+    "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in texts that "
+    "are longer than index_topk they choose other positions"
 )
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
 _DOTS3_DEFAULTS = {
