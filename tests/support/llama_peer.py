@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train_children import die_with_parent
+
 from aprfmt.codecs.dtypes import DTYPES, find_dtype
 from aprfmt.llama.client import Worker, WorkerDiedError, reason_in
 
@@ -308,4 +310,5 @@ def _types(text: str) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     _serve()

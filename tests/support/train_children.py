@@ -18,7 +18,8 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 _PR_SET_PDEATHSIG = 1
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it ends, however that comes about."""
     if _PRCTL is not None:
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -32,7 +33,7 @@ def started(arguments: list[str], **environment: str) -> Iterator[subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509  (one thread forks, and only a system call follows)
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (one thread forks, and only a system call follows)
     )
     with process:  # closes the pipes
         try:
@@ -68,7 +69,7 @@ def forked(work: Callable[[], object]) -> Iterator[Fork]:
     pid = os.fork()
     if pid == 0:
         try:
-            _die_with_parent()
+            die_with_parent()
             if os.getppid() == parent:  # it may have been killed before the kernel was asked
                 work()
         finally:
