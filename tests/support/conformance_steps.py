@@ -244,7 +244,8 @@ class _Run:
         ours, wanted = _folder_tensors(folder), _folder_tensors(self.source)
         if self.case.wrapped or self.case.model_class in ARCHITECTURES[self.case.row].other_names:
             row = ARCHITECTURES[self.case.row]
-            wanted = {str(canonical_name(row, name)): t for name, t in wanted.items() if name not in self._beside()}
+            beside = self._beside()
+            wanted = {str(canonical_name(row, name)): t for name, t in wanted.items() if name not in beside}
             if ours.keys() != wanted.keys():  # a class of language models alone has its experts under other names
                 again = folder.with_suffix(".gguf")
                 whole = (folder / "config.json").exists()
