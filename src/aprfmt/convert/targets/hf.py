@@ -56,7 +56,8 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     losses, shard_bytes = work.losses, work.options.shard_size
     source = _source_texts(c, recipe)
     # A config.json of the source names its classes, which expect the names of its weights.
-    own_names = _source_names(c, recipe) if CONFIG in source else {}
+    params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, recipe) else None
+    own_names = _source_names(c, recipe) if CONFIG in source and params is None else {}
     tensors = _hf_tensors(c, work.options.dtype, losses, own_names)
     texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
     texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
@@ -64,7 +65,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
         texts.pop(HF_QUANT, None)
     kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
     config: bytes | None
-    config, config_kept = _config(c, texts, tensors, kept) if not _is_adapter(c) else (None, True)
+    config, config_kept = _config(c, texts, params, tensors, kept) if not _is_adapter(c) else (None, True)
     if (
         recipe is not None
         and kept
@@ -79,7 +80,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
         return Output([*written, *recipe.other_layouts(), *weights], tensors)
-    if CONFIG not in texts:  # what is written from here on has Hugging Face's layout
+    if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
@@ -122,9 +123,11 @@ def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     return {}
 
 
-def _config(c: Canonical, texts: Mapping[str, bytes], tensors: list[OutTensor], kept: bool) -> tuple[bytes, bool]:
-    """config.json, and whether it says what the source's own does."""
-    source, params = texts.get(CONFIG), texts.get(mistral.PARAMS_NAME) if _is_mistral(c, texts) else None
+def _config(
+    c: Canonical, texts: Mapping[str, bytes], params: bytes | None, tensors: list[OutTensor], kept: bool
+) -> tuple[bytes, bool]:
+    """config.json, and whether it says what the source's own does; of Mistral's layout `params` counts."""
+    source = texts.get(CONFIG) if params is None else None
     if c.arch is None and source is None:
         what = c.part or f"architecture {c.hparams.architecture or 'unknown'!r}"
         raise RefusedError(
@@ -148,10 +151,14 @@ def _config(c: Canonical, texts: Mapping[str, bytes], tensors: list[OutTensor], 
     return (source or _json(config), True) if config == base else (_json(config), False)
 
 
-def _is_mistral(c: Canonical, texts: Mapping[str, bytes]) -> bool:
-    """Whether the source has Mistral's own layout."""
-    folder = c.model.native_as(HfNative)
-    return CONFIG not in texts and mistral.PARAMS_NAME in texts and (folder is None or folder.params is not None)
+def _is_mistral(c: Canonical, texts: Mapping[str, bytes], recipe: Recipe | None) -> bool:
+    """Whether the source has Mistral's own layout, by the names of its weights as in formats.hfdir."""
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return folder.params is not None
+    if recipe is None or mistral.PARAMS_NAME not in texts:
+        return False
+    weights = [layout.name for layout in recipe.weight_layouts()]
+    return any(map(mistral.is_weights, weights)) or (not weights and CONFIG not in texts)
 
 
 def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
@@ -213,7 +220,10 @@ def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _json(value: Mapping[str, object]) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    try:
+        return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(value, indent=2) + "\n").encode()  # half of a surrogate pair, which only an escape can spell
 
 
 def _torch_dtype(tensors: list[OutTensor]) -> str:
