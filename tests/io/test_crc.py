@@ -87,3 +87,11 @@ def test_a_stream_in_any_order_leaves_nothing_to_read(tmp_path: Path, monkeypatc
         path.write_bytes(bytes(len(DATA)))  # what is read from here on is something else
         assert crc32_of_range(source, 0, len(DATA)) == zlib.crc32(DATA)
         assert crc32_of_range(source, 1000, 30_000) == zlib.crc32(DATA[1000:30_000])
+
+
+@pytest.mark.parametrize("size", [0, 1, 20_000, 1 << 20])
+def test_a_crc_that_goes_on_from_another(size: int) -> None:
+    data, other = random.Random(size).randbytes(size), random.Random(-1).randbytes(size)
+    for value in (0, 7, 0xFFFFFFFF):
+        for piece in (data, data, bytearray(data), memoryview(data), other, data):
+            assert crc.crc32_after(value, piece) == zlib.crc32(piece, value)

@@ -45,6 +45,18 @@ def crc32_of(*parts: Buffer) -> int:
     return value
 
 
+_last = threading.local()
+
+
+def crc32_after(value: int, data: Buffer) -> int:
+    """crc32(data, value), without a second look at bytes that this thread has just taken it of."""
+    if type(data) is not bytes or len(data) < _LEAST_BYTES:
+        return crc32(data, value)
+    if getattr(_last, "data", None) is not data:  # held, so that nothing else can stand in its place
+        _last.data, _last.crc = data, crc32(data)
+    return combine(value, _last.crc, len(data))
+
+
 class Piece(NamedTuple):
     """The CRC-32 of the bytes [start, end) of a file."""
 
@@ -68,7 +80,7 @@ class Record:
         """Notes that `data` stands at `start`."""
         if len(data) < _LEAST_BYTES:
             return
-        piece = Piece(start, start + len(data), crc32(data))
+        piece = Piece(start, start + len(data), crc32_after(0, data))
         with self._lock:
             self._pieces.append(piece)
             if len(self._pieces) >= self._most:

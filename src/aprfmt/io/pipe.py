@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from aprfmt.errors import AprError, ChecksumError, CorruptError, RefusedError, storage_errors
-from aprfmt.io.crc import combine, crc32
+from aprfmt.io.crc import combine, crc32, crc32_after
 from aprfmt.io.digest import BLAKE3, CRC32, Digest, StreamDigest, altered, crc_digest
 from aprfmt.io.sink import AtomicFile, AtomicFolder
 from aprfmt.io.source import Buffer, Source, is_file, is_folder, is_same
@@ -275,11 +275,12 @@ class _Batch:
         label = ""
         try:
             for item, label in self.items:
-                data = memoryview(item.run() if isinstance(item, Job) else item).cast("B")
+                made = item.run() if isinstance(item, Job) else item
+                data = memoryview(made).cast("B")
                 if len(data) != item_bytes(item):
                     raise _wrong_length(len(data), item_bytes(item), label)
                 if with_crc:
-                    self.crc = crc32(data, self.crc)
+                    self.crc = crc32_after(self.crc, made if isinstance(made, bytes) else data)
                 self.parts.append((data, label))
         except BaseException as error:
             self.error = _with_tensor(error, label) if isinstance(error, AprError) else error
