@@ -76,6 +76,9 @@ DIMS: dict[str, Any] = {
 VOCAB = "{vocab}"
 """Stands in the config of a case that transformers does not have for the number of its tokenizer's tokens."""
 
+WHOLE_TOKENIZERS = frozenset(("chameleon", "dspark", "eagle3", "dflash", "gemma4_dspark", "youtu"))
+"""Rows whose cases name ids or sizes of the whole tokenizer, or come near the tolerance with a smaller one."""
+
 TEXT = "The lazy dog sat by 3 rivers; def f(x): return x + 1 -- and then, in 1984, it rained over the green hills."
 
 

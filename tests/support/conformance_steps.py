@@ -20,6 +20,7 @@ from arch_models import (
     BUILD_VERSION,
     CACHE,
     OF_STATES,
+    WHOLE_TOKENIZERS,
     ArchCase,
     build,
     quiet_transformers,
@@ -114,7 +115,8 @@ class _Run:
         return f"{type(failure).__name__}: {lines[0].replace(f'{self.folder}/', '')}"[:300]
 
     def build(self) -> None:
-        tokenizers = write_tokenizers(self.bench.work / "tokenizers", [self.case.tokenizer], self.bench.vocabulary)
+        limit = None if self.case.row in WHOLE_TOKENIZERS else self.bench.vocabulary
+        tokenizers = write_tokenizers(self.bench.work / f"tokenizers-{limit}", [self.case.tokenizer], limit)
         if self.case.target:
             write_target(self.case, self.target, tokenizers)
         if not self.case.computable:

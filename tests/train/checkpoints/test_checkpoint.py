@@ -180,7 +180,7 @@ def test_damaged_states_and_pointers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptError):
         train_runs.load_state(path)
     save_safetensors({"a": torch.zeros(2)}, path)
-    with pytest.raises(CorruptError, match="no state of a training run"):
+    with pytest.raises(CorruptError, match="not the state of a training run"):
         train_runs.load_state(path)
     assert checkpoint.read_pointer(tmp_path, LATEST) is None
     for text in ("", "{}", '{"step": "x"}', "[]"):

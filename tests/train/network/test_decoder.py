@@ -23,7 +23,7 @@ from aprtrain.network.attention import VARLEN_OPTIONS, Documents, choose
 from aprtrain.network.decoder import Decoder, hf_names
 from aprtrain.network.shape import FAMILIES, Shape, shape_of
 
-CASES = [case.id for case in all_cases() if case.row in FAMILIES and "longrope" not in case.id]
+CASES = [case.id for case in all_cases() if case.row in FAMILIES and case.computable and "longrope" not in case.id]
 PACKED = ["llama", "mistral/window", "smollm3/window", "qwen3", "gemma2", "gemma2/uncapped", "gemma3_text"]
 
 
