@@ -7,7 +7,8 @@ Per case a tiny random model of transformers goes Hugging Face -> .apr -> GGUF (
 agree (relative norm 5e-3, every most likely token the same), and back to a folder whose tensors are the same bit by
 bit. Where llama.cpp's converter is right, its GGUF must come back too, and have the same keys and tensors as ours,
 but for what conformance_explained.py explains. Prints a matrix and the reasons below it. Exit 1 when a case falls
-short, unless llama.cpp itself cannot compute it, and when a row has no case. `--docs` writes docs/architectures.md.
+short, unless llama.cpp itself cannot compute it, and when a row has no case. `--docs` writes docs/architectures.md and
+what `apr architectures` says of each row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tools")]
 from arch_models import ArchCase, all_cases  # noqa: E402
 from conformance_steps import Bench, Step, Steps  # noqa: E402
 
-from conformance_report import Result, docs_page, matrix, without_case  # noqa: E402
+from conformance_report import Result, docs_page, matrix, verified_text, without_case  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _BENCHES: list[Bench] = []
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if options.docs:
         (ROOT / "docs" / "architectures.md").write_text(docs_page(results))
+        (ROOT / "src" / "aprfmt" / "arch" / "verified.json").write_text(verified_text(results))
     return 1 if unused or not all(r.ok or r.excused for r in results) else 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from arch_models import ArchCase
 from conformance_steps import OURS, PEER, Step, Steps
+from registries import registry_lines
 
 _HEAD = ("case", "loads", "error", "top1", "bits", "back", "direct",
          "| loads", "error", "top1", "| keys", "tensors", "comes back")  # fmt: skip
@@ -159,7 +161,26 @@ def docs_page(results: Sequence[Result]) -> str:
     body = [*lines, "", f"{totals_line[:1].upper()}{totals_line[1:]}.", ""]
     if notes:
         body += ["## What llama.cpp cannot compute", "", *notes, ""]
+    body += ["## What other projects register", "", *registry_lines(), ""]
     return "\n".join([*body, "## Where llama.cpp's converter differs", "", *peer_notes]) + "\n"
+
+
+def verified_text(results: Sequence[Result]) -> str:
+    """What aprfmt.arch.verified reads, as JSON with a line a row."""
+    from aprfmt.arch.table import ARCHITECTURES
+    from aprfmt.arch.verified import CONVERTER, TRANSFORMERS
+
+    lines = []
+    for name in ARCHITECTURES:
+        own = [result for result in results if result.case.row == name]
+        values = {
+            "against": TRANSFORMERS if any(result.case.computable for result in own) else CONVERTER,
+            "cases": len(own),
+            "right": sum(result.ok for result in own),
+            "refused": sum(result.excused and not result.ok for result in own),
+        }
+        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 _INTRO = (

@@ -36,6 +36,21 @@ def without_row(classes: tuple[str, ...]) -> list[str]:
     return [name for name in classes if name not in known]
 
 
+def registry_lines() -> list[str]:
+    """How many of the classes that others register are known here, and which are not; a line each of a document."""
+    import transformers
+
+    lines = []
+    for who, classes in (
+        ("The text classes that llama.cpp's converter registers", converter_classes()),
+        (f"The causal language models of transformers {transformers.__version__}", causal_classes()),
+    ):
+        unknown = without_row(classes)
+        rest = f"; not {', '.join(f'`{name}`' for name in unknown)}" if unknown else ""
+        lines.append(f"* {who}: {len(classes) - len(unknown)} of {len(classes)} are known{rest}.")
+    return lines
+
+
 def _classes(path: Path) -> Iterator[ast.ClassDef]:
     return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
 

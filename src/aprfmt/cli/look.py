@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -396,11 +396,12 @@ def architectures(
     apr architectures gpt_neox --json
     """
     from aprfmt.arch.table import ARCHITECTURES, classes_of, lookup, nearest
+    from aprfmt.arch.verified import verified
 
     if name is None:
         rows = list(ARCHITECTURES.values())
-        cells = [[row.id, row.gguf, ", ".join(classes_of(row))] for row in rows]
-        lines = table(["name", "GGUF", "Hugging Face classes"], cells, indent=0)
+        cells = [[row.id, row.gguf, str(verified().get(row.id, "-")), ", ".join(classes_of(row))] for row in rows]
+        lines = table(["name", "GGUF", "verified", "Hugging Face classes"], cells, indent=0)
         out.result({"count": len(rows), "architectures": [_architecture(row) for row in rows]}, lines)
         return
     row = lookup(name)
@@ -429,7 +430,9 @@ def architectures(
 
 def _architecture(row: Architecture) -> JsonObject:
     from aprfmt.arch.table import classes_of
+    from aprfmt.arch.verified import verified
 
+    known = verified().get(row.id)
     return {
         "name": row.id,
         "gguf": row.gguf,
@@ -437,6 +440,7 @@ def _architecture(row: Architecture) -> JsonObject:
         "model_type": row.model_type,
         "hf_classes": list(classes_of(row)),
         "model_types": list(row.model_types),
+        "verified": asdict(known) if known is not None else None,
     }
 
 
@@ -467,9 +471,12 @@ def _change(row: TensorRow) -> str:
 
 def _architecture_text(row: Architecture) -> list[str]:
     from aprfmt.arch.table import classes_of
+    from aprfmt.arch.verified import verified
 
+    known = verified().get(row.id)
     facts = [
         ("GGUF", row.gguf),
+        ("verified", known.sentence if known is not None else "not yet"),
         ("classes", ", ".join(classes_of(row))),
         ("model types", ", ".join(row.model_types) or "-"),
     ]

@@ -1,0 +1,48 @@
+"""How each row of the architecture table was last verified; tools/conformance.py writes the figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+TRANSFORMERS, CONVERTER = "transformers", "converter"
+
+_HOW = {TRANSFORMERS: "llama.cpp gives transformers' logits", CONVERTER: "the GGUF is that of llama.cpp's converter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What is known of one row.
+
+    Attributes:
+        against: TRANSFORMERS, whose logits llama.cpp gives, or CONVERTER, whose GGUF is ours, where transformers has no
+            such network.
+        cases: models of the family that were converted there and back, each in other options of its config.
+        right: those of them with everything right.
+        refused: those that llama.cpp cannot compute, which an export says.
+    """
+
+    against: str
+    cases: int
+    right: int
+    refused: int
+
+    def __str__(self) -> str:
+        beside = f", {self.refused} beyond llama.cpp" if self.refused else ""
+        return f"{self.right} of {self.cases} {self.against}{beside}"
+
+    @property
+    def sentence(self) -> str:
+        """The same for a row alone."""
+        beside = f"; llama.cpp cannot compute {self.refused}" if self.refused else ""
+        return f"{_HOW[self.against]} in {self.right} of {self.cases} cases{beside}"
+
+
+@cache
+def verified() -> Mapping[str, Verified]:
+    """Id of a row -> what is known of it."""
+    text = files(__package__).joinpath("verified.json").read_text("utf-8")
+    return {row: Verified(**values) for row, values in json.loads(text).items()}

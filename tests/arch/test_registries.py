@@ -1,0 +1,51 @@
+"""The table against what llama.cpp's converter and transformers register, and against what was verified of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from arch_models import all_cases
+from registries import CONVERTER, converter_classes, registry_lines, without_row
+
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.arch.verified import TRANSFORMERS, verified
+
+needs_converter = pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
+
+
+@needs_converter
+def test_every_text_class_of_the_converter_has_a_row() -> None:
+    assert len(converter_classes()) >= 267
+    assert without_row(converter_classes()) == []
+
+
+def test_a_class_that_nobody_knows_turns_up() -> None:
+    assert without_row(("LlamaForCausalLM", "NobodyKnowsForCausalLM")) == ["NobodyKnowsForCausalLM"]
+
+
+def test_registered_classes_are_found_by_what_they_derive_from(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        '@ModelBase.register("A", "B")\nclass A(TextModel): ...\n'
+        '@ModelBase.register("C")\n@other\nclass C(A): ...\n'
+        '@ModelBase.register("V")\nclass V(MmprojModel): ...\n'
+        "class D(A): ...\n"
+    )
+    assert converter_classes(tmp_path) == ("A", "B", "C")
+
+
+@needs_converter
+def test_the_page_counts_what_is_registered() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text().splitlines()
+    assert [line for line in registry_lines() if line not in page] == []
+
+
+def test_every_row_says_how_it_was_verified() -> None:
+    """Where this fails, `make conformance` has not been run since a case or a row was added."""
+    counts = Counter(case.row for case in all_cases())
+    assert {row: known.cases for row, known in verified().items()} == {row: counts[row] for row in ARCHITECTURES}
+    computable = {case.row for case in all_cases() if case.computable}
+    assert {row for row, known in verified().items() if known.against == TRANSFORMERS} == computable
+    for row, known in verified().items():
+        assert known.cases == known.right + known.refused > 0, row
