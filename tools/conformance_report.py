@@ -191,6 +191,8 @@ _INTRO = (
     "llama.cpp (relative norm at most 5e-3, every most likely token the same). *back*: GGUF → `.apr` → folder gives",
     "the same tensors bit by bit and the same logits. *converter's GGUF back*: the same logits from the GGUF that",
     "llama.cpp's converter writes. *converter*: that GGUF gives transformers' logits in llama.cpp. – is no.",
+    "Where transformers has no such network, the checkpoint has the names that the row gives; llama.cpp's converter,",
+    "its loader and finite logits are then the judges.",
 )
 
 
