@@ -13,7 +13,6 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.arch.verified import TRANSFORMERS, verified
 
 WITHOUT_ROW = {
-    "DeepseekV4ForCausalLM": "compressed keys, hash tables, MXFP4 experts in a layout of their own",
     "DeepseekV4DSparkModel": "a draft for DeepSeek-V4",
     "GraniteSwitchForCausalLM": "a stack of adapters with an empty slot before it",
     "HrmTextForCausalLM": "a second stack of layers that a GGUF numbers behind the first",

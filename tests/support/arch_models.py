@@ -37,6 +37,7 @@ CASE_FILES = (
     "hybrid",
     "mla",
     "sparse",
+    "compressed",
     "remote",
     "remote_dense",
     "remote_gpt",
@@ -413,12 +414,18 @@ def randomise(model: Any) -> None:
     saved = set(model.state_dict())
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name in saved and tensor.is_floating_point():
+            if name in saved and (tensor.is_floating_point() or name.endswith(TABLE)):
                 _fill(name, tensor)
 
 
+TABLE = "tid2eid"
+"""How tensors are called that name the experts of each token."""
+
+
 def _fill(name: str, tensor: Any) -> None:
-    if name.endswith(("A_log", "dt_bias")):
+    if name.endswith(TABLE):  # as many different experts of four as there are columns
+        tensor.copy_((_steps(len(tensor))[:, None] * 3 // 2 + _steps(tensor.shape[1])) % 4)
+    elif name.endswith(("A_log", "dt_bias")):
         tensor.uniform_(-0.6, 1.2)
     elif name.endswith("correction_bias"):
         tensor.uniform_(0.05, 0.4)
@@ -430,6 +437,12 @@ def _fill(name: str, tensor: Any) -> None:
         tensor.uniform_(0.5, 1.5)
     else:
         tensor.normal_(0.0, 0.5)
+
+
+def _steps(n: int) -> Any:
+    import torch
+
+    return torch.arange(n)
 
 
 def token_ids(folder: Path, length: int = 24) -> list[int]:

@@ -129,6 +129,7 @@ FIELD_OF_SIZE = {
     "kv_heads": "num_kv_heads",
     "head_dim": "head_dim",
     "experts": "num_experts",
+    "experts_used": "num_experts_per_tok",
     "moe_ffn": "moe_intermediate_size",
     "positions": "max_position_embeddings",
     "layers": "num_layers",
@@ -273,9 +274,27 @@ def _is_at_step(h: Hyperparams, layer: int) -> bool:
 def _has_indexer(h: Hyperparams, layer: int) -> bool:
     """Whether the layer chooses positions itself; others take the choice of a layer before them."""
     types, kinds = _list(h, "indexer_types"), layer_kinds(h.extra)
+    if _list(h, "compress_ratios") is not None:
+        return _ratio(h, layer) == INDEXED_RATIO
     if types is None and kinds is not None and BLOCKWISE in kinds:
         return layer < len(kinds) and kinds[layer] == BLOCKWISE
     return types is None or layer >= len(types) or types[layer] == "full"
+
+
+def _ratio(h: Hyperparams, layer: int) -> object:
+    """How many positions become one key in the layer; 0 where a window is all that it sees."""
+    ratios = _list(h, "compress_ratios") or []
+    return ratios[layer] if layer < len(ratios) else 0
+
+
+INDEXED_RATIO = 4
+"""Where so many positions become one key, an indexer chooses among these."""
+
+
+def _is_hashed(h: Hyperparams, layer: int) -> bool:
+    """Whether a table gives each token its experts in the layer."""
+    kinds = _list(h, "mlp_layer_types") or []
+    return kinds[layer] == "hash_moe" if layer < len(kinds) else layer < _int(h, "num_hash_layers")
 
 
 BLOCKWISE = "minimax_m3_sparse"
@@ -292,6 +311,8 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "dense": lambda h, layer: not _is_moe(h, layer),
     "first": lambda h, layer: layer == 0,
     "indexer": _has_indexer,
+    "compressor": lambda h, layer: bool(_ratio(h, layer)),
+    "hashed": _is_hashed,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

@@ -25,7 +25,7 @@ from typing import TypeAlias
 from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
-from aprfmt.arch.row import PLUS_ROW, Architecture, TensorRow
+from aprfmt.arch.row import INT32, PLUS_ROW, Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
 from aprfmt.types import Array, Shape
@@ -177,7 +177,7 @@ def check_value_map(value: str) -> None:
     if colon:
         good = name == MIRROR and argument.isdecimal() and int(argument) > 0
     else:
-        good = value in ("", *VALUES, PLUS_ROW, UNIT_COLUMNS)
+        good = value in ("", *VALUES, PLUS_ROW, INT32, UNIT_COLUMNS)
     if not good:
         raise ValueError("an unknown map of values")
 

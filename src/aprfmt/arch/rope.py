@@ -66,6 +66,9 @@ def read(
     # A dict of dicts is by layer type: the main one is that of full_attention, whatever the others are called.
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
+    compresses = row is not None and any(key.via == "compressed_rope" for key in row.keys)
+    if compresses:
+        dicts, layers = _of_compressed(h, dicts), {}
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
     theta = main.pop("rope_theta", None)
     theta = theta if theta is not None else _first(config, THETAS)
@@ -76,7 +79,11 @@ def read(
         theta = _first(defaults, THETAS) or DEFAULT_THETA
     h.rope_theta = as_float(theta, "rope_theta")
     partial = main.pop("partial_rotary_factor", None)
-    _set_partial(h, partial if partial is not None else _partial(h, config, defaults), defaults)
+    partial = partial if partial is not None else _partial(h, config, defaults)
+    if not compresses:
+        _set_partial(h, partial, defaults)
+    elif config.get("qk_rope_head_dim") is None and partial is not None and h.head_dim:
+        h.extra["qk_rope_head_dim"] = int(h.head_dim * (as_float(partial, PARTIAL[0]) or 0))
     scaling = _scaling(main)
     if scaling and scaling["rope_type"] in _STRETCHED and config.get("original_max_position_embeddings"):
         scaling["original_max_position_embeddings"] = config["original_max_position_embeddings"]
@@ -91,6 +98,20 @@ def read(
         others["sliding_attention"] = _layer({"rope_theta": local}, h.rope_theta)
     if others:
         h.extra["rope_layers"] = others
+
+
+def _of_compressed(h: Hyperparams, dicts: Mapping[str, object]) -> dict[str, object]:
+    """The parameters of a network whose layers that compress positions have a base of their own and the only scaling.
+
+    The runtime rotates without a factor of attention, and so does transformers unless one is named.
+    """
+    own, main = as_mapping(dicts.get("compress")), as_mapping(dicts.get("main"))
+    out = {**own, "rope_theta": main.get("rope_theta")} if own and main else dict(dicts)
+    if own.get("rope_theta") is not None:
+        h.extra["compress_rope_theta"] = own["rope_theta"]
+    if out.get("attention_factor") == 1:
+        del out["attention_factor"]
+    return out
 
 
 def _of_kind(values: list[object], config: Mapping[str, object], kind: str) -> object:

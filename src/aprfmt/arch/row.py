@@ -12,6 +12,9 @@ HEAD = "head"
 PLUS_ROW = "plus_row"
 """The map that adds the number of its row to each value; it is for integers, whose dtype stays."""
 
+INT32 = "int32"
+"""The map of integers of 64 bits to such of 32, which a GGUF has."""
+
 MOST = "most"
 OWN = "own"
 
@@ -43,9 +46,9 @@ class TensorRow:
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), or PLUS_ROW; "mirror:SIZE" turns the sign
-            of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if config's KEY is
-            true.
+        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), PLUS_ROW or INT32; "mirror:SIZE" turns the
+            sign of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if config's
+            KEY is true.
         scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a
             number is a config key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all that
             are left.

@@ -14,6 +14,7 @@ from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufK
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
+from aprfmt.arch.values_compressed import COMPRESSED
 from aprfmt.arch.values_drafts import DRAFTS
 from aprfmt.arch.values_hybrid import HYBRID
 from aprfmt.arch.values_layers import (
@@ -882,6 +883,7 @@ CONVERTERS: dict[str, Converter] = {
     **HYBRID,
     **REMOTE,
     **SPARSE,
+    **COMPRESSED,
     **DRAFTS,
     **LAYER_CONVERTERS,
 }

@@ -13,7 +13,7 @@ from math import lcm, prod
 from threading import Lock
 
 from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
-from aprfmt.arch.row import PLUS_ROW
+from aprfmt.arch.row import INT32, PLUS_ROW
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
@@ -118,11 +118,12 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     shape = shapes[position]
     if row_map.pack:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
-    counts = row_map.value == PLUS_ROW and all(piece.dtype in _INTEGERS for piece in pieces)
+    counts = row_map.value in (PLUS_ROW, INT32) and all(piece.dtype in _INTEGERS for piece in pieces)
     mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
     if not (counts or mapped or keeps_dtype(pieces, row_map)):
         pieces = [_floats(piece) for piece in pieces]
-    dtype, held = pieces[0].dtype, sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
+    dtype = pieces[0].dtype if row_map.value != INT32 or not counts else "I64" if inverse else "I32"
+    held = sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
     if row_map.is_plain:
         return as_it_is(pieces[0])
     if prod(shape) == 0:
@@ -236,6 +237,8 @@ class _Run:
             block = block if columns is None else block[:, columns]
             if value == PLUS_ROW:
                 block = block + (part * (-1 if inverse else 1))[:, None].astype(block.dtype)
+            elif value == INT32:
+                block = _integers(block, 64 if inverse else 32, self.pieces[0].name)
             elif value == UNIT_COLUMNS:
                 block = (block / lengths).astype(np.float32, copy=False)
             elif value:
@@ -247,7 +250,7 @@ class _Run:
             return _bytes(block)
 
         # A transposed output is made matrix by matrix, any other in pieces of about 1 MiB.
-        row_bytes = row_elements * lines[0].element.itemsize
+        row_bytes = row_elements * (lines[0].element.itemsize if value != INT32 else 8 if inverse else 4)
         step = shape[-1] if transposed else max(1, CHUNK_BYTES // row_bytes)
         for start in range(0, len(index), step):
             part = index[start : start + step]
@@ -269,6 +272,19 @@ def _scaled(block: Array, factors: Array, inverse: bool) -> Array:
     for numbers in factors[::-1] if inverse else factors:
         block = block / numbers[:, None] if inverse else block * numbers[:, None]
     return block
+
+
+def _integers(block: Array, bits: int, name: str) -> Array:
+    """Unsigned words as they are stored, as integers of `bits` bits. Raises RefusedError for what they cannot hold."""
+    import numpy as np
+
+    signed = block.view(f"<i{block.itemsize}")
+    out = signed.astype(f"<i{bits // 8}")
+    if not np.array_equal(out, signed):
+        raise RefusedError(
+            f"a GGUF has integers of {bits} bits here, and {np.abs(signed).max()} is larger", tensor=name
+        )
+    return out
 
 
 _SMALL = 1e-7

@@ -188,7 +188,7 @@ _ALWAYS_F32 = (
     "time_mix_first.weight", "time_mix_w1.weight", "time_mix_w2.weight", "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight", "time_mix_lerp_fused.weight",
     "indexer.q_proj.weight", "indexer.k_proj.weight", "indexer_compressor_ape.weight",
-    "indexer_compressor_gate.weight",
+    "indexer_compressor_gate.weight", "attn_compressor_ape.weight", "ffn_gate_tid2eid.weight",
     ".norm1.weight", ".norm2.weight",
 )  # fmt: skip
 

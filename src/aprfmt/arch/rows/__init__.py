@@ -6,6 +6,7 @@ from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import (
     audio,
     bert,
+    compressed,
     delta,
     dense,
     diffusion,
@@ -69,6 +70,7 @@ _FILES = (
     hybrid,
     interleaved,
     hyper,
+    compressed,
     hybrid_mamba,
     kimi,
     lightning,

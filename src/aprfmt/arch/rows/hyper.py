@@ -43,8 +43,8 @@ _NEIGHBOURS = Difference(
     "llama.cpp's hy_v4 rotates neighbouring values of queries and keys, transformers the two halves of a head: of the "
     "same rows, which llama.cpp's converter leaves as they are, each computes other logits"
 )
-_HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
-_HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
+HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
+HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
 _HY_V4_DEFAULTS = {
     "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
     "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
@@ -122,8 +122,8 @@ ROWS: tuple[Architecture, ...] = (
             *INDEXER,
             Key("attention.indexer.types", ("indexer_types",), "bool[]", via="hy_indexers"),
             Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
-            _HC_COUNT,
-            _HC_EPS,
+            HC_COUNT,
+            HC_EPS,
             Key("hyper_connection.magnitude", ("hc_magnitude",), "f32"),
             Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
         ),
@@ -180,9 +180,9 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.indexer.types", ("indexer_types",), "bool[]", via="own_indexers"),
             Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
             Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST),
-            _HC_COUNT,
+            HC_COUNT,
             Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
-            _HC_EPS,
+            HC_EPS,
             Key("", ("layer_types",), "str[]", via="latent_or_linear"),
             Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
             must_be("mla_use_nope", True),

@@ -1,0 +1,161 @@
+"""Rows of the architecture table: networks that attend to a window and to keys of many positions in one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import INT32, MOST, OPTIONAL, Architecture, Key, TensorRow
+from aprfmt.arch.rows.hyper import HC_COUNT, HC_EPS, last_stream, streams
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    RMS_EPS,
+    ROPE,
+    SILU,
+    VOCAB,
+    block,
+    embedding,
+    experts,
+    final_norm,
+    head,
+    hf_names,
+    linear,
+    must_be,
+    norm,
+    optional,
+    rename,
+    tensor,
+)
+from aprfmt.arch.rows.parts_mla import INDEXER
+from aprfmt.arch.rows.parts_moe import COUNT, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH
+
+_TURNS = "2*hc_mult+hc_mult*hc_mult"
+
+
+def _compressor(hf: str, gguf: str, width: str, layers: str, size: str) -> tuple[TensorRow, ...]:
+    """What makes one key of as many positions as the layer's ratio: `width` values of each, and a key of `size`."""
+    return (
+        tensor(f"{hf}.ape", f"{gguf}_ape.weight", f"compress_ratios,{width}", layers=layers),
+        *linear(f"{hf}.wkv", f"{gguf}_kv", f"{width},hidden", layers=layers),
+        *linear(f"{hf}.wgate", f"{gguf}_gate", f"{width},hidden", layers=layers),
+        *norm(f"{hf}.norm", f"{gguf}_norm", size, layers=layers),
+    )
+
+
+def _attention() -> tuple[TensorRow, ...]:
+    """One key that is the value too; an output of low rank, group of heads by group; what compresses and chooses."""
+    indexer, size = "attn.indexer", "index_head_dim"
+    return (
+        *linear("attn.wq_a", "attn_q_a", "q_lora_rank,hidden"),
+        *norm("attn.q_norm", "attn_q_a_norm", "q_lora_rank"),
+        *linear("attn.wq_b", "attn_q_b", "q,q_lora_rank"),
+        *linear("attn.wkv", "attn_kv", "head_dim,hidden"),
+        *norm("attn.kv_norm", "attn_kv_a_norm", "head_dim"),
+        *optional(*norm("attn.norm", "attn_kv_a_norm", "head_dim")),  # as transformers saves it
+        tensor("attn.attn_sink", "attn_sinks.weight", "heads"),
+        *linear("attn.wo_a", "attn_output_a", "o_groups*o_lora_rank,q/o_groups"),
+        *linear("attn.wo_b", "attn_output_b", "hidden,o_groups*o_lora_rank"),
+        *_compressor("attn.compressor", "attn_compressor", "2*head_dim", "compressor&indexer", "head_dim"),
+        *_compressor("attn.compressor", "attn_compressor", "head_dim", "compressor&!indexer", "head_dim"),
+        *linear(f"{indexer}.wq_b", "indexer.attn_q_b", f"index_n_heads*{size},q_lora_rank", layers="indexer"),
+        *linear(f"{indexer}.weights_proj", "indexer.proj", "index_n_heads,hidden", layers="indexer"),
+        *_compressor(f"{indexer}.compressor", "indexer_compressor", f"2*{size}", "indexer", size),
+    )
+
+
+def _experts() -> tuple[TensorRow, ...]:
+    """Experts that a table gives each token in the first layers; a shared one beside them."""
+    return (
+        *linear("ffn.gate", "ffn_gate_inp", "experts,hidden"),
+        tensor("ffn.gate.tid2eid", "ffn_gate_tid2eid.weight", "vocab,experts_used", layers="hashed", value=INT32),
+        tensor("ffn.gate.bias", "exp_probs_b.bias", "experts", layers="!hashed"),
+        tensor("ffn.gate.bias_vl", "exp_probs_b_vl.bias", "experts", OPTIONAL),
+        *experts("ffn.experts.{e}.", ("w1", "w3", "w2")),
+        *linear("ffn.shared_experts.w1", "ffn_gate_shexp", "n_shared_experts*moe_ffn,hidden"),
+        *linear("ffn.shared_experts.w3", "ffn_up_shexp", "n_shared_experts*moe_ffn,hidden"),
+        *linear("ffn.shared_experts.w2", "ffn_down_shexp", "hidden,n_shared_experts*moe_ffn"),
+    )
+
+
+_LAYER = (
+    *streams("hc_attn_", "hc_ffn_", _TURNS, "3"),
+    *norm("attn_norm", "attn_norm"),
+    *_attention(),
+    *norm("ffn_norm", "ffn_norm"),
+    *_experts(),
+)
+_KEYS = (
+    *(key for key in DIMS if key.field != "intermediate_size"),
+    GROUPED,
+    ROPE,
+    RMS_EPS,
+    *rename((COUNT, USED), num_experts=("n_routed_experts", "num_local_experts")),
+    Key("expert_gating_func", ("scoring_func",), via="gating"),
+    HEAD_DIM,
+    VOCAB,
+    Key("rope.dimension_count", ("qk_rope_head_dim",), via="eighth_of_head"),
+    Key("attention.q_lora_rank", ("q_lora_rank",)),
+    Key("attention.sliding_window", ("sliding_window",)),
+    WIDTH,
+    SHARED_COUNT,
+    WEIGHTS_SCALE,
+    Key("expert_weights_norm", ("norm_topk_prob",), "bool", constant=True),
+    Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
+    Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST),
+    *INDEXER,
+    Key("attention.output_group_count", ("o_groups",)),
+    Key("attention.output_lora_rank", ("o_lora_rank",)),
+    Key("", ("compress_rates",)),
+    Key("", ("mlp_layer_types",), "str[]"),
+    Key("attention.compress_ratios", ("compress_ratios",), "i32[]", via="compress_ratios"),
+    Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", via="compressed_rope"),
+    replace(HC_COUNT, allowed=(4,)),
+    Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
+    HC_EPS,
+    Key("hash_layer_count", ("num_hash_layers",), via="hash_layers"),
+    Key("embedding_length_out", via="all_streams"),
+    must_be("attention_bias", False),
+    must_be("mlp_bias", False),
+    SILU,
+)
+_DEFAULTS = {
+    "moe_intermediate_size": 2048, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
+    "num_experts_per_tok": 6, "n_routed_experts": 256, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus",
+    "norm_topk_prob": True, "routed_scaling_factor": 1.5, "max_position_embeddings": 1048576,
+    "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6, "swiglu_limit": 10.0,
+    "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024, "index_n_heads": 64, "index_head_dim": 128,
+    "index_topk": 512, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="deepseek_v4",
+        required={
+            "attention.q_lora_rank": "",
+            "attention.sliding_window": "",
+            "attention.compress_ratios": "",
+            "attention.compress_rope_freq_base": "",
+            "hyper_connection.count": "",
+            "hyper_connection.sinkhorn_iterations": "",
+            "hyper_connection.epsilon": "",
+            "hash_layer_count": "",
+            "expert_gating_func": "",
+        },
+        gguf="deepseek4",
+        **hf_names("DeepseekV4", "deepseek_v4"),
+        head_always=True,
+        gguf_only=(),
+        prefixes=(("model.embed_tokens.", "embed."), ("model.hc_head.hc_", "hc_head_"), ("model.", "")),
+        tensors=(
+            embedding("embed"),
+            *block(*_LAYER, hf="layers.{n}."),
+            *last_stream("hc_head_"),
+            *final_norm("norm"),
+            *head("head"),
+        ),
+        keys=_KEYS,
+        defaults={"": _DEFAULTS},
+    ),
+)
