@@ -6,7 +6,7 @@
 # make fuzz   damaged files against every reader and writer; MINUTES=120 JOBS=8
 # make kills  300 writers killed at any moment: what each leaves, and what the next run makes of it; KILLS=1000
 # make conformance  every architecture against transformers and llama.cpp, writes docs/architectures.md;
-#                   ROWS="arcee qwen2" only those
+#                   ROWS="arcee qwen2" runs only those, and keeps what the others came to
 # make bench  ratios against peers and floors, see docs/performance.md; FULL=1 at the sizes of that page
 
 PYTHON ?= python3
@@ -40,7 +40,7 @@ kills: $(VENV)/.test
 
 conformance: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py
-	$(BIN)/python tools/conformance.py $(if $(ROWS),$(ROWS:%=--row %),--docs)
+	$(BIN)/python tools/conformance.py $(ROWS:%=--row %) --docs
 
 bench: $(VENV)/.test
 	@$(BIN)/python tools/fetch_material.py

@@ -166,7 +166,7 @@ def docs_page(results: Sequence[Result]) -> str:
 
 
 def verified_text(results: Sequence[Result]) -> str:
-    """What aprfmt.arch.verified reads, as JSON with a line a row."""
+    """What aprfmt.arch.verified reads: JSON, a line a row that was run."""
     from aprfmt.arch.table import ARCHITECTURES
     from aprfmt.arch.verified import CONVERTER, TRANSFORMERS
 
@@ -174,13 +174,15 @@ def verified_text(results: Sequence[Result]) -> str:
     for name in ARCHITECTURES:
         own = [result for result in results if result.case.row == name]
         values = {
+            "row": name,
             "against": TRANSFORMERS if any(result.case.computable for result in own) else CONVERTER,
             "cases": len(own),
             "right": sum(result.ok for result in own),
             "refused": sum(result.excused and not result.ok for result in own),
         }
-        lines.append(f"{json.dumps(name)}: {json.dumps(values)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+        if own:
+            lines.append(f"{json.dumps(values)}\n")
+    return "".join(lines)
 
 
 _INTRO = (

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from arch_models import all_cases
-from registries import CONVERTER, converter_classes, registry_lines, without_row
+from registries import CONVERTER, converter_classes, without_row
 
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.arch.verified import TRANSFORMERS, verified
+from conformance_report import docs_page, verified_text
+from conformance_results import kept
 
 WITHOUT_ROW = {
     "DeepseekV4DSparkModel": "a draft for DeepSeek-V4",
@@ -51,14 +53,21 @@ def test_registered_classes_are_found_by_what_they_derive_from(tmp_path: Path) -
     assert converter_classes(tmp_path) == ("A", "B", "C")
 
 
+def test_every_case_has_a_result() -> None:
+    """Where this fails, cases were added or changed: `python tools/conformance.py --missing --docs` runs those."""
+    assert [case.id for case in all_cases() if case.id not in kept(all_cases())] == []
+
+
 @needs_converter
-def test_the_page_counts_what_is_registered() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text().splitlines()
-    assert [line for line in registry_lines() if line not in page] == []
+def test_page_and_figures_are_those_of_the_results() -> None:
+    """Where this fails, `python tools/conformance.py --missing --docs` writes both again."""
+    root = Path(__file__).parents[2]
+    results = list(kept(all_cases()).values())
+    assert (root / "docs" / "architectures.md").read_text() == docs_page(results)
+    assert (root / "src" / "aprfmt" / "arch" / "verified.jsonl").read_text() == verified_text(results)
 
 
 def test_every_row_says_how_it_was_verified() -> None:
-    """Where this fails, `make conformance` has not been run since a case or a row was added."""
     counts = Counter(case.row for case in all_cases())
     assert {row: known.cases for row, known in verified().items()} == {row: counts[row] for row in ARCHITECTURES}
     computable = {case.row for case in all_cases() if case.computable}

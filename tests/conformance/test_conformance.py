@@ -11,13 +11,15 @@ import datetime
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from arch_models import ArchCase, all_cases, find_case, relative_error, top1_equal
 from conformance_steps import Bench, Step
 
-from conformance_report import Result, matrix, without_case
+from conformance_report import Result, matrix, verified_text, without_case
+from conformance_results import digest, keep, kept
 
 N_VARIANTS = 30
 VOCABULARY = 4096
@@ -85,6 +87,27 @@ def test_what_counts_as_wrong() -> None:
         assert not wrong.ok
         assert wrong.excused == (name in ("loads", "logits", "top1"))
     assert "ours 1 of 2" in matrix([Result(case, steps), Result(case, {})])
+
+
+def test_a_run_of_some_cases_keeps_the_results_of_the_others(tmp_path: Path) -> None:
+    right = {name: Step(True, 1e-6) for name in ("build", "apr", "gguf", "loads", "logits", "top1")}
+    right |= {name: Step(True) for name in ("back_bits", "back_logits", "direct", "peer_converts", "peer_loads")}
+    wrong = right | {"loads": Step(False, None, "it | broke"), "peer_logits": Step(False, 0.123456, "")}
+    first, second, third = (ArchCase(row, row, "X", "X") for row in ("arcee", "olmo", "gemma"))
+    path = tmp_path / "results.jsonl"
+    assert kept((first,), path) == {}
+    before = [Result(first, right), Result(second, wrong)]
+    keep(before, path)
+    known = kept((third, second, first), path)
+    assert list(known) == ["olmo", "arcee"]
+    assert known["olmo"].steps["peer_logits"] == Step(False, 0.12, "")
+    assert known["arcee"].ok and not known["olmo"].ok  # noqa: PT018
+    assert known["olmo"].reasons() == ["loads: it | broke", "peer_logits: error 1.2e-01"]
+    assert verified_text(list(known.values())) == verified_text(before)
+    with path.open("a") as file:  # what a merge that keeps both sides leaves
+        file.write(path.read_text().splitlines()[0].replace("arcee", "olmo").replace(digest(first), digest(second)))
+    assert kept((second,), path)["olmo"].ok
+    assert kept((replace(second, config={"vocab_size": 7}),), path) == {}
 
 
 def test_measures() -> None:

@@ -44,5 +44,5 @@ class Verified:
 @cache
 def verified() -> Mapping[str, Verified]:
     """Id of a row -> what is known of it."""
-    text = files(__package__).joinpath("verified.json").read_text("utf-8")
-    return {row: Verified(**values) for row, values in json.loads(text).items()}
+    lines = files(__package__).joinpath("verified.jsonl").read_text("utf-8").splitlines()
+    return {values.pop("row"): Verified(**values) for values in map(json.loads, lines)}
