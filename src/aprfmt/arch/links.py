@@ -25,7 +25,7 @@ from typing import TypeAlias
 from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
-from aprfmt.arch.row import INT32, PLUS_ROW, Architecture, TensorRow
+from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
 from aprfmt.types import Array, Shape
@@ -316,7 +316,7 @@ class RowMap:
             _read_scales(body.get("scales", [])),
         )
         check_value_map(row_map.value)
-        if row_map.pack not in ("", "mxfp4"):
+        if row_map.pack not in ("", *PACKS):
             raise ValueError("an unknown packing")
         flags = row_map.after_transposed
         if not row_map.before or not row_map.after or (flags and len(flags) != len(row_map.after)):

@@ -15,6 +15,9 @@ PLUS_ROW = "plus_row"
 INT32 = "int32"
 """The map of integers of 64 bits to such of 32, which a GGUF has."""
 
+PACKS = {"mxfp4": ("U8", "U8"), "mxfp4_e8m0": ("I8", "F8_E8M0")}
+"""Name of a packing -> the dtypes in which a checkpoint has the values and their scales."""
+
 MOST = "most"
 OWN = "own"
 
@@ -52,7 +55,8 @@ class TensorRow:
         scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a
             number is a config key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all that
             are left.
-        pack: name of a packing of several stored tensors into one ("mxfp4"); the `hf` names are then its pieces.
+        pack: name of a packing of several stored tensors into one, of PACKS; the `hf` names are then its pieces, all
+            those with values before all those with scales.
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
         flat: whether `order` permutes single values, whatever the shape.

@@ -12,7 +12,7 @@ _WINDOW, _CHOSEN, _ALL = "sliding_attention", "compressed_sparse_attention", "he
 _RATES: Mapping[str, object] = {_CHOSEN: 4, _ALL: 128}
 """Positions that become one key, by the kind of layer in transformers: those that an indexer chooses from, all."""
 _HASHED = "hash_moe"
-_N_HASHED = 3
+_N_HASHED, _N_STREAMS = 3, 4
 
 
 def _ratios_settle(value: object, scope: Scope) -> object:
@@ -67,6 +67,8 @@ def _hashed_to(value: object, scope: Scope) -> object:
 
 def _all_streams(value: object, scope: Scope) -> int | None:
     width, n_streams = scope.h.hidden_size, as_int(scope.h.extra.get("hc_mult"), "hc_mult")
+    if n_streams not in (None, _N_STREAMS):
+        raise RefusedError(f"hc_mult is {n_streams}: llama.cpp's {scope.row.gguf} computes {_N_STREAMS} streams only")
     return width * n_streams if width and n_streams else None
 
 

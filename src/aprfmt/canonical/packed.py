@@ -163,7 +163,7 @@ def packing(
             raise
         return Packing(warning=f"packed weights are kept as stored, and cannot be decoded here: {error}")
     if row is not None and decoding.keep_blocks:
-        weights = [weight for weight in weights if not _has_row(row, weight)]
+        weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if not weights:
         return Packing()
     parts = frozenset(part for weight in weights for part in weight.parts)
@@ -181,9 +181,10 @@ def packing(
     return Packing(weights, parts, decoded=True)
 
 
-def _has_row(row: Architecture, weight: PackedTensor) -> bool:
+def _has_row(row: Architecture, h: Hyperparams, weight: PackedTensor) -> bool:
     """Whether the family's table moves the parts to a GGUF as they are."""
-    return all(any(match.row.pack for match in names.matches(row, part)) for part in weight.parts)
+    spelled = (names.draft_name(row, h, part) or part for part in weight.parts)
+    return all(any(match.row.pack for match in names.matches(row, part)) for part in spelled)
 
 
 def _config(model: Model, h: Hyperparams) -> dict[str, object]:

@@ -13,7 +13,7 @@ from math import lcm, prod
 from threading import Lock
 
 from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
-from aprfmt.arch.row import INT32, PLUS_ROW
+from aprfmt.arch.row import INT32, PACKS, PLUS_ROW
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
@@ -432,24 +432,35 @@ class _Mxfp4Rows:
 
 
 def mxfp4_tensor(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse: bool) -> Produced:
-    """MXFP4 rows of the GGUF from their blocks and scales, or the blocks or the scales from the rows.
+    """MXFP4 rows of the GGUF from values and scales, or the values or the scales from the rows.
 
-    Blocks are U8 [..., n / 32, 16], scales U8 [..., n / 32]; the rows of all `after` tensors are theirs in order.
+    Values are bytes [..., n / 32, 16] or [..., n / 2], scales [..., n / 32]; first all the values, then their scales
+    in the same order. The rows of all `after` tensors are theirs in order.
     """
-    blocks, scales = row_map.before
-    n_rows, per_row = prod(blocks[:-2]), blocks[-2]
-    if scales != blocks[:-1] or blocks[-1] != mxfp4.PIECE_BYTES:
-        raise RefusedError(f"{list(blocks)} and {list(scales)} are not MXFP4 blocks and scales", tensor=pieces[0].name)
+    half = len(row_map.before) // 2
+    matrices = tuple(map(_mxfp4_matrix, row_map.before[:half], row_map.before[half:]))
+    if not matrices or None in matrices or 2 * half != len(row_map.before):
+        blocks, scales = (list(row_map.before[i % len(row_map.before)]) for i in (0, half))
+        raise RefusedError(f"{blocks} and {scales} are not MXFP4 values and scales", tensor=pieces[0].name)
     shape = (row_map.before if inverse else row_map.after)[position]
-    outer = RowMap(((n_rows, per_row * 32),), row_map.after, row_map.orders)
+    outer = RowMap(tuple(matrix for matrix in matrices if matrix is not None), row_map.after, row_map.orders)
     outer.check(pieces[0].name)
     if not inverse:
-        return produce([_Mxfp4Rows(pieces[0], pieces[1], outer.before[0])], outer, position)
-    rows = produce(pieces, outer, 0, inverse=True)
+        pairs = zip(pieces[:half], pieces[half:], outer.before, strict=True)
+        return produce([_Mxfp4Rows(*pair) for pair in pairs], outer, position)
+    part, which = divmod(position, half)
+    rows = produce(pieces, outer, which, inverse=True)
     size = mxfp4.ROW_BYTES
 
     def unpacked(unit: int) -> Iterator[Buffer]:
         for chunk in regroup(rows.chunks(), size, max(size, CHUNK_BYTES // size * size)):
-            yield mxfp4.unpack(chunk)[position]
+            yield mxfp4.unpack(chunk)[part]
 
-    return Produced("U8", shape, prod(shape), unpacked)
+    return Produced(PACKS[row_map.pack][part], shape, prod(shape), unpacked)
+
+
+def _mxfp4_matrix(values: Shape, scales: Shape) -> Shape | None:
+    """[rows, n] of a packed tensor; None where the two shapes do not fit."""
+    if not scales or values not in ((*scales, mxfp4.PIECE_BYTES), (*scales[:-1], mxfp4.PIECE_BYTES * scales[-1])):
+        return None
+    return prod(scales[:-1]), scales[-1] * 2 * mxfp4.PIECE_BYTES

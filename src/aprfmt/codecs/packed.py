@@ -326,11 +326,11 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
 
     The scale is called inverse in checkpoints that divide by its reciprocal; the product is the same.
     """
-    weight = pieces[""]
+    weight = pieces.get("") or pieces[".weight"]
     expect("FP8", weight, _F8)
     if len(weight.shape) < 2:
         raise refusal("FP8", weight.name, f"has the shape {list(weight.shape)}, a matrix is expected")
-    scale = pieces.get("_scale_inv") or pieces["_scale"]
+    scale = pieces.get("_scale_inv") or pieces.get("_scale") or pieces[".scale"]
     expect("FP8", scale, (*FLOATS, "F8_E8M0", "U8"))
     grid = grid_of("FP8", scale, weight.shape, scale_blocks("FP8", settings, scale.name))
     return Decoded(weight.shape, _Scaled(weight, grid))
@@ -400,7 +400,7 @@ def nvfp4(pieces: Pieces, settings: Settings) -> Decoded:
 
 
 def mxfp4_matrix(pieces: Pieces, settings: Settings) -> Decoded:
-    """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors)."""
+    """Pairs of 4-bit floats, a bare exponent as scale of 32 values (compressed-tensors, DeepSeek V4)."""
     return _fp4("MXFP4", pieces, MX_BLOCK, ("U8", "F8_E8M0"), lambda values: values)
 
 
@@ -408,10 +408,10 @@ def _fp4(
     scheme: str, pieces: Pieces, group: int, scale_dtypes: tuple[str, ...], scales: Callable[[Array], Array]
 ) -> Decoded:
     packed = pieces.get(".weight_packed") or pieces[".weight"]
-    expect(scheme, packed, ("U8",), ndim=2)
+    expect(scheme, packed, ("U8", "I8"), ndim=2)
     rows, half = packed.shape
     columns = 2 * half
-    scale = pieces[".weight_scale"]
+    scale = pieces.get(".weight_scale") or pieces[".scale"]
     expect(scheme, scale, scale_dtypes, (rows, columns // group))
     if columns % group:
         raise refusal(scheme, packed.name, f"rows of {columns} values are not groups of {group}")
@@ -419,7 +419,7 @@ def _fp4(
     grid = Grid(scale, rows, (rows, columns // group), 1, group, dtype=as_dtype)
 
     def tile(rows: range, columns: range) -> Array:
-        octets = region(packed, half, rows, range(columns.start // 2, -(-columns.stop // 2)))
+        octets = region(packed, half, rows, range(columns.start // 2, -(-columns.stop // 2)), "U8")
         skip = columns.start % 2
         values: Array = fp4_values(octets)[:, skip : skip + len(columns)] * scales(grid.at(rows, columns))
         return values
@@ -816,6 +816,8 @@ _QUANTS = (".qzeros", ".scales")
 SCHEMES: tuple[Scheme, ...] = (
     Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale_inv",), (), "", fp8),
     Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale",), (), "", fp8),
+    Scheme("fp8", "FP8", ("fp8",), ".weight", _F8, (".scale",), (), ".weight", fp8),
+    Scheme("mxfp4", "MXFP4", ("fp8",), ".weight", ("I8",), (".scale",), (), ".weight", mxfp4_matrix),
     Scheme("gptq", "GPTQ", ("gptq",), ".qweight", ("I32",), _QUANTS, (".g_idx",), ".weight", gptq),
     Scheme("awq", "AWQ", ("awq",), ".qweight", ("I32",), _QUANTS, (), ".weight", awq),
     Scheme("pack-quantized", "packed integers", _CT, ".weight_packed", ("I32",), (".weight_scale", ".weight_shape"),

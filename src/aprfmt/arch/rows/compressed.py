@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from aprfmt.arch.row import INT32, MOST, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.hyper import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.rows.parts import (
@@ -13,7 +11,6 @@ from aprfmt.arch.rows.parts import (
     RMS_EPS,
     ROPE,
     SILU,
-    VOCAB,
     block,
     embedding,
     experts,
@@ -28,7 +25,7 @@ from aprfmt.arch.rows.parts import (
     tensor,
 )
 from aprfmt.arch.rows.parts_mla import INDEXER
-from aprfmt.arch.rows.parts_moe import COUNT, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH
+from aprfmt.arch.rows.parts_moe import COUNT, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, packed_experts
 
 _TURNS = "2*hc_mult+hc_mult*hc_mult"
 
@@ -71,6 +68,7 @@ def _experts() -> tuple[TensorRow, ...]:
         tensor("ffn.gate.tid2eid", "ffn_gate_tid2eid.weight", "vocab,experts_used", layers="hashed", value=INT32),
         tensor("ffn.gate.bias", "exp_probs_b.bias", "experts", layers="!hashed"),
         tensor("ffn.gate.bias_vl", "exp_probs_b_vl.bias", "experts", OPTIONAL),
+        *packed_experts("ffn.experts.{e}.", ("w1", "w3", "w2"), ("weight", "scale"), "mxfp4_e8m0"),
         *experts("ffn.experts.{e}.", ("w1", "w3", "w2")),
         *linear("ffn.shared_experts.w1", "ffn_gate_shexp", "n_shared_experts*moe_ffn,hidden"),
         *linear("ffn.shared_experts.w3", "ffn_up_shexp", "n_shared_experts*moe_ffn,hidden"),
@@ -93,7 +91,6 @@ _KEYS = (
     *rename((COUNT, USED), num_experts=("n_routed_experts", "num_local_experts")),
     Key("expert_gating_func", ("scoring_func",), via="gating"),
     HEAD_DIM,
-    VOCAB,
     Key("rope.dimension_count", ("qk_rope_head_dim",), via="eighth_of_head"),
     Key("attention.q_lora_rank", ("q_lora_rank",)),
     Key("attention.sliding_window", ("sliding_window",)),
@@ -110,7 +107,7 @@ _KEYS = (
     Key("", ("mlp_layer_types",), "str[]"),
     Key("attention.compress_ratios", ("compress_ratios",), "i32[]", via="compress_ratios"),
     Key("attention.compress_rope_freq_base", ("compress_rope_theta",), "f32", via="compressed_rope"),
-    replace(HC_COUNT, allowed=(4,)),
+    HC_COUNT,
     Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
     HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), via="hash_layers"),
@@ -127,6 +124,11 @@ _DEFAULTS = {
     "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024, "index_n_heads": 64, "index_head_dim": 128,
     "index_topk": 512, "rms_norm_eps": 1e-6, "attention_bias": False, "mlp_bias": False,
     "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+_PACKED = {
+    "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128], "expert_dtype": "fp4", "modules_to_not_convert": ["attn", "shared_experts"],
 }  # fmt: skip
 
 ROWS: tuple[Architecture, ...] = (
@@ -146,6 +148,7 @@ ROWS: tuple[Architecture, ...] = (
         gguf="deepseek4",
         **hf_names("DeepseekV4", "deepseek_v4"),
         head_always=True,
+        packed_config=_PACKED,
         gguf_only=(),
         prefixes=(("model.embed_tokens.", "embed."), ("model.hc_head.hc_", "hc_head_"), ("model.", "")),
         tensors=(

@@ -74,6 +74,29 @@ def router_and_experts(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tu
     )
 
 
+def packed_experts(
+    hf: str, names: tuple[str, str, str], endings: tuple[str, str], pack: str, layers: str = ""
+) -> tuple[TensorRow, ...]:
+    """Gate, up and down projection of each expert as MXFP4: `endings` of the tensors of values and of scales."""
+
+    def stacked(name: str, gguf: str, rows: str, columns: str) -> TensorRow:
+        return TensorRow(
+            tuple(f"{hf}{name}.{ending}" for ending in endings),
+            (f"{gguf}.weight",),
+            (f"{rows},{columns}/2", f"{rows},{columns}/32"),
+            gguf_dims=(f"experts,{rows},{columns}",),
+            layers=layers,
+            pack=pack,
+        )
+
+    gate, up, down = names
+    return (
+        stacked(gate, "ffn_gate_exps", "moe_ffn", "hidden"),
+        stacked(up, "ffn_up_exps", "moe_ffn", "hidden"),
+        stacked(down, "ffn_down_exps", "hidden", "moe_ffn"),
+    )
+
+
 def shared_expert(
     hf: str, width: str, need: str = REQUIRED, layers: str = "", bias: str | None = None
 ) -> tuple[TensorRow, ...]:

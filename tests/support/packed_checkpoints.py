@@ -1,0 +1,192 @@
+"""Tiny checkpoints packed as their families publish them: FP8 in blocks, experts as MXFP4, the rest in bfloat16.
+
+The values are rounded to what the packing holds first, so that the same network is there in plain floats beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import arch_models
+from tiny_models import BYTES, write_byte_tokenizer
+
+BLOCK = 128
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_GROUP = 32
+FP8: Mapping[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+}
+
+
+@dataclass(frozen=True)
+class PackedCheckpoint:
+    """A family whose published checkpoints are packed.
+
+    Attributes:
+        case: id of the case whose network it is.
+        rules: patterns of names -> how such a tensor is packed, a name of PACKINGS; the first that is found counts.
+        settings: `quantization_config` of the published config.json.
+        config: what differs from the case's config.
+        published: the config.json where transformers writes another than the published one: what stands in it, None
+            for keys that it lacks.
+        floats: pattern of names that are published in F32; all else that is not packed is bfloat16.
+        options: of llama.cpp's converter.
+    """
+
+    case: str
+    rules: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=lambda: FP8)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+    floats: str = r"bias|A_log"
+    options: tuple[str, ...] = ()
+
+
+def _fp8(values: Any, exponents: bool) -> tuple[Any, Any, Any]:
+    """(codes, scales, the values that they mean): a scale for each block, a power of two for `exponents`."""
+    import torch
+
+    rows, columns = values.shape
+    high, wide = -(-rows // BLOCK), -(-columns // BLOCK)
+    scale = torch.empty(high, wide)
+    for i in range(high):
+        for j in range(wide):
+            most = values[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK].abs().max() / 448
+            scale[i, j] = torch.exp2(torch.log2(most).ceil()) if exponents else most
+    spread = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    codes = (values / spread).to(torch.float8_e4m3fn)
+    return codes, scale.to(torch.float8_e8m0fnu) if exponents else scale, codes.float() * spread
+
+
+def _mxfp4(values: Any) -> tuple[Any, Any, Any]:
+    """(bytes of two codes, biased exponents, the values that they mean)."""
+    import torch
+
+    rows, columns = values.shape
+    groups = values.reshape(rows, columns // _GROUP, _GROUP)
+    exponent = torch.log2(groups.abs().amax(-1) / 6).ceil().clamp(-126, 126)
+    scaled = groups / torch.exp2(exponent)[..., None]
+    table = torch.tensor(_FP4)
+    index = (scaled.abs()[..., None] - table).abs().argmin(-1)
+    codes = (index + 8 * (scaled < 0)).to(torch.uint8)
+    meant = table[index] * torch.where(scaled < 0, -1.0, 1.0) * torch.exp2(exponent)[..., None]
+    pairs = codes.reshape(rows, -1, 2)
+    return pairs[..., 0] | pairs[..., 1] << 4, (exponent + 127).to(torch.uint8), meant.reshape(rows, columns)
+
+
+Parts = tuple[dict[str, Any], Any]
+"""Stored tensors by name, and the values that they stand for."""
+
+
+def _inverse_scales(name: str, values: Any) -> Parts:
+    codes, scale, meant = _fp8(values, False)
+    return {name: codes, f"{name}_scale_inv": scale}, meant
+
+
+def _fp8_exponents(name: str, values: Any) -> Parts:
+    codes, scale, meant = _fp8(values, True)
+    return {name: codes, name.replace(".weight", ".scale"): scale}, meant
+
+
+def _fp4_exponents(name: str, values: Any) -> Parts:
+    import torch
+
+    pairs, exponents, meant = _mxfp4(values)
+    scale = exponents.view(torch.float8_e8m0fnu)
+    return {name: pairs.view(torch.int8), name.replace(".weight", ".scale"): scale}, meant
+
+
+def _compressed_mxfp4(name: str, values: Any) -> Parts:
+    pairs, exponents, meant = _mxfp4(values)
+    return {f"{name}_packed": pairs, f"{name}_scale": exponents}, meant
+
+
+PACKINGS: Mapping[str, Callable[[str, Any], Parts]] = {
+    "scale_inv": _inverse_scales,
+    "fp8": _fp8_exponents,
+    "fp4": _fp4_exponents,
+    "mxfp4": _compressed_mxfp4,
+}
+
+_V4_FP8 = r"attn\.w(q_a|q_b|kv|o_a|o_b)\.weight|indexer\.wq_b|shared_experts\.w\d|\.[eh]_proj|main_proj"
+_V4_FP4 = r"ffn\.experts\.\d+\.w\d\.weight"
+_V4_SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32, "o_lora_rank": 32}
+_V4_ROPE = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+
+PACKED: dict[str, PackedCheckpoint] = {
+    # As deepseek-ai/DeepSeek-V4-Flash has them.
+    "deepseek_v4": PackedCheckpoint(
+        "deepseek_v4/yarn",
+        {_V4_FP4: "fp4", _V4_FP8: "fp8"},
+        {**FP8, "scale_fmt": "ue8m0"},
+        config=_V4_SIZES,
+        published={
+            **dict.fromkeys(("layer_types", "mlp_layer_types", "compress_rates", "partial_rotary_factor")),
+            "rope_parameters": None,
+            "rope_scaling": _V4_ROPE,
+            "compress_ratios": [0, 4, 128, 4, 0],
+            "num_hash_layers": 1,
+            "qk_rope_head_dim": 16,
+            "expert_dtype": "fp4",
+            "topk_method": "noaux_tc",
+        },
+        floats=r"hc_|\.ape|attn_sink|bias|compressor\.w",
+    )
+}
+"""Name -> the family."""
+
+
+def write_packed(name: str, folder: Path, plain: Path) -> None:
+    """Writes the packed Hugging Face folder of PACKED[name], and a folder of the same network in plain floats."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    packed = PACKED[name]
+    found = arch_models.find_case(packed.case)
+    case = replace(found, config={**found.config, **packed.config}, tokenizer=BYTES)
+    tokenizer = folder.parent / f".{name}-tokenizer"
+    if not tokenizer.is_dir():
+        tokenizer.mkdir(parents=True)
+        write_byte_tokenizer(tokenizer)
+    make: Callable[..., Any] = arch_models.build if case.computable else arch_models.write_checkpoint
+    make(case, plain, {BYTES: tokenizer})
+    shutil.copytree(plain, folder)
+    tensors: dict[str, Any] = {}
+    floats = load_file(plain / "model.safetensors")
+    for tensor_name, values in floats.items():
+        how = next((how for pattern, how in packed.rules.items() if re.search(pattern, tensor_name)), None)
+        if how is not None:
+            parts, floats[tensor_name] = PACKINGS[how](tensor_name, values)
+            tensors |= parts
+        elif values.is_floating_point() and not re.search(packed.floats, tensor_name):
+            tensors[tensor_name] = values.to(torch.bfloat16)
+            floats[tensor_name] = tensors[tensor_name].float()
+        else:
+            tensors[tensor_name] = values
+    for path, held in ((plain, floats), (folder, tensors)):
+        save_file(
+            {key: tensor.contiguous() for key, tensor in held.items()}, path / "model.safetensors", {"format": "pt"}
+        )
+    config = json.loads((folder / "config.json").read_text())
+    config |= {**packed.published, "quantization_config": dict(packed.settings), "torch_dtype": "bfloat16"}
+    config.pop("dtype", None)
+    dropped = [key for key, value in packed.published.items() if value is None]
+    kept = {key: value for key, value in config.items() if key not in dropped}
+    (folder / "config.json").write_text(json.dumps(kept, indent=2))
+
+
+def names_of(folder: Path) -> Sequence[str]:
+    """The stored tensors of a folder."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        return list(file.keys())
