@@ -67,3 +67,6 @@ MAX_CARRIED_FILES = 1 << 14
 
 MAX_LITERAL_BYTES = 128 << 20
 """What an APR keeps of its source files beside tensors and vocabulary; in base64 it fits the metadata."""
+
+MAX_LABELS = 1 << 16
+"""Outputs of a classifier without names."""

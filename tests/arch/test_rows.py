@@ -11,7 +11,7 @@ import pytest
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
-from aprfmt.arch.row import HEAD, INT32, OPTIONAL, PLUS_ROW, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS
 
@@ -86,7 +86,9 @@ def test_orders_are_known(row: Architecture) -> None:
 def test_conditions_are_conditions_of_known_words(row: Architecture) -> None:
     for t in row.tensors:
         for fact in facts(t.need):
-            assert fact.word in {REQUIRED, OPTIONAL, HEAD} | config_keys(row), f"{row.id}: {t.hf[0]} needs {t.need}"
+            assert fact.word in {REQUIRED, OPTIONAL, HEAD, OUTPUT} | config_keys(row), (
+                f"{row.id}: {t.hf[0]} needs {t.need}"
+            )
         for fact in facts(t.layers) if t.layers else ():
             known = fact.value in LAYER_KINDS if fact.word == "kind" else not fact.value
             assert known, f"{row.id}: {t.hf[0]}: {t.layers}"

@@ -9,7 +9,7 @@ import pytest
 from aprfmt.arch import hparams
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
-from aprfmt.errors import AprError, RefusedError
+from aprfmt.errors import AprError, LimitError, RefusedError
 
 SIZES = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4},
@@ -202,11 +202,16 @@ def test_modernbert_of_an_old_config(period: int | None, kinds: list[str]) -> No
 def test_labels_of_a_classifier() -> None:
     arch = {"architectures": ["RobertaForSequenceClassification"]}
     names = {"10": "k", **{str(i): chr(97 + i) for i in range(10)}}
-    labels = gguf_keys(read("roberta", **arch, id2label=names))["classifier.output_labels"]
-    assert labels == list("abcdefghijk")
-    made_up = {"0": "LABEL_0", "1": "LABEL_1"}
-    assert "classifier.output_labels" not in gguf_keys(read("roberta", **arch, id2label=made_up))
+    h = read("roberta", **arch, id2label=names)
+    assert gguf_keys(h)["classifier.output_labels"] == list("abcdefghijk")
+    assert h.extra["num_labels"] == 11
+    assert h.extra["label2id"] == {name: i for i, name in enumerate("abcdefghijk")}
+    # The runtime takes one output where nothing is said.
+    assert gguf_keys(read("roberta", **arch))["classifier.output_labels"] == ["LABEL_0", "LABEL_1"]
+    assert gguf_keys(read("roberta", **arch, num_labels=1))["classifier.output_labels"] == ["LABEL_0"]
     assert "classifier.output_labels" not in gguf_keys(read("roberta", id2label=names))
+    with pytest.raises(LimitError, match="num_labels is 65537"):
+        gguf_keys(read("roberta", **arch, num_labels=65537))
 
 
 @pytest.mark.parametrize("row", ["falcon", "gpt_bigcode", "mpt", "roberta", "modernbert"])

@@ -25,7 +25,7 @@ def _with(case: ArchCase, model_class: str) -> ArchCase:
     [
         (_with(_BERT, "BertModel"), "pooler.dense.bias"),
         (_with(_BERT, "BertForMaskedLM"), "cls.predictions.bias"),
-        (_with(_BERT, "BertForSequenceClassification"), "classifier.bias"),
+        (_with(_BERT, "BertForTokenClassification"), "classifier.bias"),
         (_with(_ROBERTA, "RobertaForMaskedLM"), "lm_head.bias"),
         (_with(find_case("distilbert"), "DistilBertForMaskedLM"), "vocab_layer_norm.bias"),
     ],

@@ -66,19 +66,36 @@ CASES: tuple[ArchCase, ...] = (
     ArchCase("jina_bert_v2/bare", "jina_bert_v2", "", "JinaBertModel", _JINA2, "bert", kind="encoder"),
     # As chandar-lab/NeoBERT has them.
     *remote("neobert", "NeoBERT", _NEOBERT, kind="encoder", tokenizer="bert"),
-    *(
-        ArchCase(
-            f"neobert/{end}",
-            "neobert",
-            "",
-            f"NeoBERT{end}",
-            {"model_type": "neobert", **_NEOBERT},
-            "bert",
-            kind="encoder",
-            wrapped=True,
-            begins={"": "model."},
-        )
-        for end in ("LMHead", "ForSequenceClassification")
+    ArchCase(
+        "neobert/LMHead",
+        "neobert",
+        "",
+        "NeoBERTLMHead",
+        {"model_type": "neobert", **_NEOBERT},
+        "bert",
+        kind="encoder",
+        wrapped=True,
+        begins={"": "model."},
+    ),
+    ArchCase(
+        "neobert_classifier",
+        "neobert_classifier",
+        "",
+        "NeoBERTForSequenceClassification",
+        {"model_type": "neobert", **_NEOBERT, "id2label": {"0": "no", "1": "maybe", "2": "yes"}},
+        "bert",
+        kind="rank",
+    ),
+    # As jinaai/jina-reranker-v1-tiny-en has them.
+    ArchCase(
+        "jina_bert_v2_classifier",
+        "jina_bert_v2_classifier",
+        "",
+        "JinaBertForSequenceClassification",
+        {**_JINA2, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}},
+        "bert",
+        "it has no pooler, and its classifier has tanh",
+        kind="rank",
     ),
     ArchCase("lfm2/first-name", "lfm2", "", "LFM2ForCausalLM", LFM2),
     # As LiquidAI/LFM2.5-Embedding-350M has them.

@@ -46,6 +46,7 @@ CASE_FILES = (
     "layered",
     "remote_diffusion",
     "remote_encoder",
+    "classifiers",
     "remote_hybrid",
     "remote_audio",
     "seq2seq",
@@ -95,9 +96,10 @@ class ArchCase:
             `config_class` the whole config.json but for `architectures`; VOCAB stands for the tokenizer's size.
         tokenizer: which real tokenizer the folder gets.
         llama_cpp_cannot: why llama.cpp's runtime cannot compute this model; empty where it can.
-        kind: what is compared: "causal" logits, "encoder" and "states" (of a decoder) the last hidden states; of an
-            encoder-decoder, whose decoder reads the text backwards, "seq2seq" logits, "decoder" the decoder's last
-            hidden states; of a "draft", which needs another model to compute, nothing.
+        kind: what is compared: "causal" logits, "encoder" and "states" (of a decoder) the last hidden states; "rank"
+            and "rank_decoder" the scores of a text; of an encoder-decoder, whose decoder reads the text backwards,
+            "seq2seq" logits, "decoder" the decoder's last hidden states; of a "draft", which needs another model to
+            compute, nothing.
         model_options: keyword arguments of the model class.
         dtype: of the saved tensors.
         wrapped: whether the row's network is the language model inside this one, or comes back as one of another class.
@@ -322,7 +324,7 @@ def build(case: ArchCase, folder: Path, tokenizers: Mapping[str, Path], seed: in
         torch.manual_seed(1000 * seed + attempt)
         randomise(model)
         model.to(getattr(torch, case.dtype)).to(torch.float32)
-        if case.kind in (*OF_STATES, "draft") or _clear_winners(model, inputs(ids, case.kind)):
+        if case.kind in (*OF_STATES, *OF_TEXTS, "draft") or _clear_winners(model, inputs(ids, case.kind)):
             break
     model.to(getattr(torch, case.dtype)).save_pretrained(folder)
     if case.swapped:
@@ -362,6 +364,8 @@ def quiet_transformers() -> Any:
 
 OF_STATES = ("encoder", "decoder", "states")
 """Kinds of cases that compare hidden states."""
+OF_TEXTS = ("rank", "rank_decoder")
+"""Kinds of cases that compare the scores of a text."""
 
 
 def inputs(ids: Sequence[int], kind: str) -> dict[str, Any]:
@@ -371,7 +375,7 @@ def inputs(ids: Sequence[int], kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {"input_ids": torch.tensor([list(ids)])}
     if kind in ("seq2seq", "decoder"):
         found["decoder_input_ids"] = found["input_ids"].flip(-1)
-    return found if kind == "encoder" else {**found, "use_cache": False}
+    return found if kind in ("encoder", "rank") else {**found, "use_cache": False}
 
 
 def _clear_winners(model: Any, given: Mapping[str, Any]) -> bool:
@@ -467,7 +471,9 @@ _MASKED = -1e30
 
 
 def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", model_class: str = "") -> Any:
-    """What the *saved* model computes in float32: (tokens, vocabulary) logits, or (tokens, hidden) states.
+    """What the *saved* model computes in float32: (tokens, vocabulary) logits, (tokens, hidden) states, or scores.
+
+    Of decoders they are the softmax of the scores, which is what llama.cpp gives.
 
     `model_class` is for networks that are no causal models for transformers. Raises ValueError when the folder lacks a
     tensor or has one that the model does not know.
@@ -490,7 +496,8 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
         raise ValueError(f"transformers misses or does not know {sorted(wrong)[:3]} ({len(wrong)} in all)")
     with torch.no_grad():
         out = getattr(model, "thinker", model).eval()(**inputs(ids, kind))
-    return (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float().numpy()
+    found = (out.last_hidden_state if kind in OF_STATES else out.logits)[0].float()
+    return (found.softmax(-1) if kind == "rank_decoder" else found).numpy()
 
 
 def unwrapped(h: Hyperparams, other: Hyperparams) -> Hyperparams:

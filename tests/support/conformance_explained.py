@@ -45,7 +45,16 @@ _NO_HEAD = "llama.cpp's loader insists on a head"
 _NORMED = "columns of length 1; their lengths are from float64 sums, torch's from float32 ones, and a GGUF holds none"
 _OWN_NORM = "each head's own; the converter gives all heads the first one's"
 
+_POOLER = "the pooler, which the classes of transformers have before the classifier; the converter leaves it out"
+_OUTPUTS = (
+    "outputs have names; the converter drops those that transformers makes up, and llama.cpp then takes one output"
+)
+
 EXPLAINED: tuple[Explained, ...] = (
+    Explained("bert_classifier*", "cls.weight", _POOLER),
+    Explained("bert_classifier*", "cls.bias", _POOLER),
+    Explained("bert_classifier/two", "cls.output.*", _OUTPUTS),
+    Explained("bert_classifier/two", "bert.classifier.output_labels", _OUTPUTS),
     Explained("granite*_swa/nope", "granite_swa.attention.rope_pattern", _ROPE_PATTERN),
     Explained(
         "gemma3n_text*",

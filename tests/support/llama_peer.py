@@ -22,6 +22,7 @@ from aprfmt.llama.client import Worker, WorkerDiedError, reason_in
 
 _SECONDS = 300.0
 _F32 = 0
+_RANK = 4
 _TYPE_LINE = re.compile(r"\[ *\d+/ *\d+\] +(\S+) +- \[.*?\], type = +(\w+), (.*)")
 
 
@@ -44,7 +45,10 @@ class LlamaPeer:
             self._worker = None
 
     def logits(self, gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
-        """(tokens, vocabulary) float32, or (tokens, hidden) states, by the kind of ArchCase. Raises LlamaError."""
+        """(tokens, vocabulary) float32, (tokens, hidden) states, or scores, by the kind of ArchCase.
+
+        Raises LlamaError.
+        """
         import numpy as np
 
         with tempfile.TemporaryDirectory() as folder:
@@ -196,9 +200,11 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
 def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> None:
     import numpy as np
 
-    states = kind in ("encoder", "decoder", "states")
+    states, scores = kind in ("encoder", "decoder", "states"), kind in ("rank", "rank_decoder")
     model = _load(llama_cpp, gguf, vocab_only=False)
-    options = _context_options(llama_cpp, len(ids), states)
+    options = _context_options(llama_cpp, len(ids), states or scores)
+    if scores:
+        options.pooling_type = _RANK
     if _architecture(llama_cpp, model) in _ONLY_FLASH:
         options.flash_attn_type = 1
     context = llama_cpp.llama_init_from_model(model, options)
@@ -212,10 +218,14 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> N
     get = llama_cpp.llama_get_embeddings_ith if states else llama_cpp.llama_get_logits_ith
     try:
         two_stacks = kind in ("seq2seq", "decoder")
-        if two_stacks or kind == "encoder":
+        if two_stacks or kind in ("encoder", "rank"):
             _compute(llama_cpp, context, ids, llama_cpp.llama_encode)
-        if kind != "encoder":
+        if kind not in ("encoder", "rank"):
             _compute(llama_cpp, context, ids[::-1] if two_stacks else ids, llama_cpp.llama_decode)
+        if scores:
+            pointer = llama_cpp.llama_get_embeddings_seq(context, 0)
+            np.save(out, np.ctypeslib.as_array(pointer, shape=(llama_cpp.llama_model_n_cls_out(model),)))
+            return
         rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(len(ids))]
         np.save(out, np.stack(rows))
     finally:

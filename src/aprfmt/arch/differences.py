@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_float, as_mapping
 from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
+from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import active_window
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, Difference
@@ -94,7 +95,7 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "lone_attention": _has_lone_attention,
     "layers": lambda h: h.num_layers,
     "tied": lambda h: h.tied,
-    "bare": lambda h: (h.hf_architecture or "").endswith("Model"),
+    "bare": lambda h: (h.hf_architecture or "").endswith("Model") or has_no_output(h.hf_architecture),
     "model_type": lambda h: h.hf_model_type,
 }
 """Word of a `when` -> what it stands for; any other word is a config.json key."""

@@ -20,9 +20,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 
 from aprfmt.arch.fields import as_float
+from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.layer_sizes import layer_sizes
-from aprfmt.arch.row import HEAD, OPTIONAL, REQUIRED, WHOLE_KEYS, Architecture
+from aprfmt.arch.row import HEAD, OPTIONAL, OUTPUT, REQUIRED, WHOLE_KEYS, Architecture
 from aprfmt.errors import CorruptError
 
 _ATOM = r"(?:\d+|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)"
@@ -372,8 +373,9 @@ def is_needed(arch: Architecture, need: str, h: Hyperparams) -> bool:
     """Whether the network must have the tensors of a row with this `need`."""
 
     def look_up(word: str) -> object:
-        if word == HEAD:
-            return not h.tied and h.hf_architecture not in arch.bare_classes
+        if word in (HEAD, OUTPUT):
+            has_output = h.hf_architecture not in arch.bare_classes and not has_no_output(h.hf_architecture)
+            return has_output and not (word == HEAD and h.tied)
         return word == REQUIRED if word in (REQUIRED, OPTIONAL) else h.extra.get(word)
 
     return holds(need, look_up)

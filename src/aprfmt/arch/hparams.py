@@ -31,7 +31,7 @@ from aprfmt.arch.fields import (
     typed_key,
 )
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
-from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
+from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OUTPUT, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS, head_dim_is_named
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError
@@ -446,8 +446,9 @@ def _flags_of(row: Architecture, names: Collection[str]) -> dict[str, bool]:
     present = {_LAYER.sub(".{n}.", name, count=1) for name in names}
     flags: dict[str, bool] = {}
     for tensor in row.tensors:
-        if tensor.need not in (REQUIRED, OPTIONAL, HEAD):
-            flags[tensor.need] = flags.get(tensor.need, False) or any(name in present for name in tensor.gguf)
+        need = tensor.need.removesuffix(f"&{OUTPUT}")
+        if need not in (REQUIRED, OPTIONAL, HEAD, OUTPUT):
+            flags[need] = flags.get(need, False) or any(name in present for name in tensor.gguf)
     return {
         key.hf[0]: flags[key.hf[0]]
         for key in row.keys

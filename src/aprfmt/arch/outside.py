@@ -9,11 +9,12 @@ in one of its modules or layers, or beside them, is no other part but a sign of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from aprfmt.arch import names
+from aprfmt.arch.heads import head_of
 from aprfmt.arch.hparams import drafts_key
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
@@ -22,6 +23,7 @@ from aprfmt.text import first_few, format_bytes, plural
 
 DRAFT_LAYERS = "MTP layers"
 ADAPTER = "adapter"
+HEAD = "head of another task"
 
 # What a part is called, by a component of its tensors' names; for messages alone, but for single tensors (see
 # _is_own). The names of a GGUF's towers are too short to be looked for anywhere but at the beginning.
@@ -38,11 +40,18 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
         (ADAPTER, r"base_model|lora_\w+|prompt_embeddings|adapters?"),
         ("pooler", r"pooler"),
-        ("head of another task", r"score|cls|classifier|classification_head|qa_outputs|v_head|value_head"),
+        (
+            HEAD,
+            r"score|cls|(pre_)?classifier|classification_head|qa_outputs|seq_relationship|v_head|value_head|reward_head"
+            r"|rm_head|regression_layer|gating|reward_transform_matrix|multiple_choice_head",
+        ),
         ("module of sentence-transformers", r"\d+_\w+"),
     )
 )
 _SHORT = ("v", "a", "mm")
+
+# What llama.cpp puts behind a pooled text: names of a GGUF, whatever modules of a checkpoint are called so.
+_GGUF_HEAD = re.compile(r"(cls|cls\.output|cls\.norm|dense_[23])\.(weight|bias)")
 
 # A layer behind the last is a draft where the config counts it, or where it holds one of these.
 _DRAFT_MARK = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head|nextn)\.")
@@ -120,17 +129,33 @@ class Part:
         return f"{plural(self.n_tensors, 'tensor')} of the {self.kind} ({beginnings}, {format_bytes(self.n_bytes)})"
 
 
-def parts(arch: Architecture | None, sizes: Mapping[str, int]) -> list[Part]:
-    """What the tensors outside the network are, from their names and bytes, the largest part first."""
+def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | None = None) -> list[Part]:
+    """What the tensors outside the network are, from their names and bytes, the largest part first.
+
+    A head is called what it is in the class of the whole.
+    """
     found: dict[str, dict[str, list[int]]] = {}
+    head = head_of(hf_class)
     for name, n_bytes in sorted(sizes.items()):
         kind, prefix = _part_of(arch, name)
+        kind = str(head) if kind == HEAD and head is not None else kind
         found.setdefault(kind, {}).setdefault(prefix, []).append(n_bytes)
     made = [
         Part(kind, tuple(by_prefix), sum(map(len, by_prefix.values())), sum(map(sum, by_prefix.values())))
         for kind, by_prefix in found.items()
     ]
     return sorted(made, key=lambda part: (-part.n_bytes, part.kind))
+
+
+def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[str]:
+    """What those tensors of a network are that a GGUF of the family has no place for, a sentence a part."""
+    head = head_of(hf_class)
+    found: dict[str, list[str]] = {}
+    for name in sorted(all_names):
+        is_pooler = "pooler" in name.split(".")
+        found.setdefault("pooler" if is_pooler else str(head or HEAD), []).append(name)
+    for kind, own in found.items():
+        yield f"a GGUF has no place for {plural(len(own), 'tensor')} of the {kind}: {first_few(own)}"
 
 
 # --- names ---
@@ -142,6 +167,8 @@ def _is_elsewhere(arch: Architecture, name: str) -> bool:
         return False
     if names.canonical_name(arch, name) is not None or names.matches(arch, name, "gguf"):
         return False
+    if _GGUF_HEAD.fullmatch(name):
+        return True
     return not any(_is_own(arch, spelled) for spelled in names.ways_to_spell(arch, name))
 
 

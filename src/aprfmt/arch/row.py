@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 REQUIRED = "required"
 OPTIONAL = "optional"
 HEAD = "head"
+OUTPUT = "output"
 
 PLUS_ROW = "plus_row"
 """The map that adds the number of its row to each value; it is for integers, whose dtype stays."""
@@ -43,7 +44,7 @@ class TensorRow:
         dims: shape of each stored `hf` tensor, row-major; one shape for all of them, or one each.
         gguf_dims: shape of each `gguf` tensor; empty: as `dims`, behind `experts` where the names hold `{e}`.
         need: condition under which the network must have it, over config keys and the words REQUIRED (always),
-            OPTIONAL (never) and HEAD (unless the head is tied).
+            OPTIONAL (never), HEAD (unless the head is tied) and OUTPUT (whose class predicts tokens).
         layers: condition for a layer to have it ("moe", "!first", a kind of `layer_types`); "" for all layers.
         order: orders of rows, applied in turn: "swap:heads,2,head_dim/2" (see arch.links).
         columns: the same for the last dimension.

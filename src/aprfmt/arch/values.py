@@ -16,6 +16,7 @@ from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
 from aprfmt.arch.values_compressed import COMPRESSED
 from aprfmt.arch.values_drafts import DRAFTS
+from aprfmt.arch.values_heads import HEADS
 from aprfmt.arch.values_hybrid import HYBRID
 from aprfmt.arch.values_layers import (
     FULL,
@@ -438,16 +439,6 @@ def _offset_positions_from(value: object, scope: Scope) -> object:
     return DEFAULT if positions is None or padding is None else positions + padding + 1
 
 
-def _labels_to(value: object, scope: Scope) -> list[str] | None:
-    """Names of a classifier's outputs, without the two that transformers makes up."""
-    if value is None or not (scope.h.hf_architecture or "").endswith("ForSequenceClassification"):
-        return None
-    if not isinstance(value, dict):
-        raise CorruptError("id2label is not an object")
-    labels = [str(value[key]) for key in sorted(value, key=lambda key: str(key).zfill(9))]
-    return None if labels == ["LABEL_0", "LABEL_1"] else labels
-
-
 def _modernbert_to(value: object, scope: Scope) -> object:
     """Period of the layers that see everything, the first among them; a list where there is none."""
     if not isinstance(value, list):
@@ -816,10 +807,6 @@ CONVERTERS: dict[str, Converter] = {
     "alibi_bias": Converter(_alibi_to, _alibi_from),
     "offset_positions": Converter(_offset_positions_to, _offset_positions_from),
     "no_rope_scaling": Converter(lambda value, scope: None if scope.h.extra.get("rope_scaling") else "none", default),
-    "labels": Converter(
-        _labels_to,
-        lambda value, scope: {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else DEFAULT,
-    ),
     "modernbert_layers": Converter(_modernbert_to, _modernbert_from, _modernbert_fill),
     "absent_false": unless_named(False),
     "absent_null": unless_named(None),
@@ -880,6 +867,7 @@ CONVERTERS: dict[str, Converter] = {
     "depth_scale": Converter(_depth_scale_to, _depth_scale_from),
     "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
+    **HEADS,
     **HYBRID,
     **REMOTE,
     **SPARSE,

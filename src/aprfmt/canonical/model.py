@@ -121,7 +121,8 @@ class Canonical:
     def outside_parts(self) -> list[Part]:
         """What the tensors outside the network are of, by the names that a checkpoint has them under."""
         own = self.model.convention == "hf"
-        return parts(self.arch, {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()})
+        sizes = {t.pieces[0].name if own else t.name: t.n_bytes for t in self.outside.values()}
+        return parts(self.arch, sizes, self.hparams.hf_architecture)
 
 
 def canonical(

@@ -242,7 +242,7 @@ def carried(model: Model) -> Carried:
     names = model.tensors
     row = row_of(model.hparams, kv=model.metadata if model.convention == "gguf" else None, tensor_names=names)
     others = {*names} if is_adapter(names) else outside(row, model.hparams, names) if row is not None else set[str]()
-    found = parts(row, {name: names[name].n_bytes for name in others})
+    found = parts(row, {name: names[name].n_bytes for name in others}, model.hparams.hf_architecture)
     return Carried(
         tensors=len(others),
         kinds={part.kind: {"tensors": part.n_tensors, "bytes": part.n_bytes} for part in found},

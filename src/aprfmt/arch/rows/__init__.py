@@ -6,6 +6,7 @@ from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import (
     audio,
     bert,
+    classifiers,
     compressed,
     delta,
     dense,
@@ -62,6 +63,7 @@ _FILES = (
     mla_dense,
     mla_sparse,
     gpt,
+    classifiers,
     bert,
     encoder,
     rwkv,

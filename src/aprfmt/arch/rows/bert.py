@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     LAYER_EPS,
@@ -18,7 +18,7 @@ from aprfmt.arch.rows.parts import (
     rename,
     tensor,
 )
-from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, TYPES, classes, hf_only
+from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, TYPES, classes, hf_only
 
 
 def _layer_norm(hf: str, gguf: str) -> tuple[TensorRow, ...]:
@@ -99,8 +99,6 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
         when=f"tokenizer.ggml.model={vocabulary}",
         tensors=(
             *_bert(replace(_POSITIONS, gguf_dims=("positions-pad_token_id-1,hidden",), skip="pad_token_id+1")),
-            *linear("classifier.dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
-            *linear("classifier.out_proj", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
             *hf_only("hidden,hidden", "pooler.dense", "lm_head.dense"),
             *hf_only("hidden", "lm_head.layer_norm"),
             *hf_only("vocab,hidden", "lm_head.decoder"),
@@ -112,7 +110,6 @@ def _roberta(stem: str, model_type: str, vocabulary: str, *more: str) -> Archite
             LAYER_EPS,
             *ENCODER,
             TYPES,
-            *LABELS,
             gelu(),
             must_be("is_decoder", False),
         ),

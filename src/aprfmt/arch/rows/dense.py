@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import REQUIRED, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.row import OUTPUT, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
     DIMS,
@@ -251,7 +251,7 @@ ROWS: tuple[Architecture, ...] = (
                 *plain_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
             ),
             *final_norm("model.final_layernorm", bias=REQUIRED),
-            *head(bias=REQUIRED),
+            *head(bias=OUTPUT),
         ),
         keys=(
             *DIMS,

@@ -25,7 +25,7 @@ from aprfmt.arch.rows.parts import (
     rename,
     tensor,
 )
-from aprfmt.arch.rows.parts_encoder import ENCODER, HEADS, LABELS, NO_SCALING, TYPES, classes, hf_only
+from aprfmt.arch.rows.parts_encoder import CLASSIFIER, ENCODER, HEADS, NO_SCALING, TYPES, classes, hf_only
 
 
 def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tuple[TensorRow, ...]:
@@ -58,8 +58,8 @@ _NOMIC = Architecture(
     gguf="nomic-bert",
     hf_class="NomicBertModel",
     model_type="nomic_bert",
-    hf_classes=classes("NomicBert", *HEADS[:3]),
-    bare_classes=classes("NomicBert", *HEADS[:3]),
+    hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
+    bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
     model_types=("nomic_bert",),
     tensors=(
         *_rotary_bert(
@@ -111,8 +111,8 @@ _JINA3 = Architecture(
     gguf="jina-bert-v3",
     hf_class="JinaEmbeddingsV3Model",
     model_type="jina_embeddings_v3",
-    hf_classes=classes("JinaEmbeddingsV3", *HEADS),
-    bare_classes=classes("JinaEmbeddingsV3", *HEADS),
+    hf_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
+    bare_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
     model_types=("jina_embeddings_v3",),
     tensors=(
         *_rotary_bert(
@@ -135,7 +135,7 @@ _JINA3 = Architecture(
     defaults={"": _JINA_EMBEDDINGS_V3_DEFAULTS},
 )
 
-_NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias", "head.norm.bias") + block(
+_NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
     *hf_only("hidden", "attn_norm.bias", "mlp_norm.bias"), hf="layers.{n}."
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
@@ -168,11 +168,10 @@ _MODERN = Architecture(
             hf="layers.{n}.",
         ),
         *final_norm("final_norm"),
-        *linear("head.dense", "cls", "hidden,hidden", need=OPTIONAL),
-        *norm("head.norm", "cls.norm", need=OPTIONAL),
-        *linear("classifier", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
         *hf_only("vocab,hidden", "decoder"),
-        *hf_only("hidden", "head.dense.bias"),
+        *hf_only("hidden,hidden", "head.dense"),
+        *hf_only("hidden", "head.norm"),
+        *hf_only("num_labels,hidden", "classifier"),
         *_NORM_BIASES,
     ),
     keys=(
@@ -181,7 +180,6 @@ _MODERN = Architecture(
         replace(LAYER_EPS, hf=("norm_eps",)),
         *ENCODER,
         Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
-        *LABELS,
         Key("attention.sliding_window", ("local_attention",)),
         Key("attention.sliding_window_pattern", ("layer_types",), via="modernbert_layers"),
         Key("", ("global_attn_every_n_layers",)),
@@ -208,8 +206,8 @@ _EUROBERT = Architecture(
     gguf="eurobert",
     hf_class="EuroBertModel",
     model_type="eurobert",
-    hf_classes=(*classes("EuroBert", *HEADS[:3]), "JinaEmbeddingsV5Model"),
-    bare_classes=(*classes("EuroBert", *HEADS[:3]), "JinaEmbeddingsV5Model"),
+    hf_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"),
+    bare_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"),
     model_types=("eurobert",),
     tensors=(
         embedding("embed_tokens"),

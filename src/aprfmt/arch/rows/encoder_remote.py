@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key
+from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
     DIMS,
     LAYER_EPS,
@@ -20,12 +20,12 @@ from aprfmt.arch.rows.parts import (
     rename,
     tensor,
 )
-from aprfmt.arch.rows.parts_encoder import ENCODER, LABELS, NO_SCALING, TYPES, hf_only
+from aprfmt.arch.rows.parts_encoder import ENCODER, NO_SCALING, TYPES, hf_only
 
 _POST = "qk_post_norm"
 _PRE = f"!{_POST}"
 _JINA = ("JinaBertModel", "JinaBertForMaskedLM")
-_NEO = ("NeoBERT", "NeoBERTLMHead", "NeoBERTForSequenceClassification")
+_NEO = ("NeoBERT", "NeoBERTLMHead")
 _BY_HEAD, _BY_THIRDS = "qkv_by_head", "deal:heads,head_dim,head_dim,head_dim"
 """The checkpoint has Q, K and V head by head, llama.cpp takes all Q, all K, all V; its converter leaves them."""
 
@@ -112,8 +112,6 @@ ROWS: tuple[Architecture, ...] = (
                 hf="transformer_encoder.{n}.",
             ),
             *norm("layer_norm", "enc.output_norm"),
-            *linear("dense", "cls", "hidden,hidden", OPTIONAL, OPTIONAL),
-            *linear("classifier", "cls.output", "num_labels,hidden", OPTIONAL, OPTIONAL),
             *hf_only("vocab,hidden", "decoder"),
         ),
         keys=(
@@ -121,7 +119,6 @@ ROWS: tuple[Architecture, ...] = (
             ROPE,
             replace(RMS_EPS, hf=("norm_eps",)),
             *ENCODER,
-            *LABELS,
             NO_SCALING,
             Key("attention.qkv_by_head", (_BY_HEAD,), "bool", via="by_head"),
         ),

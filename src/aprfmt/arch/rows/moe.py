@@ -183,7 +183,7 @@ ROWS: tuple[Architecture, ...] = (
             *attention("attention_bias", "attention_bias"),
             *_mixtral_experts(),
             norm_bias=REQUIRED,
-            head_bias="lm_head_bias",
+            head_bias="lm_head_bias&output",
         ),
         keys=moe_keys(
             ROPE_DIM,
@@ -264,7 +264,7 @@ ROWS: tuple[Architecture, ...] = (
                 "mlp.shared_experts", "moe_ffn*moe_num_shared_experts", "moe_num_shared_experts", "moe", OPTIONAL
             ),
             *gated_mlp("use_bias", layers="dense"),
-            head_bias="use_bias",
+            head_bias="use_bias&output",
         ),
         keys=moe_keys(
             Key("interleave_moe_layer_step", ("moe_layer_interval",), via="every_layer"),

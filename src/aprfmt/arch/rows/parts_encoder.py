@@ -10,10 +10,15 @@ TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
 """Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
 NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")
 """Says that positions are not scaled, where they are not."""
-LABELS = (Key("classifier.output_labels", ("id2label",), "str[]", via="labels"), Key("", ("num_labels",)))
-"""Names of a classifier's outputs, and how many there are, where a config says so."""
-HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-"""Endings of the class names of networks with something on top of the encoder."""
+LABELS = (
+    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"),
+    Key("", ("num_labels",), via="n_labels"),
+    Key("", ("label2id",), via="label_ids"),
+)
+"""Names of a classifier's outputs, how many there are, and their numbers by name."""
+CLASSIFIER = "ForSequenceClassification"
+HEADS = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+"""Endings of the class names of networks with something on top of the encoder that a GGUF has no place for."""
 
 
 def hf_only(dims: str, *names: str) -> tuple[TensorRow, ...]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Wrapper
 
-BEGINNINGS = ("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.", "text_decoder.")
-"""How wrappers begin the names of their language model."""
+BEGINNINGS = (
+    *("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.", "text_decoder."),
+    *("transformer.", "pretrained_model."),
+)
+"""How wrappers begin the names of their language model, and classes with another head those of their network."""
 
 WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("Qwen2AudioForConditionalGeneration", "qwen2_audio", "qwen2"),

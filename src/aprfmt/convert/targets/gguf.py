@@ -14,6 +14,7 @@ from aprfmt.arch.differences import differences
 from aprfmt.arch.fields import Misfit, shorten
 from aprfmt.arch.flat_norms import all_flat_norms
 from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.outside import without_place
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import (
@@ -252,8 +253,8 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         for name in c.tensors
         if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
     ]
-    if placeless:
-        losses.add(f"a GGUF has no place for {first_few(placeless)}")
+    for sentence in without_place(placeless, c.hparams.hf_architecture):
+        losses.add(sentence)
     losses.others += say_left_behind(c, "a GGUF has no place for files")
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})

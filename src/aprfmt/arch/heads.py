@@ -1,0 +1,56 @@
+"""What stands on a network where its class is not one that predicts the next token: by the class's name. Data only.
+
+Where llama.cpp has a place for a head, a row of rows.classifiers names its tensors. All others are carried, and an
+export to GGUF says what stays behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A kind of head.
+
+    Attributes:
+        task: what it is for; messages say "the TASK head".
+        classes: endings of the names of classes that have one.
+        beside: whether it stands beside the output head of a language model, not in its place.
+    """
+
+    task: str
+    classes: tuple[str, ...]
+    beside: bool = False
+
+    def __str__(self) -> str:
+        """`token classification head`."""
+        return f"{self.task} head"
+
+
+HEADS: tuple[Head, ...] = (
+    Head("masked language model", ("ForMaskedLM", "LMHead", "BertForPreTraining")),
+    Head("next sentence", ("ForNextSentencePrediction",)),
+    Head("sequence classification", ("ForSequenceClassification", "ForTextClassification")),
+    Head("token classification", ("ForTokenClassification",)),
+    Head("question answering", ("ForQuestionAnswering", "ForQuestionAnsweringSimple")),
+    Head("multiple choice", ("ForMultipleChoice", "DoubleHeadsModel")),
+    Head("value", ("ForCausalLMWithValueHead", "LMHeadModelWithValueHead"), beside=True),
+    Head("reward", ("RewardModel", "RewardModelWithGating", "ForRewardModelWithGating", "ForRM", "ForScoring")),
+)
+"""Kinds of heads; of a class the first that fits."""
+
+
+@cache
+def head_of(hf_class: str | None) -> Head | None:
+    """The head that a class has in place of a language model's or beside it; None for language models and networks
+    without any.
+    """
+    return next((head for head in HEADS if hf_class is not None and hf_class.endswith(head.classes)), None)
+
+
+def has_no_output(hf_class: str | None) -> bool:
+    """Whether a class has another head where a language model has its output head."""
+    head = head_of(hf_class)
+    return head is not None and not head.beside
