@@ -59,6 +59,8 @@ def spellings(row: TensorRow, side: str, layer: int, expert: int) -> list[str]:
 @pytest.mark.parametrize(("layer", "expert"), [(0, 0), (7, 121), (121, 3)])
 def test_names_are_found_again(arch: Architecture, layer: int, expert: int) -> None:
     for row in arch.tensors:
+        if layer == 0 and row.layers == "!first":
+            continue  # the first layer may have other rows for such names
         for side in ("hf", "gguf"):
             for position, name in enumerate(spellings(row, side, layer, expert)):
                 found = [m for m in names.matches(arch, name, side) if m.row is row]

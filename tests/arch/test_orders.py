@@ -22,9 +22,10 @@ tails = st.tuples(st.integers(0, 7), small, small, small, small).map(
 turns = st.tuples(small, st.integers(0, 3), small, small).map(
     lambda a: (("each", (a[0], a[1] + a[2] * a[3], a[2], a[3])), a[0] * (a[1] + a[2] * a[3]))
 )
+parts = st.permutations(range(5)).flatmap(lambda a: st.tuples(st.just(("parts", tuple(a))), small.map(lambda n: 5 * n)))
 
 
-@given(st.one_of(swaps, deals, tails, turns))
+@given(st.one_of(swaps, deals, tails, turns, parts))
 def test_an_order_is_a_permutation_that_its_inverse_undoes(case: tuple[Order, int]) -> None:
     order, n_rows = case
     check_order(order, n_rows)
@@ -73,12 +74,18 @@ def test_a_part_of_each_group_is_turned() -> None:
     assert indices([("each", (2, 6, 2, 2))], 12).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
 
 
+def test_parts_change_places() -> None:
+    # mixes of r, k, v, w, g as llama.cpp's RWKV 6 has them: w, k, v, r, g
+    assert indices([("parts", (3, 1, 2, 0, 4))], 10).tolist() == [6, 7, 2, 3, 4, 5, 0, 1, 8, 9]
+
+
 @pytest.mark.parametrize(
     ("order", "n_rows"),
     [
         (("swap", (2, 2, 2)), 9), (("swap", (0, 2, 2)), 8), (("swap", (2, 2)), 8), (("deal", (2, 1, 1)), 6),
         (("deal", (3,)), 3), (("tail", (9, 1, 1, 2)), 8), (("tail", (1, 1, 2, 2)), 8), (("turn", (1,)), 1),
         (("swap", (-1, -2, 4)), 8), (("deal", ()), 0), (("each", (2, 4, 1, 5)), 8), (("each", (2, 4, 2, 2)), 16),
+        (("parts", (1, 0)), 3), (("parts", (1, 1)), 4), (("parts", (0, 2)), 4), (("parts", (0,)), 1),
     ],
 )  # fmt: skip
 def test_rows_that_do_not_divide_are_refused(order: Order, n_rows: int) -> None:

@@ -23,10 +23,6 @@ WITHOUT_ROW = {
     "PLaMo2ForCausalLM": "the same",
     "Qwen4ExpForCausalLM": "tables of n-grams with hash constants of 45 bits",
     "Qwen4ExpForConditionalGeneration": "the same",
-    "Rwkv7ForCausalLM": "a GGUF has tensors of the first layer twice",
-    "RWKV7ForCausalLM": "the same",
-    "RWKV6Qwen2ForCausalLM": "parts of a matrix in another order",
-    "RwkvHybridForCausalLM": "as RWKV 7",
 }
 """Text classes of the converter that the table does not know, and what they need."""
 

@@ -44,13 +44,6 @@ _LING_LIMITS: dict[str, Any] = {
     "share_expert_swiglu_limit_list": [None, 5.0, 5.0, 5.0],
 }  # fmt: skip
 
-# As RWKV/v6-Finch-1B6-HF has them.
-_RWKV6: dict[str, Any] = {
-    "attention_hidden_size": 64, "bos_token_id": 0, "eos_token_id": 0, "head_size": 16, "head_size_divisor": 8,
-    "hidden_size": 64, "intermediate_size": None, "layer_norm_epsilon": 1e-5, "num_attention_heads": 4,
-    "num_hidden_layers": 3, "rescale_every": 2, "tie_word_embeddings": False, "vocab_size": VOCAB,
-}  # fmt: skip
-
 
 def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
     """A variant under another name of the class."""
@@ -59,7 +52,6 @@ def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
 
 
 CASES: tuple[ArchCase, ...] = (
-    *remote("rwkv6", "Rwkv6ForCausalLM", _RWKV6, {"width": {"intermediate_size": 96, "rescale_every": 0}}),
     *remote("bailing_moe_v3", "BailingMoeV3ForCausalLM", _LING, {"limits": _LING_LIMITS}),
     ArchCase(
         "bailing_moe_v3/vl", "bailing_moe_v3", "", "BailingMoeV3VLForConditionalGeneration",

@@ -48,6 +48,7 @@ CASE_FILES = (
     "remote_encoder",
     "classifiers",
     "remote_hybrid",
+    "remote_rwkv",
     "remote_audio",
     "seq2seq",
     "multimodal",
@@ -59,6 +60,8 @@ GGUF_TOKENIZERS = {
     "smollm2": Path("smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "bert": Path("llama.cpp-models", "ggml-vocab-bert-bge.gguf"),
 }
+RWKV = "rwkv"
+"""A vocabulary of RWKV with the tokens of a real tokenizer."""
 
 DIMS: dict[str, Any] = {
     "hidden_size": 64,
@@ -167,6 +170,8 @@ def tokenizer_files(name: str, limit: int | None = None) -> dict[str, bytes]:
     """
     if name in FOLDER_TOKENIZERS:
         return {path.name: path.read_bytes() for path in (CACHE / "tokenizers" / name).iterdir()}
+    if name == RWKV:
+        return _rwkv_files(limit)
     import aprfmt
     from aprfmt.tokenizer.hf_write import to_hf_files
 
@@ -175,6 +180,19 @@ def tokenizer_files(name: str, limit: int | None = None) -> dict[str, bytes]:
         assert tokenizer is not None
         files = to_hf_files(tokenizer)
     return files if limit is None else {**files, "tokenizer.json": _cut(files["tokenizer.json"], limit)}
+
+
+def _rwkv_files(limit: int | None) -> dict[str, bytes]:
+    """The vocabulary, whose token 261 is the end of a turn, as in published ones, and a tokenizer.json of the same."""
+    from rank_files import ranks_of, rwkv_file
+
+    from aprfmt.tokenizer import hf_write, rwkv
+
+    ranks = ranks_of(tokenizer_files("gpt4o")["tokenizer.json"], limit or 65_000)
+    longer = [token for token in ranks if len(token) > 1 and token != b"\n\n"]
+    vocabulary = rwkv_file([*longer[:4], b"\n\n", *longer[4:]])
+    made = hf_write.to_hf_files(rwkv.read_vocabulary(vocabulary.decode(), rwkv.FILE_NAME))
+    return {**made, rwkv.FILE_NAME: vocabulary}
 
 
 def _cut(data: bytes, limit: int) -> bytes:

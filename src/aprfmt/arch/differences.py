@@ -84,6 +84,11 @@ def _has_lone_attention(h: Hyperparams) -> bool:
     return any(size.get("heads") and not size.get("ffn") for size in sizes)
 
 
+def _has_other_head_norm(h: Hyperparams) -> bool:
+    """Whether the norm of each head adds another epsilon to it than that of 64 values does."""
+    return not math.isclose((h.head_dim or 0) * (h.rms_norm_eps or 0), 64e-5, rel_tol=1e-6)
+
+
 _SMALL = 1e-3
 """Of a ramp's end, in dimensions: shows in no logit."""
 
@@ -93,6 +98,7 @@ RULES: dict[str, Callable[[Hyperparams], object]] = {
     "yarn_betas": _has_own_betas,
     "ragged_yarn": _has_ragged_yarn,
     "lone_attention": _has_lone_attention,
+    "other_head_norm": _has_other_head_norm,
     "layers": lambda h: h.num_layers,
     "tied": lambda h: h.tied,
     "bare": lambda h: (h.hf_architecture or "").endswith("Model") or has_no_output(h.hf_architecture),

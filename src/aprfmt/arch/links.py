@@ -8,6 +8,7 @@ Hugging Face side stands there:
     tail:s,a,b,c     the first s rows stay, the others as swap:a,b,c
     head:s,a,b,c     the first s rows as swap:a,b,c, the others stay
     each:n,m,a,b     n groups of m rows: the first a*b rows of each, viewed as [a, b], transposed; its others stay
+    parts:i,j,...    as many equal parts of the rows as there are numbers: part i first, then part j, ...
 
 Llama's rotary order is swap:heads,2,head_dim/2, since Hugging Face rotates the halves of a head against each other
 and GGUF's llama neighbours.
@@ -73,12 +74,17 @@ def _each(rows: Array, args: Sequence[int]) -> Array:
     return np.concatenate([turned, groups[:, a * b :]], axis=1).reshape(-1)
 
 
+def _parts(rows: Array, args: Sequence[int]) -> Array:
+    return rows.reshape(len(args), -1)[list(args)].reshape(-1)
+
+
 ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
     "swap": (_swap, range(3, 4)),
     "deal": (_deal, range(2, 9)),
     "tail": (_tail, range(4, 5)),
     "head": (_head, range(4, 5)),
     "each": (_each, range(4, 5)),
+    "parts": (_parts, range(2, 9)),
 }
 """Name -> (what it does to rows that check_order has passed, how many integers it takes)."""
 
@@ -88,7 +94,9 @@ def check_order(order: Order, n_rows: int) -> None:
     name, args = order
     if name not in ORDERS or len(args) not in ORDERS[name][1] or min(args) < 0:
         raise RefusedError(f"{_text(order)} is not an order of rows")
-    whole = {"swap": prod(args), "deal": args[0] * sum(args[1:]), "each": prod(args[:2])}
+    if name == "parts" and sorted(args) != list(range(len(args))):
+        raise RefusedError(f"{_text(order)} does not take each part once")
+    whole = {"parts": len(args), "swap": prod(args), "deal": args[0] * sum(args[1:]), "each": prod(args[:2])}
     groups = whole.get(name, prod(args[1:]))
     rest = {"tail": n_rows - args[0], "head": min(args[0], n_rows)}.get(name, n_rows)
     if groups == 0 or rest < groups or rest % groups or (name in ("deal", "each") and rest != groups):

@@ -164,10 +164,10 @@ def ignorable(arch: Architecture, name: str) -> bool:
 
 
 def is_gguf_only(arch: Architecture, name: str) -> bool:
-    """Whether the GGUF tensor `name` follows from the hyper-parameters, so that a checkpoint has none for it."""
-    if not arch.flat_norms:
-        return name in arch.gguf_only
-    return name in arch.gguf_only or any(template in arch.flat_norms for template, *_ in _templates(name))
+    """Whether the GGUF tensor `name` follows from the rest of the network, so that a checkpoint has none for it."""
+    if name in arch.gguf_only or name in arch.copies:
+        return True
+    return bool(arch.flat_norms) and any(template in arch.flat_norms for template, *_ in _templates(name))
 
 
 def is_hf_only(arch: Architecture, name: str) -> bool:

@@ -147,6 +147,8 @@ class Architecture:
         hf_when: condition that tells configs of this row from those of other rows with the same class. Words are
             config.json keys, `layer_types` among them by whatever key a config names the kinds of its layers.
         gguf_only: GGUF tensors without a Hugging Face counterpart; they follow from the hyper-parameters.
+        copies: GGUF tensors that llama.cpp's loader insists on, though its network never reads them, and the GGUF
+            tensors whose values they get.
         ignored: endings of Hugging Face tensors that hold no weights (buffers of old checkpoints).
         prefixes: beginnings of names in other checkpoints of the family, and what stands there in `tensors`.
         drafts: beginnings of names of draft layers in checkpoints that do not call them like further layers, and what
@@ -182,6 +184,7 @@ class Architecture:
     when: str = ""
     hf_when: str = ""
     gguf_only: tuple[str, ...] = ("rope_freqs.weight",)
+    copies: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
     drafts: tuple[tuple[str, str], ...] = ()

@@ -30,6 +30,7 @@ from aprfmt.arch.values_layers import (
     periodic,
 )
 from aprfmt.arch.values_remote import REMOTE
+from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
 from aprfmt.errors import CorruptError, RefusedError
 
@@ -869,6 +870,7 @@ CONVERTERS: dict[str, Converter] = {
     "qwen3_5_sections": Converter(_sections_to, default),
     **HEADS,
     **HYBRID,
+    **RWKV,
     **REMOTE,
     **SPARSE,
     **COMPRESSED,

@@ -192,18 +192,6 @@ def _group_of_layers_from(value: object, scope: Scope) -> object:
     return DEFAULT if not found else found[0] + 1
 
 
-_LARGE = 4096
-"""Of this hidden size RWKV 6 has projections of twice the rank."""
-
-
-def _rank(rank: int) -> Converter:
-    return Converter(fill=lambda scope: 2 * rank if scope.h.hidden_size == _LARGE else rank)
-
-
-def _rwkv_width(scope: Scope) -> int | None:
-    return int(scope.h.hidden_size * 3.5) // 32 * 32 if scope.h.hidden_size else None
-
-
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
@@ -228,8 +216,5 @@ HYBRID: dict[str, Converter] = {
     ),
     "limits": Converter(_limits_to, settle=_limits_settle),
     "group_of_layers": Converter(nothing, _group_of_layers_from),
-    "mix_rank": _rank(32),
-    "decay_rank": _rank(64),
-    "rwkv_width": Converter(fill=_rwkv_width),
     "padded_vocab": Converter(settle=_padded_settle),
 }

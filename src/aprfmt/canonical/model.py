@@ -651,7 +651,9 @@ def _named(
         return names.canonical_name(row, name)
 
     def is_linked(name: str) -> bool:
-        if row is None or name in decoded or found[name] is not None or not names.matches(row, name, "gguf"):
+        if row is None or name in decoded or found[name] is not None or names.is_gguf_only(row, name):
+            return False
+        if not names.matches(row, name, "gguf"):
             return False
         return name not in elsewhere or (names_drafts(row) and not names.matches(row, name))
 
@@ -775,6 +777,12 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     if row.head_always and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
         out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
+    made = {tensor.name: tensor for tensor in out}
+    out += [
+        replace(made[original], name=name)
+        for name, original in row.copies.items()
+        if name not in made and original in made
+    ]
     found: dict[str, CanonicalTensor] = {}
     for tensor in out:
         first = found.setdefault(tensor.name, tensor)

@@ -1,12 +1,31 @@
-"""Rows of the architecture table: RWKV, whose layers mix each token with the one before it and a decaying state."""
+"""Rows of the architecture table: RWKV 6, whose layers mix each token with the one before it and a decaying state."""
 
 from __future__ import annotations
 
-from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, EPSILON, block, embedding, final_norm, head, linear, norm, tensor
+from dataclasses import replace
 
-_BLOCKS, _, _WIDTH, _FFN, _ = DIMS
+from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    EPSILON,
+    GROUPED,
+    RMS_EPS,
+    SILU,
+    block,
+    decoder,
+    embedding,
+    final_norm,
+    flag,
+    head,
+    linear,
+    must_be,
+    norm,
+    tensor,
+)
+
+_BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
 _MIX, _DECAY = "time_mix_extra_dim", "time_decay_extra_dim"
+_SHIFT_RANK, _DECAY_RANK = "lora_rank_tokenshift", "lora_rank_decay"
 _ROW = "1,1,hidden"
 
 
@@ -14,20 +33,22 @@ def _vector(hf: str, gguf: str) -> TensorRow:
     return tensor(hf, gguf, _ROW, gguf_dims=("hidden",))
 
 
-_FUSED = TensorRow(
-    tuple(f"attention.time_maa_{name}" for name in "wkvrg"),
-    ("time_mix_lerp_fused.weight",),
-    (_ROW,),
-    gguf_dims=("5,1,1,hidden",),
-)
+def _low_ranks(hf: str, mix: str, decay: str, order: tuple[str, ...] = ()) -> tuple[TensorRow, ...]:
+    """What each input takes of the token before, by token, and how fast states decay."""
+    fused = tuple(f"{hf}time_maa_{name}" for name in "wkvrg")
+    return (
+        _vector(f"{hf}time_maa_x", "time_mix_lerp_x.weight"),
+        TensorRow(fused, ("time_mix_lerp_fused.weight",), (_ROW,), gguf_dims=("5,1,1,hidden",)),
+        tensor(f"{hf}time_maa_w1", "time_mix_w1.weight", f"hidden,5*{mix}", transposed=True, order=order),
+        tensor(f"{hf}time_maa_w2", "time_mix_w2.weight", f"5,{mix},hidden", transposed=True, order=order),
+        _vector(f"{hf}time_decay", "time_mix_decay.weight"),
+        tensor(f"{hf}time_decay_w1", "time_mix_decay_w1.weight", f"hidden,{decay}", transposed=True),
+        tensor(f"{hf}time_decay_w2", "time_mix_decay_w2.weight", f"{decay},hidden", transposed=True),
+    )
+
+
 _TIME_MIX = (
-    _vector("attention.time_maa_x", "time_mix_lerp_x.weight"),
-    _FUSED,
-    tensor("attention.time_maa_w1", "time_mix_w1.weight", f"hidden,5*{_MIX}", transposed=True),
-    tensor("attention.time_maa_w2", "time_mix_w2.weight", f"5,{_MIX},hidden", transposed=True),
-    _vector("attention.time_decay", "time_mix_decay.weight"),
-    tensor("attention.time_decay_w1", "time_mix_decay_w1.weight", f"hidden,{_DECAY}", transposed=True),
-    tensor("attention.time_decay_w2", "time_mix_decay_w2.weight", f"{_DECAY},hidden", transposed=True),
+    *_low_ranks("attention.", _MIX, _DECAY),
     tensor("attention.time_faaaa", "time_mix_first.weight", "hidden/head_size,head_size"),
     *(
         row
@@ -44,6 +65,20 @@ _CHANNEL_MIX = (
     *linear("feed_forward.receptance", "channel_mix_receptance", "hidden,hidden"),
     *linear("feed_forward.value", "channel_mix_value", "hidden,ffn", scale=(":rescaled",)),
 )
+_FINCH = {
+    "head_size": 64,
+    "head_size_divisor": 8,
+    "layer_norm_epsilon": 1e-5,
+    "rescale_every": 6,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_IN_QWEN = {
+    "attention_bias": True,
+    "attention_output_bias": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
@@ -79,8 +114,44 @@ ROWS: tuple[Architecture, ...] = (
             Key(_DECAY, (_DECAY,), via="decay_rank"),
             Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv_width"),
             Key("attention.head_count", constant=0),
+            must_be("head_size_divisor", 8),
         ),
-        defaults={"": {"head_size": 64, "layer_norm_epsilon": 1e-5, "rescale_every": 6, "tie_word_embeddings": False}},
+        defaults={"": _FINCH},
+        head_always=True,
+    ),
+    Architecture(
+        id="rwkv6qwen2",
+        gguf="rwkv6qwen2",
+        hf_class="RWKV6Qwen2ForCausalLM",
+        model_type="rwkv6qwen2",
+        hf_classes=("RWKV6Qwen2ForCausalLM",),
+        model_types=("rwkv6qwen2",),
+        required={"wkv.head_size": "", _MIX: "", _DECAY: ""},
+        gguf_only=(),
+        tensors=decoder(
+            *_low_ranks("self_attn.", _SHIFT_RANK, _DECAY_RANK, ("parts:3,1,2,0,4",)),
+            *linear("self_attn.q_proj", "time_mix_receptance", "q,hidden", "attention_bias"),
+            *linear("self_attn.k_proj", "time_mix_key", "kv,hidden", "attention_bias"),
+            *linear("self_attn.v_proj", "time_mix_value", "kv,hidden", "attention_bias"),
+            *linear("self_attn.gate", "time_mix_gate", "q,hidden"),
+            *linear("self_attn.o_proj", "time_mix_output", "hidden,q"),
+        ),
+        keys=(
+            Key("context_length", constant=1 << 20),
+            _WIDTH,
+            _BLOCKS,
+            replace(_HEADS, via="state_heads"),
+            Key(_MIX, (_SHIFT_RANK,), via="mix_rank_in_qwen"),
+            Key(_DECAY, (_DECAY_RANK,), via="decay_rank_in_qwen"),
+            _FFN,
+            RMS_EPS,
+            Key("token_shift_count", constant=1),
+            GROUPED,
+            flag("attention_bias"),
+            must_be("attention_output_bias", False),
+            SILU,
+        ),
+        defaults={"": _IN_QWEN},
         head_always=True,
     ),
 )

@@ -1,0 +1,246 @@
+"""Rows of the architecture table: RWKV 7, whose state forgets what a token replaces, and its mixer in Qwen 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
+from aprfmt.arch.rows.parts import (
+    DIMS,
+    LAYER_EPS,
+    RMS_EPS,
+    SILU,
+    block,
+    embedding,
+    final_norm,
+    flag,
+    gated_mlp,
+    head,
+    linear,
+    must_be,
+    norm,
+    tensor,
+)
+
+_BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
+_ROW = "1,1,hidden"
+_RANK_KEYS = (
+    Key("attention.decay_lora_rank", ("lora_rank_decay",), via="rank_by_root"),
+    Key("attention.iclr_lora_rank", ("lora_rank_iclr",), via="rank_by_root"),
+    Key("attention.value_residual_mix_lora_rank", ("lora_rank_value_residual_mix",), via="value_rank"),
+    Key("attention.gate_lora_rank", ("lora_rank_gate",), via="gate_rank"),
+)
+_RANKS = {letter: key.hf[0] for letter, key in zip("wavg", _RANK_KEYS, strict=True)}
+_FLA_RANKS = dict(
+    zip("wavg", ("decay_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim", "gate_low_rank_dim"), strict=True)
+)
+_FIXED = {"w": "64", "a": "64", "v": "32", "g": "128"}
+_REQUIRED = {"wkv.head_size": "", **dict.fromkeys([key.gguf for key in _RANK_KEYS[:3]], "")}
+_FIRST = {f"blk.0.time_mix_v{i}.weight": f"blk.0.time_mix_a{i}.weight" for i in range(3)}
+"""The first layer has no earlier values to mix its own with."""
+_PROJECTIONS = {"receptance": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+
+
+def _mixed(letters: str, hf: str = "", need: str = REQUIRED) -> TensorRow:
+    """What each input takes of the token before, in one tensor of a GGUF."""
+    names, dims = tuple(f"{hf}x_{letter}" for letter in letters), f"{len(letters)},1,1,hidden"
+    return TensorRow(names, ("time_mix_lerp_fused.weight",), (_ROW,), need, (dims,))
+
+
+def _low_rank(letter: str, rank: str, hf: str = "", need: str = REQUIRED) -> tuple[TensorRow, ...]:
+    """The product of two matrices, and but for the gate a bias; the first layer mixes no values."""
+    layers = "!first" if letter == "v" else ""
+    rows = (
+        tensor(f"{hf}{letter}0", f"time_mix_{letter}0.weight", _ROW, need, ("hidden",), layers=layers),
+        tensor(f"{hf}{letter}1", f"time_mix_{letter}1.weight", f"hidden,{rank}", need, transposed=True, layers=layers),
+        tensor(f"{hf}{letter}2", f"time_mix_{letter}2.weight", f"{rank},hidden", need, transposed=True, layers=layers),
+    )
+    return rows[letter == "g" :]
+
+
+def _mixer(ranks: Mapping[str, str], heads: str, hf: str = "", gate: str = REQUIRED) -> tuple[TensorRow, ...]:
+    """The mixer as RWKV's own code names it."""
+    return (
+        *(row for letter in "wav" for row in _low_rank(letter, ranks[letter], hf)),
+        *_low_rank("g", ranks["g"], hf, gate),
+        *(tensor(f"{hf}k_{x}", f"time_mix_k_{x}.weight", _ROW, gguf_dims=("hidden",)) for x in "ka"),
+        tensor(f"{hf}r_k", "time_mix_r_k.weight", heads, gguf_dims=("hidden",)),
+        *(row for name in _PROJECTIONS for row in linear(hf + name, f"time_mix_{name}", "hidden,hidden")),
+    )
+
+
+def _idle(hf: str, rank: str) -> tuple[TensorRow, ...]:
+    """What the first layer of some checkpoints has to mix values with, and no network uses."""
+    dims = (_ROW, f"hidden,{rank}", f"{rank},hidden")
+    return tuple(TensorRow((f"{hf}v{i}",), (), (one,), OPTIONAL) for i, one in enumerate(dims))
+
+
+def _lora(letter: str, rank: str) -> tuple[TensorRow, ...]:
+    """A product of two matrices as fla names it: linear layers, stored [out, in]."""
+    layers, hf = "!first" if letter == "v" else "", f"attn.{letter}_lora.lora"
+    rows = (
+        tensor(f"{hf}.2.bias", f"time_mix_{letter}0.weight", "hidden", layers=layers),
+        tensor(f"{hf}.0.weight", f"time_mix_{letter}1.weight", f"{rank},hidden", layers=layers),
+        tensor(f"{hf}.2.weight", f"time_mix_{letter}2.weight", f"hidden,{rank}", layers=layers),
+    )
+    return rows[letter == "g" :]
+
+
+_HEAD_ROWS = "hidden/head_dim,head_dim"
+_FLA = (
+    embedding("model.embeddings"),
+    *norm("model.layers.0.pre_norm", "token_embd_norm", bias=REQUIRED),
+    *block(
+        *norm("attn_norm", "attn_norm", bias=REQUIRED),
+        _mixed("rwkvag", "attn."),
+        tensor("attn.x_x", "time_mix_lerp_fused.weight", "6,hidden", gguf_dims=("6,1,1,hidden",)),
+        *(row for letter, rank in _FLA_RANKS.items() for row in _lora(letter, rank)),
+        *(tensor(f"attn.k_{x}", f"time_mix_k_{x}.weight", "hidden") for x in "ka"),
+        tensor("attn.r_k", "time_mix_r_k.weight", _HEAD_ROWS, gguf_dims=("hidden",)),
+        *(
+            row
+            for to, name in _PROJECTIONS.items()
+            for row in linear(f"attn.{name}", f"time_mix_{to}", "hidden,hidden")
+        ),
+        *norm("attn.g_norm", "time_mix_ln", bias=REQUIRED),
+        *norm("ffn_norm", "attn_norm_2", bias=REQUIRED),
+        tensor("ffn.x_k", "channel_mix_lerp_k.weight", "hidden"),
+        *linear("ffn.key", "channel_mix_key", "ffn,hidden"),
+        *linear("ffn.value", "channel_mix_value", "hidden,ffn"),
+    ),
+    *final_norm(bias=REQUIRED),
+    *head(),
+)
+_PLAIN = (
+    embedding("model.embeddings"),
+    *norm("model.pre_ln", "token_embd_norm", bias=REQUIRED),
+    *_idle("model.blocks.0.attention.", _RANKS["v"]),
+    *block(
+        *norm("ln1", "attn_norm", bias=REQUIRED),
+        _mixed("rwkvag", "attention."),
+        *_mixer(_RANKS, _HEAD_ROWS, "attention."),
+        *norm("attention.ln_x", "time_mix_ln", bias=REQUIRED),
+        *norm("ln2", "attn_norm_2", bias=REQUIRED),
+        tensor("feed_forward.x_k", "channel_mix_lerp_k.weight", _ROW, gguf_dims=("hidden",)),
+        *linear("feed_forward.key", "channel_mix_key", "ffn,hidden"),
+        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"),
+        hf="model.blocks.{n}.",
+    ),
+    *final_norm("model.ln_out", bias=REQUIRED),
+    *head("head"),
+)
+"""The same network as RWKV's own class names it; its matrices of low rank are stored [in, out]."""
+_INSIDE_QWEN = "self_attn.time_mixer."
+_IN_FLA = {
+    "head_dim": 64, "norm_eps": 1e-5, "hidden_ratio": 4.0, "norm_first": True, "norm_bias": True,
+    "hidden_act": "sqrelu", "tie_word_embeddings": False,
+}  # fmt: skip
+_GOOSE = {
+    "head_size": 64, "head_size_divisor": 8, "layer_norm_epsilon": 1e-5, "hidden_ratio": 4.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_IN_QWEN = {
+    "head_size": 64, "head_size_divisor": 8, "wkv_has_gate": True, "wkv_has_group_norm": True, "wkv_version": 7,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def _keys(eps: str, head_size: str, *ranks: Key) -> tuple[Key, ...]:
+    return (
+        Key("context_length", constant=1 << 20),
+        _WIDTH,
+        _BLOCKS,
+        replace(LAYER_EPS, hf=(eps,)),
+        Key("wkv.head_size", (head_size,), field="head_dim"),
+        *ranks,
+        Key("", ("hidden_ratio",), "f32"),
+        Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv7_width"),
+        Key("attention.head_count", constant=0),
+    )
+
+
+_RWKV7 = Architecture(
+    id="rwkv7",
+    gguf="rwkv7",
+    hf_class="RWKV7ForCausalLM",
+    model_type="rwkv7",
+    hf_classes=("RWKV7ForCausalLM",),
+    model_types=("rwkv7", "rwkv7_fla"),
+    required=_REQUIRED,
+    gguf_only=(),
+    copies=_FIRST,
+    tensors=_FLA,
+    keys=(
+        *_keys("norm_eps", "head_dim", *map(lambda key, hf: replace(key, hf=(hf,)), _RANK_KEYS, _FLA_RANKS.values())),
+        must_be("norm_first", True),
+        must_be("norm_bias", True),
+        must_be("hidden_act", "sqrelu"),
+    ),
+    defaults={"": _IN_FLA},
+    differs=(
+        Difference(
+            "llama.cpp normalises the output of each head with an epsilon of 64e-5, that of 64 values and 1e-5",
+            "other_head_norm",
+        ),
+    ),
+    head_always=True,
+)
+ROWS: tuple[Architecture, ...] = (
+    _RWKV7,
+    replace(
+        _RWKV7,
+        id="rwkv7_goose",
+        hf_class="Rwkv7ForCausalLM",
+        hf_classes=("Rwkv7ForCausalLM",),
+        model_types=(),
+        tensors=_PLAIN,
+        keys=(*_keys("layer_norm_epsilon", "head_size", *_RANK_KEYS), must_be("head_size_divisor", 8)),
+        defaults={"": _GOOSE},
+        differs=(),
+    ),
+    Architecture(
+        id="rwkv_hybrid",
+        gguf="arwkv7",
+        hf_class="RwkvHybridForCausalLM",
+        model_type="rwkv_hybrid",
+        hf_classes=("RwkvHybridForCausalLM",),
+        model_types=("rwkv_hybrid",),
+        required=_REQUIRED,
+        gguf_only=(),
+        copies=_FIRST,
+        tensors=(
+            embedding(),
+            *_idle(f"model.layers.0.{_INSIDE_QWEN}", _FIXED["v"]),
+            *block(
+                *norm("input_layernorm", "attn_norm"),
+                _mixed("rwkvag", _INSIDE_QWEN, "wkv_has_gate"),
+                _mixed("rwkva", _INSIDE_QWEN, "!wkv_has_gate"),
+                *_mixer(_FIXED, "hidden/head_size,head_size", _INSIDE_QWEN, "wkv_has_gate"),
+                *norm(f"{_INSIDE_QWEN}ln_x", "time_mix_ln", bias="wkv_has_group_norm", need="wkv_has_group_norm"),
+                *norm("post_attention_layernorm", "ffn_norm"),
+                *gated_mlp(),
+            ),
+            *final_norm(),
+            *head(),
+        ),
+        keys=(
+            Key("context_length", constant=1 << 20),
+            _WIDTH,
+            _BLOCKS,
+            RMS_EPS,
+            Key("wkv.head_size", ("head_size",)),
+            *(Key(key.gguf, constant=int(rank)) for key, rank in zip(_RANK_KEYS[:3], _FIXED.values(), strict=False)),
+            Key("attention.gate_lora_rank", ("wkv_has_gate",), via="has_gate"),
+            _FFN,
+            Key("token_shift_count", constant=1),
+            replace(_HEADS, via="idle_heads"),
+            must_be("wkv_version", 7),
+            must_be("head_size_divisor", 8),
+            flag("wkv_has_group_norm"),
+            SILU,
+        ),
+        defaults={"": _IN_QWEN},
+        head_always=True,
+    ),
+)
