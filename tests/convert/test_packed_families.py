@@ -69,6 +69,24 @@ def test_a_gguf_has_what_the_converters_has(name: str, folders: Any, converter: 
         assert [key for key in other if explain(PACKED[name].case, key) is None] == []
 
 
+@pytest.mark.parametrize("name", [name for name, packed in PACKED.items() if packed.drafts])
+def test_draft_layers_stay_behind_or_stand_alone(
+    name: str, folders: Any, converter: ConverterPeer, tmp_path: Path
+) -> None:
+    source, _ = folders(name)
+    theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
+    converter.convert_once(source, theirs, "bf16", (*PACKED[name].options, "--mtp"), plain_vocabulary=True)
+    aprfmt.import_model(source, tmp_path / "m.apr")
+    for path in (source, tmp_path / "m.apr"):
+        report = aprfmt.export_model(path, ours, pre="smollm", mtp_only=True, force=True)
+        assert any(loss.endswith("--mtp-only asks") for loss in report.losses)
+        same_values(PACKED[name].case, ours, theirs)
+        assert list_keys(ours) == list_keys(theirs)
+        report = aprfmt.export_model(path, tmp_path / "m.gguf", pre="smollm", force=True)
+        said = [loss for loss in report.losses if "behind: --mtp-only writes a GGUF of them" in loss]
+        assert len(said) == 1
+
+
 def same_values(case: str, ours: Path, theirs: Path) -> None:
     with aprfmt.open(ours) as a, aprfmt.open(theirs) as b:
         assert a.tensors.keys() == b.tensors.keys()

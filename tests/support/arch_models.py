@@ -309,6 +309,7 @@ def row_tensors(
             taken = made & {names.spell(name, layer) for name in part.gguf}
             if (
                 taken
+                or part.pack  # the same in floats stands beside it
                 or not (is_needed(row, part.need, h) or (in_layer and module in also))
                 or (layer is not None and not has_layer(part.layers, h, layer))
             ):

@@ -40,6 +40,8 @@ class PackedCheckpoint:
             for keys that it lacks.
         floats: pattern of names that are published in F32; all else that is not packed is bfloat16.
         options: of llama.cpp's converter.
+        drafts: what a draft layer has beside the tensors of a layer (see draft_models.Drafted.own), as published.
+        draft_tensors: further tensors of it, by their published names, with their shapes.
     """
 
     case: str
@@ -49,6 +51,8 @@ class PackedCheckpoint:
     published: Mapping[str, Any] = field(default_factory=dict)
     floats: str = r"bias|A_log"
     options: tuple[str, ...] = ()
+    drafts: Sequence[str] = ()
+    draft_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def _fp8(values: Any, exponents: bool) -> tuple[Any, Any, Any]:
@@ -140,6 +144,8 @@ PACKED: dict[str, PackedCheckpoint] = {
             "topk_method": "noaux_tc",
         },
         floats=r"hc_|\.ape|attn_sink|bias|compressor\.w",
+        drafts=("e_proj", "h_proj", "enorm", "hnorm", "norm"),
+        draft_tensors={"mtp.0.hc_head_fn": (4, 256), "mtp.0.hc_head_base": (4,), "mtp.0.hc_head_scale": (1,)},
     )
 }
 """Name -> the family."""
@@ -162,6 +168,8 @@ def write_packed(name: str, folder: Path, plain: Path) -> None:
     shutil.copytree(plain, folder)
     tensors: dict[str, Any] = {}
     floats = load_file(plain / "model.safetensors")
+    drafts = _draft_tensors(packed, plain)
+    floats |= drafts
     for tensor_name, values in floats.items():
         how = next((how for pattern, how in packed.rules.items() if re.search(pattern, tensor_name)), None)
         if how is not None:
@@ -172,6 +180,7 @@ def write_packed(name: str, folder: Path, plain: Path) -> None:
             floats[tensor_name] = tensors[tensor_name].float()
         else:
             tensors[tensor_name] = values
+    floats = {key: values for key, values in floats.items() if key not in drafts}
     for path, held in ((plain, floats), (folder, tensors)):
         save_file(
             {key: tensor.contiguous() for key, tensor in held.items()}, path / "model.safetensors", {"format": "pt"}
@@ -184,9 +193,20 @@ def write_packed(name: str, folder: Path, plain: Path) -> None:
     (folder / "config.json").write_text(json.dumps(kept, indent=2))
 
 
-def names_of(folder: Path) -> Sequence[str]:
-    """The stored tensors of a folder."""
-    from safetensors import safe_open
+def _draft_tensors(packed: PackedCheckpoint, folder: Path) -> dict[str, Any]:
+    """Tensors of one draft layer under their published names."""
+    import torch
 
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        return list(file.keys())
+    from aprfmt.arch.hparams import from_hf_config
+    from aprfmt.arch.names import draft_spelling
+    from aprfmt.arch.table import ARCHITECTURES
+
+    if not packed.drafts:
+        return {}
+    config = json.loads((folder / "config.json").read_text())
+    h = from_hf_config(config)
+    row, first = ARCHITECTURES[str(h.architecture)], h.num_layers or 0
+    made = arch_models.row_tensors(config, [first], packed.drafts)
+    shapes = {draft_spelling(row, h, name): shape for name, shape in made} | dict(packed.draft_tensors)
+    torch.manual_seed(1)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}

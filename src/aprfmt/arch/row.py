@@ -154,6 +154,8 @@ class Architecture:
         drafts: beginnings of names of draft layers in checkpoints that do not call them like further layers, and what
             stands there in `tensors`: ("mtp.layers.{m}.", "model.layers.{n}."); `{m}` counts the draft layers from 0,
             `{n}` all layers. A beginning without `{m}` is of the first. On the way back the first that fits is taken.
+        drafts_apart: of a family whose GGUFs have draft layers only in a file of their own: beginnings of the names of
+            tensors that stand there in the place of the network's, and how these begin.
         defaults: what an absent config.json key means, by model type ("" for all of them).
         config: what a rebuilt config.json says beside the keys, whatever the source.
         head_always: whether llama.cpp wants `output.weight` even where it is the embedding; a GGUF then gets a copy.
@@ -188,6 +190,7 @@ class Architecture:
     ignored: tuple[str, ...] = (".rotary_emb.inv_freq",)
     prefixes: tuple[tuple[str, str], ...] = ()
     drafts: tuple[tuple[str, str], ...] = ()
+    drafts_apart: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
     packed_config: Mapping[str, object] = field(default_factory=dict)

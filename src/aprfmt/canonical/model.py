@@ -453,7 +453,11 @@ def drafts_alone(c: Canonical) -> tuple[Canonical, int]:
         )
     shared = {names.special(c.arch, name) for name in _SHARED}
     kept = {name: t for name, t in c.tensors.items() if name in shared}
-    return replace(c, tensors=kept, outside=drafts, is_whole=False), len(c.tensors) - len(kept)
+    n_left = len(c.tensors) - len(kept)
+    for beginning, instead in c.arch.drafts_apart:
+        own = (t for name, t in c.outside.items() if name.startswith(beginning))
+        kept |= {name: replace(t, name=name) for t in own for name in (instead + t.name.removeprefix(beginning),)}
+    return replace(c, tensors=kept, outside=drafts, is_whole=False), n_left
 
 
 # Convention of the source -> APR's `original_format`.

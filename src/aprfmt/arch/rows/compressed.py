@@ -25,7 +25,7 @@ from aprfmt.arch.rows.parts import (
     tensor,
 )
 from aprfmt.arch.rows.parts_mla import INDEXER
-from aprfmt.arch.rows.parts_moe import COUNT, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, packed_experts
+from aprfmt.arch.rows.parts_moe import COUNT, MTP, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, draft_layer, packed_experts
 
 _TURNS = "2*hc_mult+hc_mult*hc_mult"
 
@@ -59,6 +59,20 @@ def _attention() -> tuple[TensorRow, ...]:
         *linear(f"{indexer}.weights_proj", "indexer.proj", "index_n_heads,hidden", layers="indexer"),
         *_compressor(f"{indexer}.compressor", "indexer_compressor", f"2*{size}", "indexer", size),
     )
+
+
+def _draft() -> tuple[TensorRow, ...]:
+    """A draft layer has the two halves of its projection apart."""
+    halves = TensorRow(
+        ("e_proj.weight", "h_proj.weight"),
+        ("nextn.eh_proj.weight",),
+        ("hidden,hidden",),
+        gguf_dims=("hidden,2*hidden",),
+        layers="draft",
+        transposed=True,
+        gguf_transposed=(True,),
+    )
+    return (halves, *(row for row in draft_layer(norm_after="norm") if "eh_proj" not in row.hf[0]))
 
 
 def _experts() -> tuple[TensorRow, ...]:
@@ -112,6 +126,7 @@ _KEYS = (
     HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), via="hash_layers"),
     Key("embedding_length_out", via="all_streams"),
+    MTP,
     must_be("attention_bias", False),
     must_be("mlp_bias", False),
     SILU,
@@ -150,10 +165,12 @@ ROWS: tuple[Architecture, ...] = (
         head_always=True,
         packed_config=_PACKED,
         gguf_only=(),
+        drafts=(("mtp.{m}.", "layers.{n}."),),
+        drafts_apart=(("mtp.0.hc_head_", "hc_head_"),),
         prefixes=(("model.embed_tokens.", "embed."), ("model.hc_head.hc_", "hc_head_"), ("model.", "")),
         tensors=(
             embedding("embed"),
-            *block(*_LAYER, hf="layers.{n}."),
+            *block(*_LAYER, *_draft(), hf="layers.{n}."),
             *last_stream("hc_head_"),
             *final_norm("norm"),
             *head("head"),

@@ -28,6 +28,7 @@ from aprfmt.canonical.model import (
     links,
     named_drafts,
     with_drafts_counted,
+    without_drafts,
 )
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
@@ -58,9 +59,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     Raises RefusedError or UnmappedError where llama.cpp could not load the result.
     """
     options = work.options
-    if options.mtp_only:
-        c, n_left = drafts_alone(c)
-        work.losses.add(f"{plural(n_left, 'tensor')} of the network itself stay behind, as --mtp-only asks")
+    c = _with_layers_asked_for(c, work)
     # The keys of a GGUF are at hand without a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
@@ -105,6 +104,17 @@ def layouts(c: Canonical, work: Work) -> Output:
     if options.shard_size:
         return Output(split_gguf(work.name, keys, tensors, alignment, options.shard_size), tensors)
     return Output([FileLayout(work.name, gguf_write.layout(keys, tensors, alignment=alignment))], tensors)
+
+
+def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
+    """`c` with its draft layers alone, or without those that a GGUF has only by themselves."""
+    if work.options.mtp_only:
+        c, n_left = drafts_alone(c)
+        work.losses.add(f"{plural(n_left, 'tensor')} of the network itself stay behind, as --mtp-only asks")
+    elif c.arch is not None and c.arch.drafts_apart and not from_gguf(c):
+        c, left = without_drafts(c)
+        work.losses.others += [f"{part.stay} behind: --mtp-only writes a GGUF of them" for part in left]
+    return c
 
 
 def _check_name_of_model(c: Canonical) -> None:
