@@ -226,9 +226,11 @@ def test_stamp(apr: Apr, tiny_apr: Path, tmp_path: Path) -> None:
 
 
 def test_assignments() -> None:
-    assert parse_assignments(["a=1", 'b={"c": [null]}', "d=x=y"][:2]) == {"a": 1, "b": {"c": [None]}}
-    assert parse_assignments([]) is None
-    for bad in ("novalue", "=1", "a=word", "a=NaN", "a=" + "[" * 100_000):
+    assert parse_assignments(["a=1", "b:u32[]=[1]", "d=x=y", "e:f=z"]) == (
+        {"a": "1", "b": "[1]", "d": "x=y", "e:f": "z"},
+        {"b": "u32[]"},
+    )
+    for bad in ("novalue", "=1", ":u32=1"):
         with pytest.raises(UsageError):
             parse_assignments([bad])
     with pytest.raises(UsageError):
@@ -278,3 +280,19 @@ def test_demo(apr: Apr, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_demo_generates(apr: Apr, tiny_gguf: Path) -> None:
     done = apr("demo", tiny_gguf, "--json")
     assert json.loads(done.stdout)["steps"][-1]["name"] == "generate"
+
+
+def test_keys_of_a_gguf_are_listed_and_set(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    target = tmp_path / "s.gguf"
+    words = ["--set", "general.name=Seven 7", "--set", f"tokenizer.chat_template=@{template}", "--set", "my.n:u16=7"]
+    assert apr("stamp", tiny_gguf, "-o", target, *words).code == 0
+    keys = {row["key"]: row for row in apr("inspect", target, "--metadata", "--json").json["keys"]}
+    assert keys["general.name"] == {"key": "general.name", "type": "STRING", "count": None, "value": "Seven 7"}
+    assert keys["tokenizer.chat_template"]["value"] == "{{ messages }}"
+    assert keys["my.n"]["type"] == "UINT16"
+    assert "my.n" in apr("inspect", target, "--metadata").stdout
+    assert apr("stamp", target, "--in-place", "--unset", "my.n").code == 0
+    assert "my.n" not in apr("inspect", target, "--metadata").stdout
+    assert apr("stamp", target, "--in-place", "--set", "my.n=7").code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,7 +33,6 @@ from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 
 if TYPE_CHECKING:
     from aprfmt.convert.api import Report
-    from aprfmt.types import JsonObject
 
 
 @dataclass(kw_only=True)
@@ -152,14 +150,16 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
 
 @dataclass(kw_only=True)
 class Stamp(Common, Identity):
-    """Edit the metadata of an .apr file. The bytes of its tensors stay untouched.
+    """Edit the metadata of an .apr file, or the keys of a GGUF. The bytes of the tensors stay untouched.
 
     \b
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
-    apr stamp model.apr --in-place --set 'description="a small model"'
+    apr stamp model.apr --in-place --set description='a small model'
+    apr stamp model.gguf --in-place --set general.name=Small --set tokenizer.chat_template=@chat.jinja
+    apr stamp model.gguf --in-place --set my.key:u32=7 --unset general.url
     """
 
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file.")]
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An .apr file or a GGUF.")]
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")] = None
     hf_architecture: Annotated[
         str | None, typer.Option(metavar="CLASS", help="Class as in config.json: LlamaForCausalLM.")
@@ -170,7 +170,14 @@ class Stamp(Common, Identity):
     architecture: Annotated[str | None, typer.Option(metavar="NAME", help="Family of the network, such as llama.")] = (
         None
     )
-    set: Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="Set any metadata key; repeatable.")] = None
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Set a key to a text or JSON, or to a file's text with @FILE; KEY:u32=7 says the type.",
+        ),
+    ] = None
+    unset: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Remove a key; repeatable.")] = None
     in_place: Annotated[bool, typer.Option("--in-place", help="Replace FILE itself, atomically.")] = False
     force: ForceOption = False
 
@@ -183,6 +190,11 @@ class Stamp(Common, Identity):
             raise UsageError("give either -o PATH or --in-place", hint=hint)
         if self.output is not None:
             refuse_terminal(self.output)
+        values, types = parse_assignments(self.set or [])
+        for key in self.unset or ():
+            if key in values:
+                raise UsageError(f"{key!r} is both set and removed")
+            values[key] = None
         report = stamp(
             self.file,
             self.file if self.output is None else self.output,
@@ -192,7 +204,8 @@ class Stamp(Common, Identity):
             hf_architecture=self.hf_architecture,
             hf_model_type=self.hf_model_type,
             architecture=self.architecture,
-            set=parse_assignments(self.set or []),
+            set=values,
+            types=types,
             tokenizer=self.tokenizer,
             in_place=self.in_place,
             force=self.force,
@@ -205,26 +218,33 @@ class Stamp(Common, Identity):
         out.result(report.to_json(), [f"{out.style('stamped', 'green')} {name}", *pairs(rows)])
 
 
-def parse_assignments(items: list[str]) -> JsonObject | None:
-    """`KEY=JSON` texts as a dict; None when there are none. Raises UsageError for a value that is not JSON."""
-    values: JsonObject = {}
+def parse_assignments(items: list[str]) -> tuple[dict[str, object], dict[str, str]]:
+    """`KEY=VALUE` and `KEY:TYPE=VALUE` texts as values by key, as they were typed, and types by key.
+
+    `@FILE` is the text of a file. Raises UsageError, StorageError.
+    """
+    from aprfmt.convert.gguf_edit import TYPES, Text
+    from aprfmt.io.source import read_whole
+
+    values: dict[str, object] = {}
+    types: dict[str, str] = {}
     for item in items:
         key, equals, text = item.partition("=")
+        name, colon, kind = key.rpartition(":")
+        if colon and kind.removesuffix("[]") in TYPES:
+            key, types[name] = name, kind
         if not key or not equals:
-            raise UsageError(f"--set {item!r} is not KEY=JSON", hint="--set 'author=\"me\"'")
+            raise UsageError(f"--set {item!r} is not KEY=VALUE", hint="--set author=me")
         if key in values:
             raise UsageError(f"--set names {key!r} twice")
+        if not text.startswith("@"):
+            values[key] = Text(text)
+            continue
         try:
-            values[key] = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError):
-            raise UsageError(
-                f"the value of {key!r} is not JSON: {text!r}", hint=f"quote text twice: --set '{key}=\"{text}\"'"
-            ) from None
-    return values or None
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+            values[key] = read_whole(text[1:]).decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{text[1:]} is not UTF-8 text", path=text[1:], offset=error.start) from None
+    return values, types
 
 
 def _list_mixes() -> None:

@@ -13,14 +13,14 @@ import typer
 import aprfmt
 from aprfmt import formats
 from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
-from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, table, width
+from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, shorten, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import Carried, Inspection, Quality, TokenizerInfo
+    from aprfmt.inspection.describe import Carried, Inspection, Quality, StoredKey, TokenizerInfo
     from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Tensor
@@ -30,6 +30,7 @@ _IDENTITY = ("name", "description", "author", "version", "source", "original_for
 _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_license", "data license"))
 _MARKS = {"pass": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red"), "skip": ("-   ", "dim")}
 _MAX_OF_RULE = 20
+_VALUE_WIDTH = 72
 _MAX_DIFFERENCES = 40
 
 
@@ -39,6 +40,7 @@ def inspect(
     vocab: Annotated[bool, typer.Option("--vocab", help="List the tokens with their ids.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="List the tensors.")] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Score how completely the file documents itself.")] = False,
+    metadata: Annotated[bool, typer.Option("--metadata", help="List every metadata key as the file has it.")] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,9 +48,10 @@ def inspect(
 
     \b
     apr inspect model.gguf
+    apr inspect model.gguf --metadata
     apr inspect model.apr --quality --json
     """
-    found = aprfmt.inspect(file, vocab=vocab, weights=weights, quality=quality)
+    found = aprfmt.inspect(file, vocab=vocab, weights=weights, quality=quality, metadata=metadata)
     out.result(found.to_json(), _inspection(found))
 
 
@@ -62,12 +65,19 @@ def _inspection(found: Inspection) -> Iterator[str]:
     yield from ("", out.style("Provenance", "bold"), *pairs(_provenance(found.metadata)))
     if found.quality is not None:
         yield from _quality(found.quality)
+    if found.stored is not None:
+        keys = [[key.key, _stored_type(key), shorten(as_text(key.value), _VALUE_WIDTH)] for key in found.stored]
+        yield from ("", *table(["key", "type", "value"], keys))
     if found.tensors is not None:
         rows = [[t.name, t.dtype, format_shape(t.shape), format_bytes(t.n_bytes)] for t in found.tensors]
         yield from ("", *table(["tensor", "dtype", "shape", "size"], rows, right="size"))
     if found.vocabulary:
         tokens = [[str(i), repr(token)] for i, token in enumerate(found.vocabulary)]
         yield from ("", *table(["id", "token"], tokens, right="id"))
+
+
+def _stored_type(key: StoredKey) -> str:
+    return key.type if key.count is None else f"{key.type} ({key.count:,})"
 
 
 def _container(found: Inspection) -> Iterator[tuple[str, str]]:

@@ -1,28 +1,33 @@
-"""Edits the metadata of an `.apr`: provenance, single keys, the tokenizer. Tensor bytes stay as they are."""
+"""Edits the metadata of an `.apr` or the keys of a GGUF. Tensor bytes stay as they are."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from aprfmt import formats
-from aprfmt.arch.hparams import EXTRA_KEY
-from aprfmt.canonical.model import canonical, check_vocabulary, read_tokenizer
+from aprfmt.arch.hparams import EXTRA_KEY, from_gguf, to_apr, to_gguf
+from aprfmt.canonical.model import Canonical, canonical, check_vocabulary, read_tokenizer
+from aprfmt.convert import gguf_edit
+from aprfmt.convert.gguf_edit import Text, parse_text
 from aprfmt.convert.integrity import open_checked
 from aprfmt.convert.recipe import holds_tokenizer, without_weights
 from aprfmt.convert.targets.apr import HAS_VOCAB
 from aprfmt.convert.targets.base import parse_flag
 from aprfmt.errors import RefusedError, UnsupportedError, UsageError
 from aprfmt.formats import apr2, apr2_write, apr_metadata
-from aprfmt.formats.apr_metadata import SOURCE_KEY
+from aprfmt.formats.apr_metadata import SOURCE_KEY, TYPED_FIELDS
 from aprfmt.formats.apr_shards import JoinedNative
+from aprfmt.formats.gguf import GgufNative
 from aprfmt.io.pipe import FileLayout, Segment, WriteOptions, write_file
 from aprfmt.io.sink import check_target
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
+from aprfmt.provenance.model_card import from_card
 from aprfmt.tokenizer import apr as tokenizer_apr
+from aprfmt.tokenizer import ggml
 from aprfmt.types import PathLike
 
 _LISTS = ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.token_type", "tokenizer.scores")
@@ -65,22 +70,29 @@ def stamp(
     hf_model_type: str | None = None,
     architecture: str | None = None,
     set: Mapping[str, object] | None = None,
+    types: Mapping[str, str] | None = None,
     tokenizer: PathLike | None = None,
     in_place: bool = False,
     force: bool = False,
 ) -> StampReport:
     """Writes `src` again as `dst` (or over itself with `in_place`) with edited metadata.
 
+    A GGUF whose header keeps its length, padding included, is edited where it is; else a copy takes its place.
+
     Args:
-        src, dst: the `.apr` files.
-        license, data_source, data_license, hf_architecture, hf_model_type, architecture: the typed fields.
-        set: any metadata key; a value of None removes the key.
-        tokenizer: tokenizer files (a folder or a tokenizer.json) to put in.
+        src, dst: the files, both `.apr` or both GGUF.
+        license, data_source, data_license, hf_architecture, hf_model_type, architecture: the typed fields of an `.apr`;
+            a GGUF has keys for the first two.
+        set: any metadata key; a value of None removes the key. The keys of a GGUF (`general.tags`,
+            `llama.context_length`) change an `.apr` too, as far as an export then writes them.
+        types: of keys that a GGUF has not got and llama.cpp does not know: "u32", "str", "f32[]", ...
+        tokenizer: tokenizer files (a folder or a tokenizer.json) to put in an `.apr`.
         in_place: replace `src` itself, in one step.
         force: replace an existing output.
 
     Raises:
-        UsageError: an empty patch, a value of the wrong kind, a licence that is not an SPDX id.
+        UsageError: an empty patch, a value of the wrong kind, a licence that is not an SPDX id, a key without effect.
+        RefusedError: keys with which llama.cpp would not load the GGUF.
         UnsupportedError: `src` is in another format.
     """
     parse_flag("in_place", in_place)
@@ -97,7 +109,8 @@ def stamp(
         raise UsageError(f"set must be a mapping of metadata keys, not {set!r:.80}")
     patch: dict[str, object] = {key: value for key, value in given.items() if value is not None} | dict(set or {})
     # However a licence is given, it is checked and spelled as SPDX does.
-    patch |= provenance.from_flags({key: value for key in provenance.FLAGS if isinstance(value := patch.get(key), str)})
+    flags = {key: text for key in provenance.FLAGS if isinstance(text := patch.get(key), str)}
+    patch |= provenance.from_flags({key: str(parse_text(t)) if isinstance(t, Text) else t for key, t in flags.items()})
     if not patch and tokenizer is None:
         raise UsageError("nothing to stamp", hint="give --license, --data-source, --set KEY=JSON or --tokenizer DIR")
     own = next((key for key in patch if key.startswith("aprfmt.")), None)
@@ -106,29 +119,137 @@ def stamp(
     if dst is None and not in_place:
         raise UsageError("no output", hint="name one with -o, or edit the file itself with --in-place")
     with open_checked(src) as (model, confirm):
+        target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
+        if not in_place:
+            check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
+        options = WriteOptions(force or in_place, confirm=confirm)
+        if model.native_as(GgufNative) is not None:
+            if tokenizer is not None:
+                raise UsageError(_NOT_IN_GGUF.format("a tokenizer is"), path=model.path, hint=_CONVERT_HINT)
+            keys = _in_gguf_words(patch)
+            written = gguf_edit.edit(model, keys, types or {}, target, options, in_place=in_place)
+            return _report(src, target, model, written, keys)
         native = apr2.native_of(model)
         if native is None:
             raise UnsupportedError(
-                f"stamp edits APR v2 files; this is another kind of file ({model.label})",
+                f"stamp edits APR v2 files and GGUFs; this is another kind of file ({model.label})",
                 path=model.path,
                 hint="apr import it first",
             )
+        if types:
+            raise UsageError("types are for the keys of a GGUF; in an .apr a value says itself what it is")
         if in_place and isinstance(native, JoinedNative):
             raise RefusedError(
                 "the model is in several files, which cannot be edited in place",
                 path=model.path,
                 hint="write one file with -o, then apr shard it again",
             )
-        target = str(model.path) if in_place or dst is None else formats.path_text(dst, "dst")
-        if not in_place:
-            check_target(target, [str(model.path), *(source.path for source in model.sources)], force)
         warnings = list(model.warnings)
-        segments = _segments(model, native.header.flags, patch, tokenizer, warnings)
+        fields = _in_apr_words(model, patch)
+        segments = _segments(model, native.header.flags, fields, tokenizer, warnings)
         layout = FileLayout(os.path.basename(target), segments, crc_footer=True)
-        write_file(target, layout, WriteOptions(force or in_place, confirm=confirm))
+        write_file(target, layout, options)
         done = patch if tokenizer is None else patch | {"tokenizer": os.fspath(tokenizer)}
-        n_tensors = len(model.tensors.entries)
-        return StampReport(os.fspath(src), target, model.size_bytes, layout.n_bytes, n_tensors, done, warnings)
+        return _report(src, target, model, layout.n_bytes, done, warnings)
+
+
+def _report(
+    src: PathLike, target: str, model: Model, n_bytes: int, done: dict[str, object], warnings: Sequence[str] = ()
+) -> StampReport:
+    n_tensors = len(model.tensors.entries)
+    return StampReport(os.fspath(src), target, model.size_bytes, n_bytes, n_tensors, done, list(warnings))
+
+
+# --- GGUF ---
+
+_NOT_IN_GGUF = "{} not edited in a GGUF"
+_CONVERT_HINT = "apr convert FILE -o OUT.gguf --tokenizer DIR writes it anew"
+
+
+def _in_gguf_words(patch: Mapping[str, object]) -> dict[str, object]:
+    """The patch with provenance under the keys that a GGUF has for it. Raises UsageError for what it has none for."""
+    own = next((key for key in patch if key in TYPED_FIELDS and key not in ("license", "data_source")), None)
+    if own is not None:
+        raise UsageError(
+            f"a GGUF has no key {own!r}", hint="name the key as it is called there: apr inspect --metadata"
+        )
+    info = {"license": patch["license"]} if patch.get("license") is not None else {}
+    sources = patch.get("data_source")
+    general = from_card({"datasets": str(sources).split(",")})[1] if sources is not None else None
+    rest = {key: value for key, value in patch.items() if key not in ("license", "data_source")}
+    return rest | {key: value for key, _, value in provenance.to_gguf(info, general)}
+
+
+# --- APR ---
+
+_GGUF_WORDS = ("general.", "tokenizer.ggml.", "tokenizer.chat_template")
+
+
+def _in_apr_words(model: Model, patch: Mapping[str, object]) -> dict[str, object]:
+    """The patch with texts read and the keys of a GGUF as what an `.apr` has for them, as an import would read them.
+
+    Raises UsageError for a key of a GGUF that no export would write.
+    """
+    c = canonical(model, allow_unmapped=True)
+    own = (*_GGUF_WORDS, f"{c.arch.gguf}.") if c.arch is not None else _GGUF_WORDS
+    words = {key: value for key, value in patch.items() if key.startswith(own) and key not in model.metadata}
+    out = {key: _plain(key, value, model.metadata) for key, value in patch.items() if key not in words}
+    if not words:
+        return out
+    keys = {key: value for key, _, value in _gguf_pairs(c)}
+    before = _imported(c, keys)
+    for key, value in words.items():
+        edited = {name: value for name, value in keys.items() if name != key}
+        if value is not None:
+            edited[key] = gguf_edit.read_value(key, value, c.arch)
+        after = _imported(c, edited)
+        if edited != keys and (after == before or key.endswith(".vocab_size")):
+            raise UsageError(
+                f"{key!r} has no effect: an export writes what follows from the tensors and the other metadata",
+                path=model.path,
+                hint="apr stamp OUT.gguf --in-place edits the exported file itself",
+            )
+        for name in before.keys() | after.keys():
+            if before.get(name) != after.get(name):
+                out[name] = _merged(before.get(name), after.get(name), out.get(name, model.metadata.get(name)))
+    return out
+
+
+def _plain(key: str, value: object, metadata: Mapping[str, object]) -> object:
+    """A typed text as the field has it."""
+    if not isinstance(value, Text):
+        return value
+    parsed = parse_text(value)
+    is_text = apr_metadata.is_text(key) or isinstance(metadata.get(key), str)
+    return str(value) if is_text and not isinstance(parsed, str) else parsed
+
+
+def _gguf_pairs(c: Canonical) -> Iterator[tuple[str, object, object]]:
+    """The keys of a GGUF of `c`, as far as they are known."""
+    yield from provenance.to_gguf(c.info, c.general)
+    if c.arch is not None:
+        yield "general.architecture", "STRING", c.arch.gguf
+        yield from to_gguf(c.hparams, c.arch, complete=False, misfits=True)
+    if c.tokenizer is not None:
+        yield from ggml.to_gguf(c.tokenizer, vocab_size=None)
+
+
+def _imported(c: Canonical, keys: Mapping[str, object]) -> dict[str, object]:
+    """The metadata that an import of a GGUF with these keys gives."""
+    known = provenance.from_gguf(keys)
+    tokenizer = ggml.from_gguf(keys)
+    out = known.info | provenance.to_metadata(known.general)
+    out |= {} if c.arch is None else to_apr(from_gguf(keys, (), c.arch))
+    return out | ({} if tokenizer is None else tokenizer_apr.to_metadata(tokenizer))
+
+
+def _merged(before: object, after: object, current: object) -> object:
+    """`current` with what differs between two objects; `after` where they are none."""
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping) and isinstance(current, Mapping)):
+        return after
+    gone = {key for key in before if key not in after}
+    changed = {key: value for key, value in after.items() if key not in before or before[key] != value}
+    return {key: value for key, value in current.items() if key not in gone} | changed
 
 
 def _segments(
@@ -156,7 +277,7 @@ def _outdates_record(values: Mapping[str, object], patch: Mapping[str, object]) 
     """
     record = values.get(SOURCE_KEY)
     of_gguf = isinstance(record, Mapping) and record.get("format") == "gguf"
-    return any(key in _LISTS if of_gguf else key.startswith("tokenizer.") for key in patch)
+    return any(key in _LISTS if of_gguf else key.startswith(("tokenizer.", tokenizer_apr.OWN_KEY)) for key in patch)
 
 
 def _without_tokenizer_files(values: Mapping[str, object]) -> dict[str, object]:

@@ -77,6 +77,12 @@ _KINDS: dict[str, str] = {
 TYPED_FIELDS: tuple[str, ...] = tuple(_KINDS)
 """The typed fields in writing order; every other key is the user's."""
 
+
+def is_text(key: str) -> bool:
+    """Whether the typed field `key` holds text."""
+    return _KINDS.get(key) == "str"
+
+
 # Fields that no file may leave null, and what an absent one means.
 _REQUIRED: dict[str, object] = {"model_type": "", "total_size": 0, "param_count": 0}
 # Written even when unset, in every generation that knows them.

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
@@ -314,6 +314,10 @@ class KvMapping(Mapping[str, Any]):
             return entry.type.name
         return None if entry.elem_type is GgufType.ARRAY else (entry.type.name, entry.elem_type.name)
 
+    def without(self, is_left_out: Callable[[str], bool]) -> KvMapping:
+        """The pairs but for those whose keys are left out."""
+        return KvMapping(self._data, {key: entry for key, entry in self.entries.items() if not is_left_out(key)})
+
     def remember(self, key: str, value: Any) -> None:
         """Takes `value` for what the entry would be decoded to."""
         self._values[key] = value
@@ -346,6 +350,8 @@ class GgufPart:
         alignment: of the tensor data.
         tensors: in file order.
         kv: the pairs in file order, decoded on access.
+        infos: where the tensor infos begin and end.
+        data_start: where the tensor data begin, behind the padding of the header.
     """
 
     source: Source
@@ -353,6 +359,8 @@ class GgufPart:
     alignment: int
     tensors: list[Tensor]
     kv: KvMapping
+    infos: tuple[int, int]
+    data_start: int
 
 
 @dataclass(slots=True)
@@ -376,26 +384,32 @@ def open_model(path: Path) -> Model:
             if tensor.name in seen:
                 raise CorruptError("two tensors have one name", path=tensor.source.path, tensor=tensor.name)
             seen.add(tensor.name)
-        model = Model(
-            path=path,
-            format="gguf",
-            convention="gguf",
-            label=f"GGUF v{parts[0].version}",
-            version=str(parts[0].version),
-            sources=[part.source for part in parts],
-            tensors=tensors,
-            load_metadata=lambda: parts[0].kv,
-            load_tokenizer=_load_tokenizer,
-            load_hparams=_load_hparams,
-            warnings=[
-                f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {tensor.name}"
-                for tensor in tensors
-                if len(tensor.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES
-            ],
-            native=GgufNative(parts),
-        )
+        model = model_of(path, parts)
         stack.pop_all()
     return model
+
+
+def model_of(path: Path, parts: list[GgufPart]) -> Model:
+    """The model of these parts, with the keys of the first."""
+    tensors = [tensor for part in parts for tensor in part.tensors]
+    return Model(
+        path=path,
+        format="gguf",
+        convention="gguf",
+        label=f"GGUF v{parts[0].version}",
+        version=str(parts[0].version),
+        sources=[part.source for part in parts],
+        tensors=tensors,
+        load_metadata=lambda: parts[0].kv,
+        load_tokenizer=_load_tokenizer,
+        load_hparams=_load_hparams,
+        warnings=[
+            f"llama.cpp loads no tensor name of more than {LOADER_NAME_BYTES} bytes: {tensor.name}"
+            for tensor in tensors
+            if len(tensor.name.encode("utf-8", "surrogateescape")) > LOADER_NAME_BYTES
+        ],
+        native=GgufNative(parts),
+    )
 
 
 def _load_tokenizer(model: Model) -> Tokenizer | None:
@@ -476,6 +490,7 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     cursor = Cursor(bytearray(), source.path, source=source)
     version, n_tensors, n_kv = _read_header(cursor)
     entries = _read_entries(cursor, n_kv)
+    infos_start = cursor.pos
     infos = _read_infos(cursor, n_tensors)
     kv = KvMapping(memoryview(cursor.data).toreadonly(), entries)
     alignment = _alignment(kv, source.path)
@@ -485,7 +500,7 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     for (_, end, before), (start, _, name) in pairwise(spans):
         if start < end:
             raise CorruptError(f"the tensor overlaps {before!r}", path=source.path, tensor=name, offset=start)
-    return GgufPart(source, version, alignment, tensors, kv)
+    return GgufPart(source, version, alignment, tensors, kv, (infos_start, cursor.pos), data_start)
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:

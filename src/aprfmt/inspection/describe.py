@@ -13,6 +13,7 @@ from aprfmt.arch.outside import is_adapter, outside, parts
 from aprfmt.arch.table import row_of
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
+from aprfmt.formats.gguf import KvMapping
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.spdx import is_spdx
 from aprfmt.tokenizer import ggml
@@ -132,7 +133,28 @@ class Carried:
 
 
 # Fields of Inspection that its JSON has only where they were asked for.
-_ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors")
+_ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors", "stored")
+
+
+STORED_ITEMS = 64
+"""Elements of a list that are shown of a stored key."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """One metadata key as the file has it.
+
+    Attributes:
+        key: its name.
+        type: as the container calls it, "UINT32", "ARRAY of STRING"; of JSON "string", "integer", "list", ...
+        count: elements of a list, None for what is none.
+        value: the value; of a list the first STORED_ITEMS elements.
+    """
+
+    key: str
+    type: str
+    count: int | None
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +169,7 @@ class Inspection:
         dtypes: most bytes first.
         carried: what else it holds than the network.
         tensors: all of them where they were asked for.
+        stored: the file's own metadata keys where they were asked for.
         vocabulary: the tokens where they were asked for (`with_vocabulary`); None without a tokenizer.
         quality: the score, where it was asked for.
     """
@@ -170,9 +193,10 @@ class Inspection:
     with_vocabulary: bool = False
     vocabulary: Sequence[str] | None = None
     tensors: Sequence[Tensor] | None = None
+    stored: Sequence[StoredKey] | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The keys of the JSON contract; `quality`, `vocabulary` and `tensors` only where they were asked for."""
+        """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
         body["carried"] = asdict(self.carried)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
@@ -180,6 +204,8 @@ class Inspection:
             body["quality"] = self.quality.to_json()
         if self.with_vocabulary:
             body["vocabulary"] = self.vocabulary
+        if self.stored is not None:
+            body["keys"] = [asdict(key) for key in self.stored]
         if self.tensors is not None:
             body["tensors"] = [
                 {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size_bytes": t.n_bytes}
@@ -188,10 +214,13 @@ class Inspection:
         return body
 
 
-def inspect(path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False) -> Inspection:
+def inspect(
+    path: PathLike, *, vocab: bool = False, weights: bool = False, quality: bool = False, metadata: bool = False
+) -> Inspection:
     """What the model at `path` is: container, architecture, dimensions, dtypes, tokenizer, provenance.
 
-    `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself.
+    `vocab` adds the tokens, `weights` the tensors, `quality` a score of how completely the file describes itself,
+    `metadata` every metadata key as it is stored.
     Raises AprError for a file that cannot be opened.
     """
     with formats.open_unchanged(path) as model:
@@ -199,7 +228,27 @@ def inspect(path: PathLike, *, vocab: bool = False, weights: bool = False, quali
         if vocab:
             tokens = list(model.tokenizer.tokens) if model.tokenizer is not None else None
             found = replace(found, with_vocabulary=True, vocabulary=tokens)
+        if metadata:
+            found = replace(found, stored=stored_keys(model))
         return replace(found, tensors=model.tensors.entries) if weights else found
+
+
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}
+
+
+def stored_keys(model: Model) -> list[StoredKey]:
+    """Every metadata key of the file, in its order: GGUF keys, those of an `.apr`, config.json."""
+    found = []
+    for key, value in model.metadata.items():
+        kind = (
+            model.metadata.kind(key) if isinstance(model.metadata, KvMapping) else _JSON_TYPES.get(type(value), "null")
+        )
+        type_name = " of ".join(kind) if isinstance(kind, tuple) else kind or "ARRAY of ARRAY"
+        is_list = isinstance(value, list | tuple)
+        found.append(
+            StoredKey(key, type_name, len(value) if is_list else None, value[:STORED_ITEMS] if is_list else value)
+        )
+    return found
 
 
 def describe(model: Model, *, quality: bool = False) -> Inspection:

@@ -13,8 +13,10 @@ __all__ = [
     "KV",
     "SPECIAL_KEYS",
     "TOKEN_TYPE_COUNT",
+    "VOCABULARY_KEYS",
     "from_gguf",
     "key_problems",
+    "known_keys",
     "missing_by_name",
     "template_key",
     "to_gguf",
@@ -52,7 +54,10 @@ _FLAG_KEYS = {
     "lowercase": "normalizer.lowercase",
     "strip_accents": "normalizer.strip_accents",
 }
-_LIST_KEYS = ("model", "tokens", "merges", "token_type", "scores", "pre")
+_LIST_KINDS = {"tokens": "str[]", "merges": "str[]", "token_type": "i32[]", "scores": "f32[]"}
+_LIST_KEYS = ("model", "pre", *_LIST_KINDS)
+VOCABULARY_KEYS = frozenset(_PREFIX + key for key in _LIST_KEYS)
+"""What `key_problems` looks at."""
 _HOLE_SCORE = -10000.0
 _BYTES = (("ARRAY", "UINT8"), ("ARRAY", "INT8"))
 CHARSMAP = _PREFIX + "precompiled_charsmap"
@@ -112,6 +117,15 @@ def key_problems(kv: Mapping[str, object], architecture: str, rows: int | None) 
         value = kv.get(_PREFIX + name)
         if isinstance(value, Sized) and len(value) < len(tokens):
             yield _PREFIX + name, f"has {len(value)} entries for {len(tokens)} tokens"
+
+
+def known_keys() -> Iterator[tuple[str, str]]:
+    """(key, its type: u32, str, f32[], ...) for the keys of a vocabulary that llama.cpp reads."""
+    yield from ((_PREFIX + key, "str") for key in ("model", "pre"))
+    yield from ((_PREFIX + key, kind) for key, kind in _LIST_KINDS.items())
+    yield from ((_PREFIX + key, "u32") for key in SPECIAL_KEYS.values())
+    yield from ((_PREFIX + key, "bool") for key in _FLAG_KEYS.values())
+    yield from ((TOKEN_TYPE_COUNT, "u32"), (_TEMPLATE, "str"), (_TEMPLATE + "s", "str[]"))
 
 
 def from_gguf(kv: Mapping[str, object]) -> Tokenizer | None:

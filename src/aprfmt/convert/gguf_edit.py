@@ -1,0 +1,278 @@
+"""Edits the keys of a GGUF and leaves the tensor data where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+
+from aprfmt.arch.gguf_keys import key_problems
+from aprfmt.arch.hparams import full_key, keys_of
+from aprfmt.arch.row import Architecture
+from aprfmt.arch.table import find_gguf
+from aprfmt.canonical.model import canonical, check_before_writing
+from aprfmt.errors import AprError, RefusedError, UsageError
+from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType, KvMapping, model_of, read_pairs
+from aprfmt.formats.gguf_write import ValueType, encode_kv
+from aprfmt.io.overwrite import overwrite
+from aprfmt.io.pipe import FileLayout, Literal, Stream, WriteOptions, Zeros, source_jobs, write_file
+from aprfmt.io.source import padding
+from aprfmt.model import Model
+from aprfmt.provenance.provenance import TEXT_LISTS, TEXT_NAMES
+from aprfmt.tokenizer import ggml
+
+TYPES: dict[str, GgufType] = {
+    "u8": GgufType.UINT8, "i8": GgufType.INT8, "u16": GgufType.UINT16, "i16": GgufType.INT16,
+    "u32": GgufType.UINT32, "i32": GgufType.INT32, "u64": GgufType.UINT64, "i64": GgufType.INT64,
+    "f32": GgufType.FLOAT32, "f64": GgufType.FLOAT64, "bool": GgufType.BOOL, "str": GgufType.STRING,
+}  # fmt: skip
+"""What a type is called on a command line; with `[]` behind it, an array of it."""
+
+# What no edit of a key alone can change: where the data lie, and what belongs to rows of tensors.
+_FIXED = {
+    "general.alignment": "says where the tensor data begin",
+    "split.no": "says which part of a split model the file is",
+    "split.count": "says how many parts the model has",
+    "split.tensors.count": "says how many tensors the parts hold",
+}
+# Of every family that rotates, though no row names them.
+_ROPE = {
+    **dict.fromkeys(("rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor"), "f32"),
+    **{"rope.scaling.type": "str", "rope.scaling.original_context_length": "u32", "rope.scaling.finetuned": "bool"},
+}
+_INTEGERS = {
+    kind: (-(1 << bits - 1) * signed, (1 << bits - signed) - 1)
+    for kind, bits, signed in (
+        *((kind, 8 << i, 0) for i, kind in enumerate((TYPES["u8"], TYPES["u16"], TYPES["u32"], TYPES["u64"]))),
+        *((kind, 8 << i, 1) for i, kind in enumerate((TYPES["i8"], TYPES["i16"], TYPES["i32"], TYPES["i64"]))),
+    )
+}
+
+
+class Text(str):
+    """A value as a person types it, which is read as the type that its key has: `7`, `true`, `some text`, `[1, 2]`."""
+
+    __slots__ = ()
+
+
+def edit(
+    model: Model,
+    patch: Mapping[str, object],
+    types: Mapping[str, str],
+    target: str,
+    options: WriteOptions,
+    *,
+    in_place: bool,
+) -> int:
+    """Writes the GGUF `model` as `target` with the keys of `patch`, None for those that go; returns the bytes written.
+
+    With `in_place` the header alone is written where it is as long as before, padding included, and a copy takes the
+    file's place where it is not. A key keeps its type and its place; `types` names those of others (see TYPES).
+
+    Raises UsageError for a key that llama.cpp does not know, or a value that is not of its type; RefusedError where
+    llama.cpp would not load the result.
+    """
+    native = model.native_as(GgufNative)
+    assert native is not None
+    if len(native.parts) > 1:
+        raise RefusedError(
+            f"the model is in {len(native.parts)} files, and the keys stand in the first of them",
+            path=model.path,
+            hint="write one file of them first: apr convert FILE -o ONE.gguf",
+        )
+    part = native.parts[0]
+    head = _edited(model, part, patch, types)
+    _check(model, part, head, patch)
+    n_padding = padding(len(head), part.alignment)
+    if in_place and len(head) + n_padding == part.data_start:
+        model.check_unchanged()
+        start, changed = _difference(part.source.read(0, part.data_start), head + bytes(n_padding))
+        if changed:
+            overwrite(target, start, changed)
+        return len(changed)
+    n_rest = part.source.size - part.data_start
+    rest = Stream(n_rest, lambda: source_jobs(part.source, part.data_start, n_rest))
+    layout = FileLayout(os.path.basename(target), [Literal(head), Zeros(n_padding), rest])
+    write_file(target, layout, options)
+    return layout.n_bytes
+
+
+def _edited(model: Model, part: GgufPart, patch: Mapping[str, object], types: Mapping[str, str]) -> bytes:
+    """The header with the keys of `patch`, without the padding behind it."""
+    row = find_gguf(part.kv, [tensor.name for tensor in part.tensors])
+    entries = {key: bytes(part.kv.raw(key)) for key in part.kv}
+    for key, value in patch.items():
+        if key in _FIXED:
+            raise UsageError(f"{key!r} cannot be edited: it {_FIXED[key]}", path=model.path)
+        if value is None:
+            if entries.pop(key, None) is None:
+                raise UsageError(f"there is no key {key!r}", path=model.path, hint=_nearest(key, list(entries)))
+            continue
+        kind = _type_of(key, part.kv, row, types)
+        entries[key] = encode_kv(key, kind, _read(key, kind, value))
+    if not set(types) <= set(patch):
+        raise UsageError(f"a type is given for {min(set(types) - set(patch))!r}, which is not set")
+    infos = part.source.read(part.infos[0], part.infos[1] - part.infos[0])
+    return b"".join(
+        (b"GGUF", struct.pack("<IQQ", part.version, len(part.tensors), len(entries)), *entries.values(), infos)
+    )
+
+
+# --- types and values ---
+
+
+def _type_of(key: str, kv: KvMapping, row: Architecture | None, types: Mapping[str, str]) -> ValueType:
+    """The type that was given, that the key has, or that llama.cpp reads it as. Raises UsageError."""
+    if key in types:
+        return parse_type(types[key])
+    if key in kv.entries:
+        entry = kv.entries[key]
+        if entry.elem_type is GgufType.ARRAY:
+            raise UsageError(f"{key!r} is an array of arrays, which cannot be set")
+        return entry.type if entry.elem_type is None else (GgufType.ARRAY, entry.elem_type)
+    return _type_by_name(key, row, f"if it is meant, say of which type: --set '{key}:str=...'", kv)
+
+
+def _type_by_name(key: str, row: Architecture | None, hint: str, others: Collection[str] = ()) -> ValueType:
+    """The type as which llama.cpp reads a key. Raises UsageError where it reads none of that name."""
+    known = dict(_known(row))
+    if key in known:
+        return known[key]
+    if key.startswith(("general.base_model.", "general.dataset.")):
+        return GgufType.UINT32 if key.endswith(".count") else GgufType.STRING
+    if key.startswith("tokenizer.chat_template."):
+        return GgufType.STRING
+    raise UsageError(
+        f"{key!r} has no effect: llama.cpp reads no key of that name", hint=_nearest(key, [*known, *others]) or hint
+    )
+
+
+def read_value(key: str, value: object, row: Architecture | None) -> object:
+    """`value` as a GGUF of the family has it under `key`. Raises UsageError."""
+    return _read(key, _type_by_name(key, row, "apr inspect --metadata of a GGUF shows what there is"), value)
+
+
+def parse_type(word: str) -> ValueType:
+    """The type of that name, as in TYPES. Raises UsageError."""
+    kind = TYPES.get(word.removesuffix("[]"))
+    if kind is None:
+        raise UsageError(f"there is no type {word!r}", hint=f"types: {', '.join(TYPES)}, and arrays such as u32[]")
+    return (GgufType.ARRAY, kind) if word.endswith("[]") else kind
+
+
+def _known(row: Architecture | None) -> Iterator[tuple[str, ValueType]]:
+    """Keys that llama.cpp reads, or that its converter writes for every model, and their types."""
+    yield from ((f"general.{name}", GgufType.STRING) for name in (*TEXT_NAMES, "architecture", "type"))
+    yield from ((key, (GgufType.ARRAY, GgufType.STRING)) for key in TEXT_LISTS.values())
+    yield from ((f"general.{name}", GgufType.UINT32) for name in ("file_type", "quantization_version"))
+    for name, kind in ggml.known_keys():
+        yield name, parse_type(kind)
+    if row is not None:
+        yield from ((full_key(row, suffix), parse_type(kind)) for suffix, kind in _ROPE.items())
+        yield from ((full_key(row, key.gguf), parse_type(key.kind)) for key in keys_of(row, {}) if key.gguf)
+
+
+def _nearest(key: str, known: list[str]) -> str | None:
+    """A hint with the key of the same kind that looks most like it."""
+    kind, _, name = key.rpartition(".")
+    names = {other.removeprefix(kind + "."): other for other in known if other.startswith(kind + ".")}
+    near = get_close_matches(name, list(names), 1, 0.7)
+    return f"did you mean {names[near[0]]}?" if near else None
+
+
+def _read(key: str, kind: ValueType, value: object) -> object:
+    """`value` as the type has it. Raises UsageError."""
+    if isinstance(value, Text):
+        value = _parsed(kind, value)
+    if isinstance(kind, tuple):
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{key!r} is a list, not {value!r:.40}", hint=f"--set '{key}=[...]'")
+        return [_read(key, kind[1], item) for item in value]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind in _INTEGERS:
+        low, high = _INTEGERS[kind]
+        fits = isinstance(value, int) and is_number and low <= value <= high
+    elif kind in (GgufType.FLOAT32, GgufType.FLOAT64):
+        fits = is_number
+    else:
+        fits = isinstance(value, bool if kind is GgufType.BOOL else str)
+    if not fits:
+        raise UsageError(f"{value!r:.40} is no {kind.name}, which {key!r} is", hint="give another type with KEY:TYPE=")
+    return value
+
+
+def _parsed(kind: ValueType, text: str) -> object:
+    """A typed text as JSON; where a string is wanted, as it stands, unless it is a string of JSON."""
+    value = parse_text(text)
+    return value if kind is not GgufType.STRING or isinstance(value, str) else str(text)
+
+
+def parse_text(text: str) -> object:
+    """A typed text as JSON, or as it stands. Raises UsageError for what begins like JSON and is none."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        if text[:1] in ('"', "{", "["):
+            raise UsageError(f"neither JSON nor plain text: {text!r:.60}", hint="a text needs no quotes") from None
+        return str(text)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+# --- what the file then is ---
+
+
+def _check(model: Model, part: GgufPart, head: bytes, patch: Mapping[str, object]) -> None:
+    """Refuses keys that say something else than the tensors, where those that are there do not."""
+    row = find_gguf(part.kv, [tensor.name for tensor in part.tensors])
+    own = ("general.architecture", f"{row.gguf}." if row is not None else "split.")
+    of_network = any(key.startswith(own) for key in patch)
+    of_vocabulary = any(key in ggml.VOCABULARY_KEYS for key in patch)
+    if not (of_network or of_vocabulary):
+        return
+    after = replace(part, kv=read_pairs(head, str(model.path)))
+    found: list[set[str]] = []
+    for state in (part, after):
+        network = _network_problems(model, state) if of_network else ()
+        found.append({*network, *(_vocabulary_problems(state) if of_vocabulary else ())})
+    if appeared := found[1] - found[0]:
+        raise RefusedError(
+            f"llama.cpp would not load the GGUF: {min(appeared)}", path=model.path, hint="the tensors say otherwise"
+        )
+
+
+def _network_problems(model: Model, part: GgufPart) -> Iterator[str]:
+    shapes = {tensor.name: tensor.shape for tensor in part.tensors}
+    # The vocabulary, whose lists take longer to read than all else, has no part in it.
+    kv = part.kv.without(lambda key: key.startswith("tokenizer."))
+    row = find_gguf(kv, list(shapes))
+    if row is None:
+        yield "general.architecture names a network that is not known"
+        return
+    try:
+        check_before_writing(canonical(model_of(model.path, [replace(part, kv=kv)])), False)
+    except AprError as error:
+        yield error.message
+    yield from (f"{key} {problem}" for key, problem in key_problems(row, kv, shapes))
+
+
+def _vocabulary_problems(part: GgufPart) -> Iterator[str]:
+    rows = next((tensor.shape[0] for tensor in part.tensors if tensor.name == "token_embd.weight"), None)
+    word = str(part.kv.get("general.architecture"))
+    yield from (f"{key} {problem}" for key, problem in ggml.key_problems(part.kv, word, rows))
+
+
+_BLOCK = 4096
+
+
+def _difference(old: bytes, new: bytes) -> tuple[int, bytes]:
+    """Where two headers of one length begin to differ, in whole blocks, and what `new` has up to the last one."""
+    starts = [
+        start for start in range(0, len(new), _BLOCK) if old[start : start + _BLOCK] != new[start : start + _BLOCK]
+    ]
+    return (starts[0], new[starts[0] : starts[-1] + _BLOCK]) if starts else (0, b"")
