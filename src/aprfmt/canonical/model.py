@@ -18,10 +18,12 @@ from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_unwan
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, is_adapter, is_draft, names_drafts, outside, part_of, parts
+from aprfmt.arch.outside import Part, holds_adapter, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
+from aprfmt.canonical import adapter as adapters
 from aprfmt.canonical import envelope
+from aprfmt.canonical.adapter import Adapter, Base
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
@@ -44,6 +46,8 @@ from aprfmt.tokenizer import hf as tokenizer_hf
 from aprfmt.tokenizer.model import Tokenizer
 
 _NUMBER = re.compile(r"\d+")
+
+ADAPTER = "an adapter"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -69,6 +73,7 @@ class Canonical:
         left_out: files of the source's folder that are not carried, and why, one sentence each.
         packs: packed weights of the source.
         is_whole: whether none of the source's tensors was left out on request.
+        adapter: what the source is, where that is an adapter; its tensors are then those `outside`.
     """
 
     model: Model
@@ -88,6 +93,7 @@ class Canonical:
     part: str = ""
     packs: Packing = field(default_factory=Packing)
     is_whole: bool = True
+    adapter: Adapter | None = None
 
     def __repr__(self) -> str:
         arch = self.arch.id if self.arch is not None else None
@@ -126,13 +132,21 @@ class Canonical:
 
 
 def canonical(
-    model: Model, *, arch: str | None = None, allow_unmapped: bool = False, decoding: Decoding = AS_STORED
+    model: Model,
+    *,
+    arch: str | None = None,
+    allow_unmapped: bool = False,
+    decoding: Decoding = AS_STORED,
+    base: Base | None = None,
 ) -> Canonical:
     """Reads `model` into canonical form; `arch` names a row of the architecture table to use instead of detection.
 
-    `decoding` says what becomes of packed weights.
-    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one.
+    `decoding` says what becomes of packed weights, `base` what an adapter is for.
+    Raises UnmappedError for an architecture or tensor without a row, naming the nearest known one, and for adapters
+    what canonical.adapter.read_adapter raises.
     """
+    if adapters.is_adapter(model) and (found := _adapter(model, base, allow_unmapped)) is not None:
+        return found
     row = find_row(model, arch)
     if part := _part(model, row):
         row = None
@@ -185,6 +199,31 @@ def canonical(
         outside=others,
         part=part,
         packs=packs,
+    )
+
+
+def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical | None:
+    """The adapter that `model` is; None for one of another kind that is to be carried as it is."""
+    try:
+        adapter = adapters.read_adapter(model, base)
+    except RefusedError:
+        if allow_unmapped:
+            return None
+        raise
+    known = provenance.read(model)
+    return Canonical(
+        model,
+        None,
+        deepcopy(adapter.of.hparams if adapter.of is not None else model.hparams),
+        model.tokenizer,
+        known.info,
+        {},
+        warnings=(*model.warnings, *known.warnings),
+        general=known.general,
+        files={t.name.removeprefix(FILES_PREFIX): CanonicalTensor(t.name, (t,)) for t in model.files},
+        outside=adapter.tensors,
+        part=ADAPTER,
+        adapter=adapter,
     )
 
 
@@ -302,8 +341,8 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
 
 def _part(model: Model, row: Architecture | None) -> str:
     """What the source holds, where that is no network: its tensors keep their names, whatever they are."""
-    if is_adapter(model.tensors):
-        return "an adapter"
+    if adapters.is_adapter(model) or holds_adapter(model.tensors):
+        return ADAPTER
     if model.convention == "gguf":
         return part_of(row, model.metadata, model.hparams, model.tensors)
     told = model.metadata.get(PART_KEY) if model.convention == "apr" else None
@@ -479,6 +518,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
         **hp.to_apr(h),
         **provenance.to_metadata(c.general),
         PART_KEY: c.part or None,
+        **(c.adapter.to_metadata() if c.adapter is not None else {}),
     }
     if c.tokenizer is not None:
         metadata |= tokenizer_apr.to_metadata(c.tokenizer)
@@ -494,7 +534,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
         return
     if hparams_as(model, find_row(model, arch)).hidden_size is not None:
         return
-    if is_adapter(model.tensors):
+    if adapters.is_adapter(model) or holds_adapter(model.tensors):
         return  # its config describes the base model's
     raise RefusedError(
         "no config.json beside the weights: dimensions and architecture are unknown",
@@ -578,7 +618,7 @@ def check_vocabulary(c: Canonical) -> list[str]:
     if embedding is not None:
         size = embedding.shape[0]
         limit = f"the embedding {size} rows"
-    if size is not None and len(c.tokenizer.tokens) > size:
+    if size is not None and len(c.tokenizer.tokens) > size and not c.part:  # an adapter may come with new tokens
         raise RefusedError(
             f"the tokenizer has {len(c.tokenizer.tokens)} tokens, {limit}",
             path=c.model.path,
@@ -622,7 +662,7 @@ def name_tensors(
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    if row is None and is_adapter(model.tensors):
+    if row is None and (adapters.is_adapter(model) or holds_adapter(model.tensors)):
         elsewhere = {*model.tensors}
     elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.parts[0] in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}

@@ -20,6 +20,7 @@ from aprfmt.cli.options import (
     Machine,
     Mix,
     NoTokenizerOption,
+    OfAdapter,
     Run,
     ShardSizeOption,
     Source,
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Import(Common, Machine, Run, Mix, Source, Drafts, Dtype, Files):
+class Import(Common, Machine, Run, Mix, Source, Drafts, OfAdapter, Dtype, Files):
     """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
 
     \b
     apr import model.gguf -o model.apr
     apr import ./Qwen2.5-0.5B -o qwen.apr --license apache-2.0
     apr import hf://org/repo -o model.apr --plan
+    apr import ./my-lora -o lora.apr --base ./Qwen2.5-0.5B
     """
 
     file: Annotated[str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")]
@@ -55,12 +57,13 @@ class Import(Common, Machine, Run, Mix, Source, Drafts, Dtype, Files):
 
 
 @dataclass(kw_only=True)
-class Convert(Common, Machine, Run, Mix, Source, Target, Dtype, Files):
+class Convert(Common, Machine, Run, Mix, Source, Target, OfAdapter, Dtype, Files):
     """Convert any readable form of a model to any writable one, in one step.
 
     \b
     apr convert model.gguf -o folder --format hf --dtype bf16
     apr convert ./Qwen2.5-0.5B -o qwen.gguf --dtype q4_k_m --imatrix qwen.dat
+    apr convert ./my-lora -o lora.gguf --base ./Qwen2.5-0.5B
     """
 
     def __call__(self) -> None:

@@ -12,7 +12,7 @@ import typer
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.cli.options import JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import BaseOption, JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, shorten, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_shape, plural
@@ -20,7 +20,7 @@ from aprfmt.text import format_bytes, format_count, format_shape, plural
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import Carried, Inspection, Quality, StoredKey, TokenizerInfo
+    from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, Quality, StoredKey, TokenizerInfo
     from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Tensor
@@ -83,7 +83,9 @@ def _stored_type(key: StoredKey) -> str:
 def _container(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "format", f"{found.format}, {format_bytes(found.size_bytes)}"
     yield "tensors", f"{found.tensor_count:,} ({format_count(found.param_count)} parameters)"
-    if found.carried.tensors or found.carried.files:
+    if found.adapter is not None:
+        yield "adapter", _adapter(found.adapter)
+    elif found.carried.tensors or found.carried.files:
         yield "also carries", _carried(found.carried)
     if set(found.checksum.values()) != {"none"}:
         words = {"unchecked": "not checked (large file; apr validate checks it)"}
@@ -95,6 +97,16 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "reference apr", "can run it" if found.compat.reference_runtime else f"cannot run it: {reasons}"
     for warning in found.warnings:
         yield "note", warning
+
+
+def _adapter(found: AdapterInfo) -> str:
+    if found.rank is None:
+        return f"not understood: {found.kind}"
+    scales = ", ".join(f"{scale:g}" for scale in found.scales)
+    text = f"LoRA of rank {found.rank}, alpha {found.alpha:g} (scale {scales}) on {plural(found.weights, 'weight')}"
+    text += f" ({', '.join(found.modules)})" if found.modules else ""
+    text += f", {plural(found.whole, 'weight')} replaced" if found.whole else ""
+    return text + (f", for {found.base}" if found.base else "")
 
 
 def _carried(found: Carried) -> str:
@@ -295,6 +307,7 @@ def validate(
         ),
     ] = False,
     min_score: Annotated[int, typer.Option(metavar="N", min=0, max=100, help="Fail below this score.")] = 0,
+    base: BaseOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -307,7 +320,7 @@ def validate(
     apr validate model.gguf --strict --min-score 95 --json
     """
     with progress_bar("validating") as progress:
-        found = aprfmt.validate(file, strict=strict, min_score=min_score, progress=progress)
+        found = aprfmt.validate(file, strict=strict, min_score=min_score, base=base, progress=progress)
     out.result(found.to_json(), _validation(found, min_score))
     return 0 if found.passed else 5
 
@@ -349,6 +362,7 @@ def diff(
         float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
     ] = 0.0,
     metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
+    base: BaseOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -359,7 +373,9 @@ def diff(
     apr diff model.gguf model.apr --values
     """
     with progress_bar("comparing") as progress:
-        found = aprfmt.diff(a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, progress=progress)
+        found = aprfmt.diff(
+            a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, base=base, progress=progress
+        )
     out.result(found.to_json(), _comparison(found))
     return 0 if found.identical else 1
 

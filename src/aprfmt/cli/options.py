@@ -20,6 +20,10 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
 ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]
+BaseOption = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Model that an adapter is for: a folder with its config.json, or a model file."),
+]
 TokenizerOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="Use this tokenizer instead: a folder or tokenizer.json.")
 ]
@@ -129,6 +133,13 @@ class Drafts:
     no_mtp: Annotated[
         bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
     ] = False
+
+
+@dataclass(kw_only=True)
+class OfAdapter:
+    """What adapters need."""
+
+    base: BaseOption = None
 
 
 @dataclass(kw_only=True)

@@ -13,6 +13,8 @@ from typing import TypedDict
 
 from aprfmt import formats
 from aprfmt.arch import hparams as hp
+from aprfmt.canonical.adapter import Base, is_adapter
+from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.model import (
     Canonical,
     canonical,
@@ -163,6 +165,7 @@ def import_model(
     dst: PathLike,
     *,
     arch: str | None = None,
+    base: PathLike | None = None,
     dtype: str = "keep",
     imatrix: PathLike | None = None,
     tensor_type: str | Sequence[str] = (),
@@ -194,6 +197,8 @@ def import_model(
         src: what to read.
         dst: the file to write; it appears under its name when it is complete.
         arch: architecture, where the source does not say it.
+        base: the model that an adapter is for: a folder, of which config.json is enough, or a model file; None: the one
+            that the adapter names, where that is on this machine.
         dtype: "keep", a float, AprQ4, AprQ8, or a mix such as "q4_k_m".
         imatrix: file of an importance matrix, for a mix.
         tensor_type: "REGEX=TYPE" texts: types of the tensors whose GGUF names have the pattern, for a mix.
@@ -234,6 +239,7 @@ def convert_model(
     format: str | None = None,
     dtype: str = "keep",
     arch: str | None = None,
+    base: PathLike | None = None,
     imatrix: PathLike | None = None,
     tensor_type: str | Sequence[str] = (),
     output_type: str | None = None,
@@ -394,6 +400,7 @@ def _plan(
         arch=options.arch,
         allow_unmapped=options.allow_unmapped,
         decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
+        base=_base(model, options),
     )
     if options.no_mtp:
         c, drafts = without_drafts(c)
@@ -403,6 +410,15 @@ def _plan(
     c = _override(_with_target(with_dims_of_tensors(c), options), options)
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses
+
+
+def _base(model: Model, options: Options) -> Base | None:
+    """What the adapter `model` is for. Raises UsageError where --base is given for what is none."""
+    if is_adapter(model):
+        return find_base(model, options.base)
+    if options.base is not None:
+        raise UsageError("--base is the model that an adapter is for, and this is no adapter", path=model.path)
+    return None
 
 
 def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
-from aprfmt.formats import HF_INDEX_SUFFIX, mistral
+from aprfmt.formats import HF_INDEX_SUFFIX, lora, mistral
 from aprfmt.formats.hf_files import (
     POOLING_KEY,
     belongs,
@@ -123,7 +123,7 @@ def open_model(path: Path) -> Model:
         model = Model(
             path=path,
             format="hf",
-            label="HF folder",
+            label=_label(native),
             sources=[shard.source for shard in shards.values()],
             tensors=[tensor for shard in shards.values() for tensor in shard.tensors],
             load_metadata=lambda: config_of(native) or {},
@@ -134,6 +134,13 @@ def open_model(path: Path) -> Model:
         )
         stack.pop_all()
     return model
+
+
+def _label(native: HfNative) -> str:
+    """What users call the folder."""
+    kinds = {lora.PEFT_WEIGHTS: "PEFT adapter", lora.MLX_WEIGHTS: "MLX adapter"}
+    weights = lora.weights_of([*native.shards, *(path.as_posix() for path in native.other_files)])
+    return kinds[weights] if weights is not None else "HF folder"
 
 
 def _is_text(path: Path) -> bool:
@@ -239,6 +246,8 @@ def _read_named_shard(path: Path, index: Path, stack: ExitStack) -> Shard:
 
 def _loose_shards(folder: Path, names: Sequence[str]) -> list[str]:
     """Weights of a folder without an index: one file, or a complete series of numbered ones."""
+    if (adapter := lora.weights_of(names)) is not None and SINGLE_NAME not in names:
+        return [adapter]  # mlx_lm leaves those of earlier steps beside it
     weights = [name for name in names if name.endswith(".safetensors")]
     weights = [name for name in weights if "/" not in name] or weights
     if SINGLE_NAME in weights or len(weights) == 1:

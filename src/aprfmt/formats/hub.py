@@ -84,17 +84,31 @@ def snapshot(address: str) -> Path:
 
 
 def _cached(wanted: HubPath, cache: Path) -> Path | None:
-    repo = cache / ("models--" + wanted.repo.replace("/", "--"))
-    commit = wanted.revision
-    with suppress(OSError, UnicodeDecodeError):
-        commit = (repo / "refs" / wanted.revision).read_text("utf-8").strip()
-    if not _COMMIT.fullmatch(commit) or commit in (".", ".."):
+    folder = _snapshot_folder(wanted, cache)
+    if folder is None:
         return None
-    folder = repo / "snapshots" / commit
     if wanted.file:
         return folder / wanted.file if (folder / wanted.file).is_file() else None
     has_weights = any(path.is_file() for pattern in _WEIGHTS for path in folder.glob(pattern))
     return folder if has_weights else None
+
+
+def cached_config(repo: str) -> Path | None:
+    """The snapshot of `repo` ("org/name") in the local cache that holds its config.json; nothing is fetched."""
+    try:
+        wanted = parse(f"hf://{repo}")
+    except UsageError:
+        return None
+    folder = _snapshot_folder(wanted, cache_folder())
+    return folder if folder is not None and (folder / "config.json").is_file() else None
+
+
+def _snapshot_folder(wanted: HubPath, cache: Path) -> Path | None:
+    repo = cache / ("models--" + wanted.repo.replace("/", "--"))
+    commit = wanted.revision
+    with suppress(OSError, UnicodeDecodeError):
+        commit = (repo / "refs" / wanted.revision).read_text("utf-8").strip()
+    return None if not _COMMIT.fullmatch(commit) or commit in (".", "..") else repo / "snapshots" / commit
 
 
 def _is_complete(found: Path) -> bool:

@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import spellings
-from aprfmt.arch.outside import is_adapter, outside, parts
+from aprfmt.arch.outside import holds_adapter, outside, parts
 from aprfmt.arch.table import row_of
+from aprfmt.canonical.adapter import is_adapter, read_adapter
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
+from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf import KvMapping
 from aprfmt.model import Model, Tensor
@@ -132,6 +134,29 @@ class Carried:
     file_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterInfo:
+    """What an adapter changes.
+
+    Attributes:
+        kind: "lora", or the reason why it is not understood.
+        base: name of the base model, as the adapter has it.
+        rank, alpha: of most weights.
+        scales: what the products are multiplied by, each number once.
+        weights, whole: how many weights it adds to, and how many it replaces.
+        modules: the ends of the names of those that it adds to.
+    """
+
+    kind: str
+    base: str | None = None
+    rank: int | None = None
+    alpha: float | None = None
+    scales: Sequence[float] = ()
+    weights: int = 0
+    whole: int = 0
+    modules: Sequence[str] = ()
+
+
 # Fields of Inspection that its JSON has only where they were asked for.
 _ON_REQUEST = ("quality", "with_vocabulary", "vocabulary", "tensors", "stored")
 
@@ -168,6 +193,7 @@ class Inspection:
         metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
         dtypes: most bytes first.
         carried: what else it holds than the network.
+        adapter: what it changes, where it is an adapter; else None.
         tensors: all of them where they were asked for.
         stored: the file's own metadata keys where they were asked for.
         vocabulary: the tokens where they were asked for (`with_vocabulary`); None without a tokenizer.
@@ -189,6 +215,7 @@ class Inspection:
     tokenizer: TokenizerInfo | None
     compat: Compatibility
     warnings: list[str]
+    adapter: AdapterInfo | None = None
     quality: Quality | None = None
     with_vocabulary: bool = False
     vocabulary: Sequence[str] | None = None
@@ -199,6 +226,7 @@ class Inspection:
         """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
         body["carried"] = asdict(self.carried)
+        body["adapter"] = None if self.adapter is None else asdict(self.adapter)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
         if self.quality is not None:
             body["quality"] = self.quality.to_json()
@@ -282,7 +310,30 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         tokenizer=tokenizer,
         compat=compatibility(model, metadata),
         warnings=warnings,
+        adapter=_adapter_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
+    )
+
+
+def _adapter_info(model: Model) -> AdapterInfo | None:
+    if not is_adapter(model):
+        return None
+    try:
+        found = read_adapter(model)
+    except StorageError:
+        raise
+    except AprError as error:
+        return AdapterInfo(error.message)
+    ends = {weight.removesuffix(".weight").rpartition(".")[2] for weight in found.pairs}
+    return AdapterInfo(
+        kind="lora",
+        base=found.base,
+        rank=found.rank,
+        alpha=found.alpha,
+        scales=sorted({pair.scale for pair in found.pairs.values()}),
+        weights=len(found.pairs),
+        whole=len(found.whole),
+        modules=sorted(ends),
     )
 
 
@@ -290,7 +341,8 @@ def carried(model: Model) -> Carried:
     """What `model` holds beside the network."""
     names = model.tensors
     row = row_of(model.hparams, kv=model.metadata if model.convention == "gguf" else None, tensor_names=names)
-    others = {*names} if is_adapter(names) else outside(row, model.hparams, names) if row is not None else set[str]()
+    whole = is_adapter(model) or holds_adapter(names)
+    others = {*names} if whole else outside(row, model.hparams, names) if row is not None else set[str]()
     found = parts(row, {name: names[name].n_bytes for name in others}, model.hparams.hf_architecture)
     return Carried(
         tensors=len(others),

@@ -7,10 +7,13 @@ import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeGuard
 
 from aprfmt import formats
+from aprfmt.canonical.adapter import Adapter, Base, Pair, is_adapter
+from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.lora import to_hf
 from aprfmt.canonical.model import canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import n_elements
@@ -113,13 +116,16 @@ def diff(
     values: bool = False,
     tolerance: float = 0.0,
     metadata_only: bool = False,
+    base: PathLike | None = None,
     progress: StartProgress | None = None,
 ) -> Comparison:
     """What the models at `a` and `b` differ in: container, metadata, tensor names, dtypes, shapes and bytes.
 
     `values` compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
     values are the same when they differ by at most `tolerance`, or are both NaN. `metadata_only` leaves the tensors
-    alone. `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they are compared.
+    alone. `base` is the model that both are adapters for, which tells the order of their rows in a GGUF; adapters are
+    compared by factors and scales. `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they
+    are compared.
     Raises UsageError for options that contradict each other.
     """
     if math.isnan(tolerance):
@@ -139,10 +145,12 @@ def diff(
             differences += _metadata_differences(left, right)
         elif left.label != right.label:
             notes.append(f"{left.label} and {right.label}: --values ignores container and metadata")
+        of = _base(left, right, base)
         if not metadata_only:
+            differences += _scale_differences(left, right, of)
             n_bytes = sum(t.n_bytes for t in left.tensors.entries)
             advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
-            for name, x, y in _pairs(left, right):
+            for name, x, y in _pairs(left, right, of):
                 if x is None or y is None:
                     differences.append(_difference(name, x, y, "missing"))
                     continue
@@ -257,15 +265,52 @@ def _tokenizer_differences(a: Model, b: Model) -> Iterator[Difference]:
             yield _metadata_difference(f"tokenizer.{name}", x, y)
 
 
-def _pairs(a: Model, b: Model) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
-    """Tensors under Hugging Face names; under their own where either model has no such form."""
+def _base(a: Model, b: Model, given: PathLike | None) -> Base | None:
+    """What two adapters are for, as far as it is known."""
+    both = (a, b)
+    if not all(map(is_adapter, both)):
+        if given is not None:
+            raise UsageError("--base is the model that adapters are for, and these are not two of them")
+        return None
+    return next((found for model in both if (found := find_base(model, given)) is not None), None)
+
+
+def _adapters(a: Model, b: Model, base: Base | None) -> list[tuple[Adapter, dict[str, Pair]]]:
+    """Both adapters with their pairs by Hugging Face names, where both have such; [] where one has none."""
+    found = []
     try:
-        both = canonical(a), canonical(b)
-        # Of folders the files are compared by themselves, as far as they belong to the model.
-        with_files = all(model.convention == "apr" for model in (a, b))
-        left, right = (c.stored if with_files else c.all_tensors for c in both)
-    except (UnmappedError, RefusedError, UnsupportedError):
-        left, right = ({t.name: CanonicalTensor(t.name, (t,)) for t in model.tensors.entries} for model in (a, b))
+        for model in (a, b):
+            adapter = canonical(model, base=base).adapter
+            if adapter is not None:
+                found.append((adapter, to_hf(adapter, model.path)))
+    except RefusedError:
+        return []
+    return found if len(found) == 2 else []
+
+
+def _scale_differences(a: Model, b: Model, base: Base | None) -> Iterator[Difference]:
+    """Scales of two adapters, which are no tensors and yet part of what they add."""
+    found = _adapters(a, b, base)
+    for name in found[0][1] if found else ():
+        x, y = (pairs.get(name) for _, pairs in found)
+        if x is not None and y is not None and not math.isclose(x.scale, y.scale, rel_tol=1e-6):
+            yield Difference("metadata", f"{name} scale", x.scale, y.scale)
+
+
+def _pairs(
+    a: Model, b: Model, base: Base | None
+) -> Iterator[tuple[str, CanonicalTensor | None, CanonicalTensor | None]]:
+    """Tensors under Hugging Face names; under their own where either model has no such form."""
+    if found := _adapters(a, b, base):
+        left, right = ({**replace(adapter, pairs=pairs).tensors} for adapter, pairs in found)
+    else:
+        try:
+            both = canonical(a), canonical(b)
+            # Of folders the files are compared by themselves, as far as they belong to the model.
+            with_files = all(model.convention == "apr" for model in (a, b))
+            left, right = (c.stored if with_files else c.all_tensors for c in both)
+        except (UnmappedError, RefusedError, UnsupportedError):
+            left, right = ({t.name: CanonicalTensor(t.name, (t,)) for t in m.tensors.entries} for m in (a, b))
     for name in dict.fromkeys((*left, *right)):
         yield name, left.get(name), right.get(name)
 

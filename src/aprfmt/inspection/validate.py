@@ -12,9 +12,11 @@ from aprfmt import formats
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.names import check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
-from aprfmt.canonical.model import Canonical, canonical, shapes_after_links
+from aprfmt.canonical.adapter import is_adapter
+from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.model import ADAPTER, Canonical, canonical, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
-from aprfmt.errors import AprError, StorageError
+from aprfmt.errors import AprError, StorageError, UsageError
 from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
@@ -66,8 +68,11 @@ class Rule:
 class Subject:
     """A model under examination; what several rules need is computed once."""
 
-    def __init__(self, model: Model, progress: Callable[[int, str], None] | None = None) -> None:
+    def __init__(
+        self, model: Model, progress: Callable[[int, str], None] | None = None, base: PathLike | None = None
+    ) -> None:
         self.model = model
+        self._base = base
         self._progress = progress or (lambda n_bytes, label: None)
 
     @cached_property
@@ -91,7 +96,8 @@ class Subject:
     def canonical(self) -> Canonical | AprError:
         """The model under Hugging Face names, or why it has no such form."""
         try:
-            return canonical(self.model)
+            base = find_base(self.model, self._base) if is_adapter(self.model) else None
+            return canonical(self.model, base=base)
         except StorageError:
             raise  # says nothing about the file
         except AprError as error:
@@ -212,7 +218,9 @@ def _zeros(subject: Subject) -> Iterator[Check]:
     for tensor, stats, _ in subject.stats:
         if isinstance(stats, AprError) or not stats.n or stats.zero_count < stats.n:
             continue
-        if len(tensor.shape) >= 2:
+        if len(tensor.shape) >= 2 and is_adapter(subject.model):
+            yield Check("warn", f"all {stats.n:,} values are zero, so nothing is added to the weight", tensor.name)
+        elif len(tensor.shape) >= 2:
             yield Check("fail", f"all {stats.n:,} values are zero", tensor.name)
         elif not tensor.name.endswith("bias"):
             yield Check("warn", f"all {stats.n:,} values are zero", tensor.name)
@@ -236,8 +244,25 @@ def _dead_rows(subject: Subject) -> Iterator[Check]:
             yield Check("warn", f"{rest:,} rows of unused or padding tokens are all zero", tensor.name)
 
 
+def _adapter(subject: Subject) -> Iterator[Check]:
+    """Whether an adapter is one: a plain LoRA of whole pairs, whose config fits."""
+    if not is_adapter(subject.model):
+        yield Check("skip", "the file is no adapter")
+        return
+    found = subject.canonical
+    if isinstance(found, AprError):
+        yield Check("fail", found.message, found.tensor)
+    elif found.adapter is not None and found.adapter.of is None:
+        yield Check(
+            "pass", "every factor has its other half; the base is not at hand, so shapes are compared with none"
+        )
+
+
 def _names(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
+    if is_adapter(subject.model):
+        yield Check("skip", f"the file holds {ADAPTER}")
+        return
     if isinstance(found, AprError):
         yield Check("skip" if found.tensor is None else "fail", found.message, found.tensor)
         return
@@ -279,8 +304,8 @@ def _special_ids(subject: Subject) -> Iterator[Check]:
 
 def _required_keys(subject: Subject) -> Iterator[Check]:
     found = subject.canonical
-    if isinstance(found, Canonical) and found.part:
-        yield Check("skip", f"the file holds {found.part}")
+    if (isinstance(found, Canonical) and found.part) or is_adapter(subject.model):
+        yield Check("skip", f"the file holds {found.part if isinstance(found, Canonical) else ADAPTER}")
         return
     hparams = subject.model.hparams
     row = ARCHITECTURES.get(hparams.architecture or "")
@@ -317,6 +342,11 @@ def _runtime_keys(subject: Subject) -> Iterator[Check]:
         yield Check("fail", f"llama.cpp does not load the file: {key} {problem}")
 
 
+def _require_adapter(model: Model) -> None:
+    if not is_adapter(model):
+        raise UsageError("--base is the model that an adapter is for, and this is no adapter", path=model.path)
+
+
 RULES = (
     Rule("container.header", 10, "the header checksum matches", _header),
     Rule("container.footer", 15, "the file checksum matches", _footer),
@@ -326,6 +356,7 @@ RULES = (
     Rule("values.finite", 15, "no value is NaN or infinite", _finite),
     Rule("values.zero", 10, "no weight is all zeros", _zeros),
     Rule("values.dead-rows", 5, "no vocabulary row is all zeros", _dead_rows),
+    Rule("adapter.pairs", 0, "every factor of the adapter has its other half, of the same rank", _adapter),
     Rule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
     Rule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
     Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
@@ -372,17 +403,21 @@ def validate(
     *,
     strict: bool = False,
     min_score: int = 0,
+    base: PathLike | None = None,
     progress: StartProgress | None = None,
     more: Sequence[Rule] = (),
 ) -> Validation:
     """Applies every rule to the model at `path`, and those of `more`; every value is decoded.
 
     `strict` counts warnings as failures, a score under `min_score` fails. A warning costs its rule's weight, too.
-    `progress` is called with the bytes to decode, its result with (bytes, tensor) as they are.
+    `base` is the model that an adapter is compared with. `progress` is called with the bytes to decode, its result with
+    (bytes, tensor) as they are.
     """
     with formats.open_unchanged(path) as model:
+        if base is not None:
+            _require_adapter(model)
         n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
-        subject = Subject(model, progress(n_bytes) if progress is not None else None)
+        subject = Subject(model, progress(n_bytes) if progress is not None else None, base)
         outcomes = []
         for rule in (*RULES, *more):
             try:

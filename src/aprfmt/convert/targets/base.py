@@ -37,6 +37,7 @@ class Options:
     """Every option of a conversion; `apr convert --help` explains them. Sizes are in bytes."""
 
     arch: str | None = None
+    base: PathLike | None = None
     dtype: str = "keep"
     imatrix: PathLike | None = None
     tensor_type: Sequence[str] = ()
@@ -75,12 +76,12 @@ class Options:
 
     def changes_nothing(self) -> bool:
         """Whether the options leave the model itself alone."""
-        return not set(self.non_defaults()) - (COMMON - {"arch"}) - {"shard_size", "verify", "allow_requantize"}
+        return not set(self.non_defaults()) - (COMMON - {"arch", "base"}) - {"shard_size", "verify", "allow_requantize"}
 
 
 COMMON = frozenset(
     (
-        *("arch", "allow_no_config", "allow_unmapped", "carry", "format"),
+        *("arch", "base", "allow_no_config", "allow_unmapped", "carry", "format"),
         *("plan", "force", "progress", "threads", "max_memory", "fsync"),
     )
 )
@@ -260,15 +261,24 @@ class Target(Protocol):
 
 class _BuiltIn:
     def __init__(
-        self, name: str, container: str, label: str, place: str, takes: frozenset[str], suffix: str = ""
+        self,
+        name: str,
+        container: str,
+        label: str,
+        place: str,
+        takes: frozenset[str],
+        suffix: str = "",
+        *,
+        adapters: str = "",
     ) -> None:
         self.name, self.container, self.label, self.takes = name, container, label, takes
         self.suffixes: tuple[str, ...] = (suffix,) if suffix else ()
         self.folder = not suffix
-        self._place = place
+        self._place, self._adapters = place, adapters
 
     def layouts(self, c: Canonical, work: Work) -> Output:
-        module, _, function = self._place.partition(":")
+        place = self._adapters if c.adapter is not None and self._adapters else self._place
+        module, _, function = place.partition(":")
         output: Output = getattr(import_module(f"aprfmt.convert.targets.{module}"), function)(c, work)
         return output
 
@@ -292,6 +302,7 @@ TARGETS: tuple[Target, ...] = (
         "gguf:layouts",
         _HF | MIX | {"no_tokenizer", "mtp_only", "pre", "pad_style", "verify"},
         ".gguf",
+        adapters="adapter:gguf_layouts",
     ),
     _BuiltIn(
         "safetensors",
@@ -300,9 +311,10 @@ TARGETS: tuple[Target, ...] = (
         "hf:safetensors_layouts",
         frozenset({"dtype", "no_mtp"}),
         ".safetensors",
+        adapters="adapter:safetensors_layouts",
     ),
-    _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF),
-    _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF),
+    _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF, adapters="adapter:peft_layouts"),
+    _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF, adapters="adapter:mlx_layouts"),
 )
 """The forms that we write."""
 

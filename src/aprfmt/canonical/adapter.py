@@ -1,0 +1,551 @@
+"""Adapters of any container in one form: for each weight that is changed, the two factors of what is added to it.
+
+The names of the weights are Hugging Face names, or llama.cpp's where one tensor of a GGUF holds what are several of a
+checkpoint; `canonical.lora` turns one into the other. Shapes are the same everywhere: A [rank, in], B [out, rank], with
+the number of matrices before them where a weight is a stack of such. For an embedding `in` is the vocabulary, as if it
+were a layer that reads one-hot rows; its weight is stored transposed then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.links import Link, Order, RowMap, link_of
+from aprfmt.arch.names import canonical_name, embedding, matches
+from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.arch.table import find_gguf
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.errors import AprError, CorruptError, RefusedError
+from aprfmt.formats import lora
+from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.hf_files import parse_object, read_text_file
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.lora import LoraConfig, PartName
+from aprfmt.formats.safetensors import SafetensorsNative
+from aprfmt.io.source import is_file
+from aprfmt.model import Model, Tensor
+from aprfmt.text import first_few
+from aprfmt.types import Shape
+
+APR_KEY = "aprfmt.adapter"
+"""APR metadata key with what lora_rank and lora_alpha do not say."""
+
+GGUF_KEY = "aprfmt.adapter"
+"""GGUF key with the config of the adapter that it was made from, a JSON object."""
+
+INVOCATION = "alora_invocation_tokens"
+"""Config key, and end of a GGUF key, of the tokens after which an activated LoRA counts."""
+
+Blocks = Mapping[str, Sequence[tuple[str, int]]]
+"""llama.cpp's name of a weight made of several with different A -> those, in order, with the rank of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that an adapter is for: its row of the architecture table and its hyper-parameters."""
+
+    row: Architecture
+    hparams: Hyperparams
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is added to the weight `weight`: scale * B A. `a` is [(n,) rank, in], `b` [(n,) out, rank]."""
+
+    weight: str
+    a: CanonicalTensor
+    b: CanonicalTensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return self.a.shape[-2]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the product: [(n,) out, in]."""
+        return (*self.b.shape[:-1], self.a.shape[-1])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Adapter:
+    """An adapter. Its tensors are those of the pairs, then the whole ones.
+
+    Attributes:
+        pairs: by the name of the weight.
+        whole: weights that are replaced by others (modules_to_save), by their name.
+        rank, alpha: what the container says of most pairs; alpha / rank is their scale.
+        base: name of the base model, as the adapter has it.
+        config: adapter_config.json of the folder that it is, or was made from; {} without one.
+        of: the base model, where it is at hand.
+        blocks: what the weights of a GGUF were made of, as it tells.
+    """
+
+    pairs: Mapping[str, Pair]
+    whole: Mapping[str, CanonicalTensor]
+    rank: int
+    alpha: float
+    base: str | None = None
+    config: Mapping[str, object] = field(default_factory=dict)
+    of: Base | None = None
+    blocks: Blocks = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, CanonicalTensor]:
+        """All tensors, by the names that an `.apr` has them under."""
+        found: dict[str, CanonicalTensor] = {}
+        for weight, pair in self.pairs.items():
+            found |= {weight + lora.A: pair.a, weight + lora.B: pair.b}
+        return {**found, **self.whole}
+
+    @property
+    def invocation(self) -> list[int]:
+        """The tokens after which an activated LoRA counts; [] for any other."""
+        value = self.config.get(INVOCATION)
+        return [token for token in value if type(token) is int] if isinstance(value, list) else []
+
+    def to_metadata(self) -> dict[str, object]:
+        """Metadata of an `.apr`."""
+        scales = {p.weight: p.scale for p in self.pairs.values() if p.scale != self.alpha / p.rank}
+        blocks = {weight: [list(part) for part in parts] for weight, parts in self.blocks.items()}
+        more = {"base": self.base, "scales": scales, "config": self.config, "blocks": blocks}
+        return {
+            "lora_rank": self.rank,
+            "lora_alpha": self.alpha,
+            APR_KEY: {key: value for key, value in more.items() if value},
+        }
+
+
+# --- recognising ---
+
+
+def is_adapter(model: Model) -> bool:
+    """Whether the model is an adapter by what its container says: a folder's config, a GGUF's or an `.apr`'s keys."""
+    if model.convention == "gguf":
+        return model.metadata.get("general.type") == "adapter"
+    if model.convention == "apr":
+        return "lora_rank" in model.metadata and any(name.endswith(lora.A) for name in model.tensors)
+    return config_of(model) is not None and not _is_network(model)
+
+
+def _is_network(model: Model) -> bool:
+    """Whether a folder with an adapter's config holds a model, too."""
+    folder = model.native_as(HfNative)
+    return folder is not None and lora.weights_of([*folder.shards, lora.CONFIG]) is None
+
+
+def config_of(model: Model) -> Mapping[str, object] | None:
+    """adapter_config.json of a folder, or beside a file; None where there is none. Raises CorruptError."""
+    if (folder := model.native_as(HfNative)) is not None:
+        raw, at = folder.text_file(lora.CONFIG), folder.folder
+    elif model.native_as(SafetensorsNative) is not None and model.path.name in (lora.PEFT_WEIGHTS, lora.MLX_WEIGHTS):
+        at = model.path.parent
+        path = lora.config_path(at)
+        raw = read_text_file(path) if is_file(path) else None
+    else:
+        return None
+    return None if raw is None else parse_object(raw, str(lora.config_path(at)), lora.CONFIG)
+
+
+# --- reading ---
+
+
+def read_adapter(model: Model, base: Base | None = None) -> Adapter:
+    """The adapter that `model` is, for the `base` where that is at hand.
+
+    Raises RefusedError for another kind than plain LoRA, and where tensors do not make pairs or do not fit the base;
+    CorruptError for a bad config.
+    """
+    readers = {"gguf": _from_gguf, "apr": _from_apr}
+    adapter = readers.get(model.convention, _from_folder)(model, base)
+    if not adapter.pairs and not adapter.whole:
+        raise RefusedError("the adapter holds no tensors", path=model.path)
+    for pair in adapter.pairs.values():
+        _check_pair(pair, model)
+    return adapter
+
+
+def _check_pair(pair: Pair, model: Model) -> None:
+    a, b = pair.a.shape, pair.b.shape
+    if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
+        raise RefusedError(
+            f"lora_a is {list(a)} and lora_b {list(b)}, which are no factors of one weight",
+            path=model.path,
+            tensor=pair.weight,
+        )
+    if a[-2] != b[-1]:
+        raise RefusedError(
+            f"the ranks disagree: lora_a is {list(a)}, so of rank {a[-2]}, and lora_b {list(b)}, so of rank {b[-1]}",
+            path=model.path,
+            tensor=pair.weight,
+            hint="the tensors are of two adapters; fetch it again",
+        )
+
+
+def _pairs(
+    model: Model, found: Mapping[str, Mapping[str, CanonicalTensor]], scale_of: Mapping[str, float]
+) -> dict[str, Pair]:
+    """The pairs of the factors `found`, by weight and "a" or "b". Raises RefusedError for half a pair."""
+    out = {}
+    for weight, factors in found.items():
+        missing = [which for which in ("a", "b") if which not in factors]
+        if missing:
+            raise RefusedError(
+                f"lora_{missing[0]} of the weight is missing: half of a pair means nothing",
+                path=model.path,
+                tensor=weight,
+                hint="fetch the adapter again",
+            )
+        out[weight] = Pair(weight, factors["a"], factors["b"], scale_of[weight])
+    return out
+
+
+def _twice(model: Model, weight: str, first: str, second: str) -> RefusedError:
+    return RefusedError(
+        f"two adapters change this weight, by {first} and by {second}",
+        path=model.path,
+        tensor=weight,
+        hint="an adapter has one pair of factors a weight; several adapters are merged by apr merge-adapter",
+    )
+
+
+def _from_folder(model: Model, base: Base | None) -> Adapter:
+    body = config_of(model)
+    if body is None:
+        raise RefusedError(
+            "there is no adapter_config.json beside the adapter, so its scale is unknown",
+            path=model.path,
+            hint="put the config that the training wrote into the folder",
+        )
+    config = lora.read_config(body, model.path)
+    is_mlx = lora.is_mlx(body)
+    factors: dict[str, dict[str, CanonicalTensor]] = {}
+    whole: dict[str, CanonicalTensor] = {}
+    scales: dict[str, float] = {}
+    for tensor in model.tensors.values():
+        part = lora.mlx_part(tensor.name) if is_mlx else lora.peft_part(tensor.name, config.parameters)
+        if part is None:
+            kind = lora.kind_by_names([tensor.name]) or ("DoRA" if is_mlx and tensor.name.endswith(".m") else None)
+            raise lora.other_kind(kind or "of an unknown kind", model.path, tensor.name)
+        if part.role == "whole":
+            if part.weight in whole:
+                raise _twice(model, part.weight, whole[part.weight].pieces[0].name, tensor.name)
+            whole[part.weight] = _plain(part.weight, tensor)
+            continue
+        which = part.role[-1]
+        own = factors.setdefault(part.weight, {})
+        if which in own:
+            raise _twice(model, part.weight, own[which].pieces[0].name, tensor.name)
+        made = _of_mlx(tensor, part) if is_mlx else _of_peft(tensor, part, config, model)
+        own[which] = made
+        if which == "a":
+            scales[part.weight] = config.scale_of(part.module, made.shape[-2] if len(made.shape) > 1 else 1)
+    pairs = _pairs(model, factors, {**dict.fromkeys(factors, 1.0), **scales})
+    adapter = Adapter(pairs, whole, config.rank, config.alpha, config.base, config.body, base)
+    _check_ranks(model, pairs, config)
+    if config.rslora and pairs:  # alpha / rank is the scale wherever an adapter stands
+        adapter = Adapter(pairs, whole, config.rank, config.alpha * math.sqrt(config.rank), config.base, body, base)
+    _check_base(adapter, model)
+    return adapter
+
+
+def _check_ranks(model: Model, pairs: Mapping[str, Pair], config: LoraConfig) -> None:
+    for pair in pairs.values():
+        module = pair.weight.rpartition(".")[0]
+        ranks = {pair.a.shape[-2], pair.b.shape[-1]}
+        if ranks != {config.rank_of(module)} and len(ranks) == 1:
+            raise RefusedError(
+                f"the ranks disagree: the config says {config.rank_of(module)}, the tensors are of rank {ranks.pop()}",
+                path=model.path,
+                tensor=pair.weight,
+                hint="r and rank_pattern of adapter_config.json must be those of the training",
+            )
+
+
+def _plain(name: str, tensor: Tensor) -> CanonicalTensor:
+    return CanonicalTensor(name, (tensor,))
+
+
+def _mapped(name: str, tensor: Tensor, row_map: RowMap) -> CanonicalTensor:
+    """The tensor `name` whose bytes `row_map` would bring into those of the stored `tensor`."""
+    row = TensorRow((name,), (tensor.name,), ("",))
+    link = Link(row, (name,), (tensor.name,), row_map)
+    return CanonicalTensor(name, (tensor,), row_map, 0, inverse=True, link=link)
+
+
+def _turned(name: str, tensor: Tensor) -> CanonicalTensor:
+    rows, columns = tensor.shape
+    return _mapped(name, tensor, RowMap(((columns, rows),), (tensor.shape,), transposed=True))
+
+
+def _of_mlx(tensor: Tensor, part: PartName) -> CanonicalTensor:
+    name = part.weight + (lora.A if part.role == "a" else lora.B)
+    return _turned(name, tensor) if len(tensor.shape) == 2 else _plain(name, tensor)
+
+
+def _of_peft(tensor: Tensor, part: PartName, config: LoraConfig, model: Model) -> CanonicalTensor:
+    """A factor of a PEFT folder: that of a parameter without module of its own holds several matrices side by side."""
+    is_a = part.role.endswith("a")
+    name = part.weight + (lora.A if is_a else lora.B)
+    is_parameter = part.weight != f"{part.module}.weight"
+    if not is_parameter or len(tensor.shape) != 2:
+        return _plain(name, tensor)
+    rank = config.rank_of(part.module)
+    n, rest = divmod(tensor.shape[0 if is_a else 1], rank)
+    if rest:
+        raise RefusedError(
+            f"the ranks disagree: {list(tensor.shape)} is no stack of matrices of rank {rank}",
+            path=model.path,
+            tensor=tensor.name,
+        )
+    if n < 2:
+        return _plain(name, tensor)
+    if is_a:
+        return _mapped(name, tensor, RowMap(((n, rank, tensor.shape[1]),), (tensor.shape,)))
+    out = tensor.shape[0]
+    order: tuple[Order, ...] = (("swap", (1, n, out * rank)),)
+    return _mapped(name, tensor, RowMap(((n, out, rank),), (tensor.shape,), order, flat=True))
+
+
+def _from_apr(model: Model, base: Base | None) -> Adapter:
+    metadata = model.metadata
+    more = as_mapping(metadata.get(APR_KEY))
+    rank, alpha = metadata.get("lora_rank"), metadata.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        raise CorruptError(f"lora_rank is {rank!r:.40}, not a rank", path=model.path)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CorruptError(f"lora_alpha is {alpha!r:.40}, not a number", path=model.path)
+    stated = as_mapping(more.get("scales"))
+    factors, whole = _by_ending(model, {name: _plain(name, tensor) for name, tensor in model.tensors.items()})
+    scales: dict[str, float] = {}
+    for weight, own in factors.items():
+        value = stated.get(weight, float(alpha) / (own["a"].shape[-2] if "a" in own and own["a"].shape else rank))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CorruptError(f"the scale of the adapter is {value!r:.40}", path=model.path, tensor=weight)
+        scales[weight] = float(value)
+    name, config = more.get("base"), more.get("config")
+    return Adapter(
+        _pairs(model, factors, scales),
+        whole,
+        rank,
+        float(alpha),
+        name if isinstance(name, str) else None,
+        dict(config) if isinstance(config, Mapping) else {},
+        base or _own_base(model),
+        _read_blocks(more.get("blocks")),
+    )
+
+
+def _own_base(model: Model) -> Base | None:
+    """The base model that an `.apr` of an adapter describes in its metadata."""
+    from aprfmt.arch.table import row_of
+
+    row = row_of(model.hparams, kv=None, tensor_names=())
+    return Base(row, model.hparams) if row is not None and model.hparams.hidden_size is not None else None
+
+
+def _by_ending(
+    model: Model, tensors: Mapping[str, CanonicalTensor]
+) -> tuple[dict[str, dict[str, CanonicalTensor]], dict[str, CanonicalTensor]]:
+    """The factors by weight, and the tensors that are none."""
+    factors: dict[str, dict[str, CanonicalTensor]] = {}
+    whole: dict[str, CanonicalTensor] = {}
+    for name, tensor in tensors.items():
+        ending = next((ending for ending in (lora.A, lora.B) if name.endswith(ending)), None)
+        if ending is None:
+            whole[name] = tensor
+            continue
+        own = factors.setdefault(name.removesuffix(ending), {})
+        if ending[-1] in own:
+            raise _twice(model, name.removesuffix(ending), own[ending[-1]].pieces[0].name, tensor.pieces[0].name)
+        own[ending[-1]] = tensor
+    return factors, whole
+
+
+# --- GGUF ---
+
+
+def _from_gguf(model: Model, base: Base | None) -> Adapter:
+    kv = model.metadata
+    kind = kv.get("adapter.type")
+    if kind != "lora":
+        raise lora.other_kind(f"of type {kind!r:.40}", model.path)
+    alpha = kv.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CorruptError(f"adapter.lora.alpha is {alpha!r:.40}, not a number", path=model.path)
+    name = kv.get("general.architecture")
+    if base is not None and base.row.gguf != name:
+        raise RefusedError(
+            f"the adapter is for a base model of architecture {name!r}, and the one given is {base.row.gguf!r}",
+            path=model.path,
+            hint="give its own base with --base",
+        )
+    gguf = model.native_as(GgufNative)
+    if gguf is not None:
+        seen: dict[str, str] = {}
+        for tensor in model.tensors.entries:
+            if tensor.name in seen:
+                raise _twice(model, tensor.name, tensor.name, tensor.name)
+            seen[tensor.name] = tensor.name
+    row = base.row if base is not None else find_gguf(kv)
+    factors, whole = _by_ending(model, dict(_gguf_tensors(model, row, base)))
+    ranks = {
+        weight: own["a"].shape[-2] if "a" in own and len(own["a"].shape) > 1 else 1 for weight, own in factors.items()
+    }
+    # llama.cpp takes an alpha of 0 for none: the factors then count as they are.
+    scales = {weight: float(alpha) / rank if alpha else 1.0 for weight, rank in ranks.items()}
+    rank = max(ranks.values(), key=list(ranks.values()).count, default=1)
+    stored = _stored(kv.get(GGUF_KEY))
+    body = dict(as_mapping(stored.get("config")))
+    told = kv.get("adapter.alora.invocation_tokens")
+    if isinstance(told, list) and told:
+        body = {**body, INVOCATION: told}
+    pairs = _pairs(model, factors, scales)
+    stated = kv.get("general.base_model.0.repo_url") or kv.get("general.base_model.0.name")
+    named = body.get("base_model_name_or_path") or stated
+    adapter = Adapter(
+        pairs,
+        whole,
+        rank,
+        float(alpha) if alpha else float(rank),
+        named if isinstance(named, str) else None,
+        body,
+        base,
+        _read_blocks(stored.get("blocks")),
+    )
+    if row is not None:
+        _check_names(adapter, model, row)
+    _check_base(adapter, model)
+    return adapter
+
+
+def stored_config(kv: Mapping[str, object]) -> Mapping[str, object]:
+    """The config of the folder that a GGUF with these keys was made from; {} where it tells none."""
+    return as_mapping(_stored(kv.get(GGUF_KEY)).get("config"))
+
+
+def _stored(value: object) -> Mapping[str, object]:
+    if not isinstance(value, str):
+        return {}
+    try:
+        return parse_object(value.encode(errors="surrogateescape"), "", GGUF_KEY)
+    except AprError:
+        return {}
+
+
+def _read_blocks(value: object) -> dict[str, list[tuple[str, int]]]:
+    """What `to_metadata` gave; {} for anything else."""
+    out: dict[str, list[tuple[str, int]]] = {}
+    for weight, parts in as_mapping(value).items():
+        if not isinstance(parts, list):
+            return {}
+        for part in parts:
+            if not isinstance(part, list) or len(part) != 2 or not isinstance(part[0], str) or type(part[1]) is not int:
+                return {}
+            if part[1] < 1:
+                return {}
+        out[weight] = [(str(name), rank) for name, rank in parts]
+    return out
+
+
+def _gguf_tensors(model: Model, row: Architecture | None, base: Base | None) -> Iterator[tuple[str, CanonicalTensor]]:
+    """The tensors by Hugging Face names, where a weight is one in a checkpoint too; else by their own."""
+    shapes = _shapes(model)
+    done: dict[str, tuple[str, Link | None]] = {}
+    for tensor in model.tensors.values():
+        ending = next((ending for ending in (lora.A, lora.B) if tensor.name.endswith(ending)), "")
+        weight = tensor.name.removesuffix(ending)
+        if weight not in done:
+            done[weight] = _hf_weight(weight, shapes, row, base)
+        name, link = done[weight]
+        made = _plain(name + ending, tensor)
+        if weight == "token_embd.weight" and ending == lora.A and len(tensor.shape) == 2:
+            made = _turned(name + ending, tensor)
+        elif link is not None and ending == lora.B and link.row_map.orders and len(tensor.shape) == 2:
+            made = _mapped(name + ending, tensor, RowMap((tensor.shape,), (tensor.shape,), link.row_map.orders))
+        yield made.name, made
+
+
+def _shapes(model: Model) -> dict[str, Shape]:
+    """The shapes that the weights of a GGUF's network have, as far as the adapter tells."""
+    out: dict[str, Shape] = {}
+    for name, a in model.tensors.items():
+        weight = name.removesuffix(lora.A)
+        b = model.tensors.get(weight + lora.B)
+        if weight == name or b is None or len(a.shape) < 2 or len(b.shape) < 2:
+            continue
+        turned = weight == "token_embd.weight"
+        out[weight] = (a.shape[0], b.shape[0]) if turned else (*b.shape[:-1], a.shape[-1])
+    return out
+
+
+def _hf_weight(
+    weight: str, shapes: Mapping[str, Shape], row: Architecture | None, base: Base | None
+) -> tuple[str, Link | None]:
+    """The Hugging Face name of a GGUF's weight and its link, where it is one weight whose rows move alone."""
+    found = matches(row, weight, "gguf") if row is not None else []
+    if len({match.row.hf for match in found}) != 1 or weight not in shapes:
+        return weight, None
+    try:
+        link = link_of(base.hparams if base is not None else Hyperparams(), found[0], shapes)
+    except RefusedError:
+        return weight, None  # the head counts are those of the base
+    m = link.row_map
+    is_simple = len(link.hf) == len(link.gguf) == 1 and not (m.columns or m.maps_values or m.pack or m.flat or m.skip)
+    if not is_simple or any(m.after_transposed):
+        return weight, None
+    return link.hf[0], link
+
+
+# --- the base ---
+
+
+def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
+    """Raises RefusedError for a weight that networks of the row do not have."""
+    for weight in (*adapter.pairs, *adapter.whole):
+        if not is_of(row, weight):
+            others = first_few([row.id])
+            raise RefusedError(
+                f"the adapter changes a weight that networks of architecture {others} do not have",
+                path=model.path,
+                tensor=weight,
+                hint="it is for another base model: give its own with --base",
+            )
+
+
+def is_of(row: Architecture, weight: str) -> bool:
+    """Whether a network of the row has the `weight`, by either name; stacks of MLX count by what they hold."""
+    return bool(
+        canonical_name(row, weight) or matches(row, weight, "gguf") or matches(row, stacked_name(weight), "gguf")
+    )
+
+
+def stacked_name(weight: str) -> str:
+    """llama.cpp's name of a stack of experts that MLX calls `weight`; `weight` itself for any other."""
+    head, found, tail = weight.partition(".switch_mlp.")
+    layer = head.removesuffix(".mlp").removesuffix(".block_sparse_moe").rpartition(".")[2]
+    which = {"gate_proj.weight": "gate", "up_proj.weight": "up", "down_proj.weight": "down"}.get(tail)
+    return f"blk.{layer}.ffn_{which}_exps.weight" if found and which and layer.isdecimal() else weight
+
+
+def is_embedding(row: Architecture | None, weight: str) -> bool:
+    """Whether the weight is the token embedding, whose lookup is a layer that reads one-hot rows."""
+    if row is not None:
+        return weight == "token_embd.weight" or canonical_name(row, weight) == embedding(row)
+    last = weight.removesuffix(".weight").rpartition(".")[2]
+    return last in ("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "token_embd", "embeddings")
+
+
+def _check_base(adapter: Adapter, model: Model) -> None:
+    """Raises RefusedError where the adapter's names or shapes are not those of its base."""
+    if adapter.of is None:
+        return
+    _check_names(adapter, model, adapter.of.row)
+    from aprfmt.canonical.lora import check_shapes
+
+    check_shapes(adapter, model.path)

@@ -1,0 +1,82 @@
+"""The model that an adapter is for: given by the user, named by the adapter, or described by the file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from aprfmt import formats
+from aprfmt.arch.hparams import from_hf_config
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.canonical import adapter as adapters
+from aprfmt.canonical.adapter import Base
+from aprfmt.canonical.model import canonical
+from aprfmt.errors import AprError, RefusedError
+from aprfmt.formats import hf_files, hub
+from aprfmt.io.source import is_file, is_folder
+from aprfmt.model import Model
+from aprfmt.types import PathLike
+
+CONFIG = "config.json"
+
+
+def read_base(path: PathLike) -> Base:
+    """The base model at `path`: a folder, of which config.json is enough, or a model in any form.
+
+    Raises RefusedError for an architecture without a row, and what opening it raises.
+    """
+    place = formats.resolve(path)
+    if is_folder(place) and is_file(place / CONFIG):
+        hparams = from_hf_config(hf_files.read_config(place / CONFIG))
+        row = ARCHITECTURES.get(hparams.architecture or "")
+    else:
+        with formats.open(place) as model:
+            if adapters.is_adapter(model):
+                raise RefusedError("this is an adapter, and no base model", path=place)
+            c = canonical(model)
+        row, hparams = c.arch, c.hparams
+    if row is None:
+        raise RefusedError(
+            f"the base model's architecture {hparams.hf_architecture or hparams.architecture!r} is not known",
+            path=place,
+            hint="apr architectures lists the names",
+        )
+    return Base(row, hparams)
+
+
+def find_base(model: Model, given: PathLike | None) -> Base | None:
+    """The base of the adapter `model`: the one `given`, else the one that it names, where that is on this machine.
+
+    Nothing is fetched. Raises what read_base raises for the one that is given.
+    """
+    if given is not None:
+        return read_base(given)
+    if model.convention == "apr":
+        return None  # it describes its base itself
+    place = _named(model)
+    if place is None:
+        return None
+    try:
+        return read_base(place)
+    except AprError:
+        return None
+
+
+def _named(model: Model) -> Path | None:
+    """The folder of the base that an adapter's config names."""
+    if model.convention == "gguf":
+        body: Mapping[str, object] | None = adapters.stored_config(model.metadata)
+    else:
+        body = adapters.config_of(model)
+    own = model.path if is_folder(model.path) else model.path.parent
+    if body is None:
+        return None
+    if is_file(own / CONFIG) and model.convention == "hf":
+        return own
+    name = body.get("base_model_name_or_path", body.get("model"))
+    if not isinstance(name, str) or not name:
+        return None
+    for place in (Path(name), own / name):
+        if is_file(place / CONFIG):
+            return place
+    return hub.cached_config(name)

@@ -1,0 +1,428 @@
+"""Adapters in the containers of others: a GGUF for llama.cpp, folders for PEFT and mlx_lm, one safetensors file.
+
+The source's own bytes are written where nothing changed. Else the factors go under the container's names; a container
+with one scale for all (GGUF: alpha / rank, MLX: a number) has what differs from it multiplied into B.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from aprfmt.arch import names
+from aprfmt.arch.links import RowMap, find_link
+from aprfmt.canonical import lora as factors
+from aprfmt.canonical.adapter import GGUF_KEY, Adapter, Pair, is_embedding
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.mixes import file_type_of
+from aprfmt.convert.recipe import restorable
+from aprfmt.convert.targets.base import Output, Work
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats import gguf_write, lora, safetensors
+from aprfmt.formats.gguf import GgufType
+from aprfmt.formats.gguf_write import KV
+from aprfmt.formats.hf_files import read_text_file
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.formats.lora import CONFIG
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.pipe import FileLayout, Literal
+from aprfmt.provenance import provenance
+from aprfmt.text import first_few, plural
+
+_MERGE = "merge the adapter into its base instead: apr merge-adapter BASE ADAPTER -o OUT"
+
+Named = list[tuple[str, CanonicalTensor]]
+
+
+def _adapter(c: Canonical, work: Work) -> Adapter:
+    assert c.adapter is not None
+    if work.quantization is not None:
+        raise UsageError("the factors of an adapter are not quantized", hint="--dtype f32, f16 or bf16")
+    return c.adapter
+
+
+def _outs(c: Canonical, named: Iterable[tuple[str, CanonicalTensor]], work: Work) -> list[OutTensor]:
+    """The tensors in the dtype that was asked for; blocks, which only GGUFs hold, as F32."""
+    wanted = plain_dtype(work.options.dtype)
+    if wanted is not None and DTYPES[wanted].kind != "plain":
+        raise RefusedError(f"an adapter is not written as {wanted}", path=c.model.path, hint="--dtype f32, f16 or bf16")
+    out = []
+    for name, tensor in named:
+        target = (wanted or tensor.dtype) if is_float(tensor.dtype) else tensor.dtype
+        target = target if DTYPES[target].kind == "plain" else "F32"
+        work.losses.note(tensor.original_dtype, target)
+        out.append(tensor.out(name, target, work.losses.overflow))
+    return out
+
+
+def _restored(c: Canonical, work: Work, format: str) -> Output | None:
+    """The source's own files, where it has the `format` and nothing was asked for."""
+    recipe = restorable(c, format) if work.options.dtype == "keep" else None
+    if recipe is None or recipe.is_partial:
+        return None
+    kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
+    made = recipe.layouts()
+    if format != "hf":
+        if len(made) != 1:
+            return None
+        made = [replace(made[0], name=work.name)]
+    return Output(made, kept, lossless=not c.left_out)
+
+
+def _turned(tensor: CanonicalTensor, name: str) -> CanonicalTensor:
+    """The same with the last two dimensions swapped."""
+    *n, rows, columns = tensor.shape
+    after = ((*n, columns, rows),)
+    if tensor.row_map is not None and tensor.row_map.transposed and tensor.inverse:
+        return CanonicalTensor(name, tensor.pieces)  # stored that way
+    return CanonicalTensor(name, (tensor.piece(),), RowMap((tensor.shape,), after, transposed=True))
+
+
+# --- GGUF ---
+
+
+def gguf_layouts(c: Canonical, work: Work) -> Output:
+    """The GGUF for llama.cpp's `--lora`. Raises RefusedError where it has no place for a part of the adapter."""
+    adapter = _adapter(c, work)
+    if (output := _restored(c, work, "gguf")) is not None:
+        return output
+    path = c.model.path
+    pairs, blocks = factors.to_gguf(adapter, path)
+    base = adapter.of
+    assert base is not None
+    _check_gguf(c, pairs)
+    alpha = _common_alpha(pairs.values(), adapter)
+    named: Named = []
+    rounded = 0
+    for name in sorted(pairs, key=_layer_order):
+        pair, is_exact = factors.at_alpha(pairs[name], alpha)
+        rounded += not is_exact
+        is_lookup = name == "token_embd.weight"
+        a, b = f"{name}{lora.A}", f"{name}{lora.B}"
+        named += [(a, _turned(pair.a, a) if is_lookup else pair.a), (b, pair.b)]
+    if rounded:
+        work.losses.add(f"the scales of {plural(rounded, 'weight')} were multiplied into lora_b, which rounds")
+    whole = _gguf_norms(c, adapter, work)
+    work.losses.others += say_left_behind(c, "a GGUF has no place for files")
+    tensors = _outs(c, (*named, *((tensor.name, tensor) for tensor in whole)), work)
+    keys: list[KV] = [
+        ("general.architecture", GgufType.STRING, base.row.gguf),
+        ("general.type", GgufType.STRING, "adapter"),
+        ("adapter.type", GgufType.STRING, "lora"),
+        *provenance.to_gguf(c.info, c.general),
+        ("adapter.lora.alpha", GgufType.FLOAT32, alpha),
+    ]
+    if adapter.invocation:
+        kind = (GgufType.ARRAY, GgufType.UINT32)
+        keys.append(("adapter.alora.invocation_tokens", kind, adapter.invocation))
+    most = Counter(tensor.dtype for tensor in tensors).most_common(1)
+    keys.append(("general.file_type", GgufType.UINT32, file_type_of(most[0][0] if most else "F32")))
+    stored = {"config": adapter.config, "blocks": blocks}
+    if found := {key: value for key, value in stored.items() if value}:
+        text = json.dumps(found, sort_keys=True, separators=(",", ":"))
+        keys.append((GGUF_KEY, GgufType.STRING, text))
+    keys.append(("general.quantization_version", GgufType.UINT32, 2))
+    return Output([FileLayout(work.name, gguf_write.layout(keys, tensors))], tensors)
+
+
+def _layer_order(name: str) -> tuple[int, int, str]:
+    found = re.match(r"blk\.(\d+)\.", name)
+    return (1, int(found[1]), name) if found else (0 if name.startswith("token_embd") else 2, 0, name)
+
+
+def _check_gguf(c: Canonical, pairs: Mapping[str, Pair]) -> None:
+    """Refuses what llama.cpp would load and compute otherwise, or not load."""
+    assert c.adapter is not None
+    base = c.adapter.of
+    zero = next((pair.weight for pair in pairs.values() if pair.scale == 0), None)
+    if zero is not None:
+        raise RefusedError(
+            "the adapter's alpha is 0, so it adds nothing; llama.cpp takes an alpha of 0 for a scale of 1",
+            path=c.model.path,
+            tensor=zero,
+        )
+    tied = base is not None and base.hparams.tied is True
+    shared = next((name for name in ("output.weight", "token_embd.weight") if tied and name in pairs), None)
+    if shared is not None:
+        raise RefusedError(
+            "the base's output head is its embedding, and llama.cpp cannot change one of them alone",
+            path=c.model.path,
+            tensor=shared,
+            hint=_MERGE,
+        )
+    for pair in pairs.values():
+        if len(pair.shape) == 3 and not pair.weight.endswith("_exps.weight"):
+            raise RefusedError(
+                "llama.cpp takes no adapter for this weight, which it holds as one matrix a head",
+                path=c.model.path,
+                tensor=pair.weight,
+                hint=_MERGE,
+            )
+
+
+def _common_alpha(pairs: Iterable[Pair], adapter: Adapter) -> float:
+    """The alpha of a GGUF: the adapter's where it gives any of the scales, else what most pairs have."""
+    found = Counter(pair.scale * pair.rank for pair in pairs)
+    if not found or any(pair_alpha == adapter.alpha for pair_alpha in found):
+        return adapter.alpha
+    return found.most_common(1)[0][0]
+
+
+def _gguf_norms(c: Canonical, adapter: Adapter, work: Work) -> list[CanonicalTensor]:
+    """The whole weights that a GGUF of an adapter may hold: norms, which llama.cpp passes over. Others are refused."""
+    base = adapter.of
+    out: list[CanonicalTensor] = []
+    for name, tensor in adapter.whole.items():
+        if ".base_layer." in name:
+            work.losses.add(f"the base's own weight {name} stays behind: a GGUF of an adapter has no place for it")
+            continue
+        known = (names.canonical_name(base.row, name) if base is not None else None) or name
+        link = find_link(base.row, base.hparams, known, {known: tensor.shape}, "hf") if base is not None else None
+        if name.endswith("_norm.weight") and link is None:
+            out.append(tensor)
+        elif link is None or len(link.gguf) != 1 or not link.gguf[0].endswith("_norm.weight"):
+            raise RefusedError(
+                "the adapter holds this weight whole (modules_to_save), and such a GGUF has a place for norms only",
+                path=c.model.path,
+                tensor=name,
+                hint=_MERGE,
+            )
+        else:
+            out.append(CanonicalTensor(link.gguf[0], (tensor.piece(),), link.row_map))
+    if out:
+        work.losses.add(f"llama.cpp passes over {plural(len(out), 'norm')} that the adapter replaces")
+    return out
+
+
+# --- folders ---
+
+
+def peft_layouts(c: Canonical, work: Work) -> Output:
+    """The folder for PEFT: adapter_config.json, adapter_model.safetensors, the source's other files."""
+    adapter = _adapter(c, work)
+    if not lora.is_mlx(adapter.config) and (output := _restored(c, work, "hf")) is not None:
+        return output
+    named, config = peft_contents(c, adapter)
+    return _folder(c, work, named, config, lora.PEFT_WEIGHTS, "pt")
+
+
+def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], weights: str, framework: str) -> Output:
+    tensors = _outs(c, named, work)
+    # As PEFT writes it, so that the config of a folder that became a GGUF comes back as the same bytes.
+    files = {CONFIG: json.dumps(config, indent=2, sort_keys=True).encode()} | _other_texts(c)
+    layouts = [FileLayout(name, [Literal(data)]) for name, data in files.items()]
+    segments = safetensors.layout(tensors, {"format": framework})
+    return Output([*layouts, FileLayout(weights, segments)], tensors)
+
+
+def _other_texts(c: Canonical) -> dict[str, bytes]:
+    """The text files of the source's folder but for its config."""
+    if (folder := c.model.native_as(HfNative)) is not None:
+        found = {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
+    else:
+        recipe = restorable(c, "hf")
+        found = recipe.text_files() if recipe is not None else {}
+    return {name: data for name, data in found.items() if name != CONFIG}
+
+
+def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, object]]:
+    """The tensors of a PEFT folder by name, and its config."""
+    pairs = _as_told(adapter, factors.to_hf(adapter, c.model.path))
+    row = adapter.of.row if adapter.of is not None else None
+    stacks = sorted(name for name, pair in pairs.items() if len(pair.shape) == 3)
+    parameters = sorted({_relative(name) for name in stacks})
+    named: Named = []
+    for name, pair in pairs.items():
+        module, _, last = name.rpartition(".")
+        stem = lora.PEFT_PREFIX + module
+        if len(pair.shape) == 3:
+            if last == "weight":
+                raise RefusedError(
+                    "PEFT has no name for this stack of matrices",
+                    path=c.model.path,
+                    tensor=name,
+                    hint="give the base with --base, so that its weights are known by their Hugging Face names",
+                )
+            siblings = sorted(other for other in stacks if other.rpartition(".")[0] == module)
+            stem += ".base_layer" * (len(siblings) - 1 - siblings.index(name))
+            named += [
+                (f"{stem}.lora_A.weight", _side_by_side(pair.a, True)),
+                (f"{stem}.lora_B.weight", _side_by_side(pair.b, False)),
+            ]
+        elif is_embedding(row, name):
+            named += [(f"{stem}.lora_embedding_A", pair.a), (f"{stem}.lora_embedding_B", pair.b)]
+        else:
+            named += [(f"{stem}.lora_A.weight", pair.a), (f"{stem}.lora_B.weight", pair.b)]
+    named += [(lora.PEFT_PREFIX + name, tensor) for name, tensor in adapter.whole.items()]
+    return named, _peft_config(adapter, pairs, parameters)
+
+
+def _as_told(adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The pairs with the ranks and scales that the config of the folder they come from says, where they allow it."""
+    if lora.is_mlx(adapter.config) or "r" not in adapter.config:
+        return dict(pairs)
+    config = lora.read_config(adapter.config, "")
+    out = {}
+    for name, pair in pairs.items():
+        module = name.rpartition(".")[0]
+        rank = config.rank_of(module)
+        one = factors.without_zeros(pair, rank)
+        scale = config.scale_of(module, rank)
+        out[name] = factors.with_scale(one, scale) if one.rank == rank and scale else one
+    return out
+
+
+def _relative(name: str) -> str:
+    """The end of a name behind its layer."""
+    found = re.fullmatch(r".*?\.\d+\.(.+)", name)
+    return found[1] if found else name
+
+
+def _side_by_side(tensor: CanonicalTensor, is_a: bool) -> CanonicalTensor:
+    """A stack of factors as PEFT stores it, see formats.lora."""
+    n, rows, columns = tensor.shape
+    if is_a:
+        row_map = RowMap((tensor.shape,), ((n * rows, columns),))
+    else:
+        row_map = RowMap((tensor.shape,), ((rows, columns * n),), (("swap", (1, n, rows * columns)),), flat=True)
+    return CanonicalTensor(tensor.name, (tensor.piece(),), row_map)
+
+
+def _peft_config(adapter: Adapter, pairs: Mapping[str, Pair], parameters: Sequence[str]) -> dict[str, object]:
+    """adapter_config.json: the one that the adapter was made from, where it still says the same."""
+    own: dict[str, object] = {} if lora.is_mlx(adapter.config) else dict(adapter.config)
+    if "r" in own and _says_so(own, pairs):
+        return own
+    ranks = Counter(pair.rank for pair in pairs.values())
+    rank = ranks.most_common(1)[0][0] if ranks else adapter.rank
+    alphas = Counter(pair.scale * pair.rank for pair in pairs.values())
+    alpha = alphas.most_common(1)[0][0] if alphas else adapter.alpha
+    modules = {name.rpartition(".")[0]: pair for name, pair in pairs.items()}
+    made: dict[str, object] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter.base,
+        "inference_mode": True,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+    }
+    matrices = [name for name, pair in pairs.items() if len(pair.shape) == 2]
+    told: dict[str, object] = {
+        "r": rank,
+        "lora_alpha": _number(alpha),
+        "use_rslora": False,
+        "rank_pattern": {m: p.rank for m, p in modules.items() if p.rank != rank},
+        "alpha_pattern": {m: _number(p.scale * p.rank) for m, p in modules.items() if p.scale * p.rank != alpha},
+        "target_modules": _targets(matrices),
+        "target_parameters": list(parameters) or None,
+        "modules_to_save": sorted({name.rpartition(".")[0].rpartition(".")[2] for name in adapter.whole}) or None,
+    }
+    return {**made, **own, **told}
+
+
+def _says_so(body: Mapping[str, object], pairs: Mapping[str, Pair]) -> bool:
+    """Whether a config gives every pair its rank and scale."""
+    config = lora.read_config(body, "")
+    for name, pair in pairs.items():
+        module = name.rpartition(".")[0]
+        scale = config.scale_of(module, pair.rank)
+        if config.rank_of(module) != pair.rank or abs(scale - pair.scale) > 1e-6 * abs(scale):
+            return False
+    return True
+
+
+def _number(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else value
+
+
+def _targets(weights: Sequence[str]) -> list[str]:
+    """The modules of `weights`: by the ends of their names where all layers have them, else by whole names."""
+    layers: dict[str, set[str]] = {}
+    others = []
+    for name in weights:
+        found = re.fullmatch(r"(.*?\.\d+)\.(.+)\.weight", name)
+        if found is None:
+            others.append(name.removesuffix(".weight"))
+        else:
+            layers.setdefault(found[2], set()).add(found[1])
+    every = set().union(*layers.values()) if layers else set()
+    numbers = sorted(int(name.rpartition(".")[2]) for name in every)
+    if all(found == every for found in layers.values()) and numbers == list(range(len(numbers))):
+        return [*sorted(layers), *others]
+    return sorted(name.removesuffix(".weight") for name in weights)
+
+
+# --- MLX ---
+
+
+def mlx_layouts(c: Canonical, work: Work) -> Output:
+    """The folder for mlx_lm: adapters.safetensors and adapter_config.json."""
+    adapter = _adapter(c, work)
+    if lora.is_mlx(adapter.config) and (output := _restored(c, work, "hf")) is not None:
+        return output
+    if adapter.whole:
+        raise RefusedError(
+            f"the adapter holds {first_few(adapter.whole)} whole (modules_to_save), and mlx_lm has no place for it",
+            path=c.model.path,
+            hint=_MERGE,
+        )
+    pairs = mlx_pairs(c, adapter)
+    rank = max(pair.rank for pair in pairs.values())
+    scale = Counter(pair.scale for pair in pairs.values()).most_common(1)[0][0]
+    named: Named = []
+    rounded = 0
+    for name, pair in pairs.items():
+        rounded += not factors.is_power_of_two(pair.scale / scale if scale else 1.0)
+        one = factors.with_scale(pair, scale, rank) if scale else pair
+        a, b = (name.removesuffix(".weight") + ending for ending in (lora.A, lora.B))
+        if len(pair.shape) == 2:
+            named += [(a, _turned(one.a, a)), (b, _turned(one.b, b))]
+        else:
+            named += [(a, one.a), (b, one.b)]
+    if rounded:
+        work.losses.add(f"the scales of {plural(rounded, 'weight')} were multiplied into lora_b, which rounds")
+    if lora.is_mlx(adapter.config):
+        config = dict(adapter.config)
+    else:
+        layers = adapter.of.hparams.num_layers if adapter.of is not None else None
+        numbers = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": _targets(list(pairs))}
+        config = {"fine_tune_type": "lora", "num_layers": layers or -1, "lora_parameters": numbers}
+        config |= {"model": adapter.base} if adapter.base else {}
+    return _folder(c, work, named, config, lora.MLX_WEIGHTS, "mlx")
+
+
+def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, Pair]:
+    """The pairs by the names that mlx_lm has for the weights: stacks of experts are one projection each."""
+    found = factors.to_hf(adapter, c.model.path)
+    single = {name for name in found if re.search(r"\.experts\.", name)}
+    if not single:
+        return found
+    stacks, _ = factors.to_gguf(replace(adapter, pairs={name: found[name] for name in single}), c.model.path)
+    out = {name: pair for name, pair in found.items() if name not in single}
+    for name, pair in stacks.items():
+        match = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight", name)
+        if match is None:
+            raise RefusedError("mlx_lm has no name for this weight", path=c.model.path, tensor=name, hint=_MERGE)
+        mlx = f"model.layers.{match[1]}.mlp.switch_mlp.{match[2]}_proj.weight"
+        out[mlx] = replace(pair, weight=mlx)
+    return out
+
+
+def safetensors_layouts(c: Canonical, work: Work) -> Output:
+    """One safetensors file with PEFT's names, or the imported one; the config that goes beside it stays behind."""
+    adapter = _adapter(c, work)
+    if (output := _restored(c, work, "safetensors")) is not None:
+        return output
+    named, config = peft_contents(c, adapter)
+    scale = f"r {config.get('r')}, lora_alpha {config.get('lora_alpha')}"
+    work.losses.add(f"{CONFIG} ({scale}) stays behind: a safetensors file has no place for it; --format hf writes it")
+    tensors = _outs(c, named, work)
+    return Output([FileLayout(work.name, safetensors.layout(tensors, {"format": "pt"}))], tensors)
