@@ -15,7 +15,6 @@ from conformance_report import docs_page, verified_text
 from conformance_results import kept
 
 WITHOUT_ROW = {
-    "DeepseekV4DSparkModel": "a draft for DeepSeek-V4",
     "GraniteSwitchForCausalLM": "a stack of adapters with an empty slot before it",
     "HrmTextForCausalLM": "a second stack of layers that a GGUF numbers behind the first",
     "KimiK3ForConditionalGeneration": "products of two tensors, packed MXFP4 experts",

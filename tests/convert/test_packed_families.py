@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,10 @@ def converter() -> Iterator[ConverterPeer]:
         yield peer
 
 
+def options_of(name: str, source: Path) -> list[str]:
+    return [option.format(source=source) for option in PACKED[name].options]
+
+
 @by_name
 def test_a_packed_folder_comes_back_byte_for_byte(name: str, folders: Any, tmp_path: Path) -> None:
     source, _ = folders(name)
@@ -59,7 +64,7 @@ def test_a_gguf_has_what_the_converters_has(name: str, folders: Any, converter: 
     """Where it rounds FP8 to Q8_0 ours has the values, and rounded they are the same bytes."""
     source, _ = folders(name)
     theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
-    converter.convert_once(source, theirs, "bf16", PACKED[name].options, plain_vocabulary=True)
+    converter.convert_once(source, theirs, "bf16", options_of(name, source), plain_vocabulary=True)
     aprfmt.import_model(source, tmp_path / "m.apr")
     for path in (source, tmp_path / "m.apr"):
         aprfmt.export_model(path, ours, pre="smollm", force=True)
@@ -75,7 +80,7 @@ def test_draft_layers_stay_behind_or_stand_alone(
 ) -> None:
     source, _ = folders(name)
     theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
-    converter.convert_once(source, theirs, "bf16", (*PACKED[name].options, "--mtp"), plain_vocabulary=True)
+    converter.convert_once(source, theirs, "bf16", (*options_of(name, source), "--mtp"), plain_vocabulary=True)
     aprfmt.import_model(source, tmp_path / "m.apr")
     for path in (source, tmp_path / "m.apr"):
         report = aprfmt.export_model(path, ours, pre="smollm", mtp_only=True, force=True)
@@ -85,6 +90,34 @@ def test_draft_layers_stay_behind_or_stand_alone(
         report = aprfmt.export_model(path, tmp_path / "m.gguf", pre="smollm", force=True)
         said = [loss for loss in report.losses if "behind: --mtp-only writes a GGUF of them" in loss]
         assert len(said) == 1
+
+
+def test_a_draft_is_taken_out_of_the_folder_that_holds_its_model_too(
+    folders: Any, converter: ConverterPeer, tmp_path: Path
+) -> None:
+    """As DeepSeek publishes them, under the class of the model."""
+    from carried_models import edit_config
+    from safetensors.torch import load_file, save_file
+
+    (model, _), (draft, _) = folders("deepseek_v4"), folders("deepseek_v4_dspark")
+    tensors = {n: t for n, t in load_file(model / "model.safetensors").items() if not n.startswith("mtp.")}
+    whole = tmp_path / "whole"
+    shutil.copytree(draft, whole)
+    save_file(tensors | load_file(draft / "model.safetensors"), whole / "model.safetensors", {"format": "pt"})
+    edit_config(whole, architectures=["DeepseekV4ForCausalLM"])
+    theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
+    options = ("--dspark", "--target-model-dir", str(whole))
+    converter.convert_once(whole, theirs, "bf16", options, plain_vocabulary=True)
+    report = aprfmt.export_model(whole, ours, arch="deepseek_v4_dspark", target_model=whole, pre="smollm")
+    same_values("deepseek_v4_dspark", ours, theirs)
+    assert list_keys(ours) == list_keys(theirs)
+    assert any("embed.weight" in loss for loss in report.losses)
+    # Its model goes without it.
+    report = aprfmt.export_model(whole, tmp_path / "model.gguf", pre="smollm")
+    assert any("behind: --mtp-only" in loss for loss in report.losses)
+    aprfmt.export_model(model, tmp_path / "alone.gguf", pre="smollm")
+    with aprfmt.open(tmp_path / "model.gguf") as a, aprfmt.open(tmp_path / "alone.gguf") as b:
+        assert {n: bytes(t.raw()) for n, t in a.tensors.items()} == {n: bytes(t.raw()) for n, t in b.tensors.items()}
 
 
 def same_values(case: str, ours: Path, theirs: Path) -> None:
@@ -146,8 +179,6 @@ def test_a_gguf_comes_back_as_a_folder_of_the_same_values(name: str, folders: An
 
 @by_name
 def test_a_missing_scale_is_refused(name: str, folders: Any, tmp_path: Path) -> None:
-    import shutil
-
     from safetensors.torch import load_file, save_file
 
     source, _ = folders(name)

@@ -39,7 +39,7 @@ class PackedCheckpoint:
         published: the config.json where transformers writes another than the published one: what stands in it, None
             for keys that it lacks.
         floats: pattern of names that are published in F32; all else that is not packed is bfloat16.
-        options: of llama.cpp's converter.
+        options: of llama.cpp's converter; {source} stands for the folder.
         drafts: what a draft layer has beside the tensors of a layer (see draft_models.Drafted.own), as published.
         draft_tensors: further tensors of it, by their published names, with their shapes.
     """
@@ -123,7 +123,7 @@ PACKINGS: Mapping[str, Callable[[str, Any], Parts]] = {
 
 _V4_FP8 = r"attn\.w(q_a|q_b|kv|o_a|o_b)\.weight|indexer\.wq_b|shared_experts\.w\d|\.[eh]_proj|main_proj"
 _V4_FP4 = r"ffn\.experts\.\d+\.w\d\.weight"
-_V4_SIZES = {"moe_intermediate_size": 64, "q_lora_rank": 32, "o_lora_rank": 32}
+_V4_SIZES = {"q_lora_rank": 32, "o_lora_rank": 32}
 _V4_ROPE = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 
 PACKED: dict[str, PackedCheckpoint] = {
@@ -146,7 +146,16 @@ PACKED: dict[str, PackedCheckpoint] = {
         floats=r"hc_|\.ape|attn_sink|bias|compressor\.w",
         drafts=("e_proj", "h_proj", "enorm", "hnorm", "norm"),
         draft_tensors={"mtp.0.hc_head_fn": (4, 256), "mtp.0.hc_head_base": (4,), "mtp.0.hc_head_scale": (1,)},
-    )
+    ),
+    # As deepseek-ai/DeepSeek-V4-Flash-DSpark has them.
+    "deepseek_v4_dspark": PackedCheckpoint(
+        "deepseek_v4_dspark",
+        {_V4_FP4: "fp4", _V4_FP8: "fp8"},
+        {**FP8, "scale_fmt": "ue8m0"},
+        config=_V4_SIZES,
+        floats=r"hc_|attn_sink|bias",
+        options=("--target-model-dir", "{source}"),
+    ),
 }
 """Name -> the family."""
 

@@ -72,11 +72,33 @@ def _all_streams(value: object, scope: Scope) -> int | None:
     return width * n_streams if width and n_streams else None
 
 
+def _stages_settle(value: object, scope: Scope) -> object:
+    """A draft is published with its model, whose layers the config counts; ratios are listed of all of both."""
+    scope.h.extra.pop("num_nextn_predict_layers", None)
+    layers, ratios = as_int(value, scope.name), scope.h.extra.get("compress_ratios")
+    n_stages = len(ratios) - layers if isinstance(ratios, list) and layers is not None else 0
+    return n_stages if n_stages > 0 else DEFAULT
+
+
+def _no_ratios(value: object, scope: Scope) -> list[int]:
+    for name in ("layer_types", "compress_rates"):
+        scope.h.extra.pop(name, None)
+    return [0] * (scope.h.num_layers or 0)
+
+
+def _no_tables(value: object, scope: Scope) -> int:
+    scope.h.extra.pop("mlp_layer_types", None)
+    return 0
+
+
 COMPRESSED: dict[str, Converter] = {
     "compress_ratios": Converter(_ratios_to, settle=_ratios_settle),
     "compressed_rope": Converter(),
     "hash_layers": Converter(_hashed_to, settle=_hashed_settle),
     "all_streams": Converter(_all_streams, default),
+    "draft_stages": Converter(settle=_stages_settle),
+    "no_ratios": Converter(settle=_no_ratios),
+    "no_tables": Converter(settle=_no_tables),
     "eighth_of_head": Converter(fill=lambda scope: None if scope.h.head_dim is None else scope.h.head_dim // 8),
 }
 """What a Key's `via` names, as in arch.values.CONVERTERS."""

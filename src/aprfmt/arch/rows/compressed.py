@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import INT32, MOST, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.hyper import HC_COUNT, HC_EPS, last_stream, streams
 from aprfmt.arch.rows.parts import (
@@ -97,6 +99,8 @@ _LAYER = (
     *norm("ffn_norm", "ffn_norm"),
     *_experts(),
 )
+_LAYER_OF_DRAFTS = tuple(row for row in _LAYER if row.layers in ("", "!hashed") and "bias_vl" not in row.hf[0])
+_ALL_STREAMS = Key("embedding_length_out", via="all_streams")
 _KEYS = (
     *(key for key in DIMS if key.field != "intermediate_size"),
     GROUPED,
@@ -125,12 +129,13 @@ _KEYS = (
     Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
     HC_EPS,
     Key("hash_layer_count", ("num_hash_layers",), via="hash_layers"),
-    Key("embedding_length_out", via="all_streams"),
+    _ALL_STREAMS,
     MTP,
     must_be("attention_bias", False),
     must_be("mlp_bias", False),
     SILU,
 )
+_OF_DRAFTS = {"block_count": "draft_stages", "attention.compress_ratios": "no_ratios", "hash_layer_count": "no_tables"}
 _DEFAULTS = {
     "moe_intermediate_size": 2048, "num_key_value_heads": 1, "head_dim": 512, "q_lora_rank": 1024,
     "num_experts_per_tok": 6, "n_routed_experts": 256, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus",
@@ -176,6 +181,47 @@ ROWS: tuple[Architecture, ...] = (
             *head("head"),
         ),
         keys=_KEYS,
+        defaults={"": _DEFAULTS},
+    ),
+    Architecture(
+        id="deepseek_v4_dspark",
+        required={"target_layers": "", "attention.q_lora_rank": "", "attention.sliding_window": ""},
+        gguf="dflash",
+        when="hyper_connection.count",
+        hf_class="DeepseekV4DSparkModel",
+        model_type="deepseek_v4",
+        hf_classes=("DeepseekV4DSparkModel",),
+        model_types=(),
+        packed_config=_PACKED,
+        gguf_only=(),
+        # The last stage has what follows all of them; published drafts have three.
+        prefixes=tuple(
+            (f"mtp.{stage}.{name}", f"mtp.2.{name}")
+            for stage in (0, 1, 3)
+            for name in ("norm.", "hc_head_", "markov_head.", "confidence_head.")
+        ),
+        tensors=(
+            *linear("mtp.0.main_proj", "fc", "hidden,dspark_target_layer_ids*hidden"),
+            *norm("mtp.0.main_norm", "enc.output_norm"),
+            *block(*_LAYER_OF_DRAFTS, hf="mtp.{n}."),
+            *last_stream("mtp.2.hc_head_"),
+            *norm("mtp.2.norm", "output_norm"),
+            *linear("mtp.2.markov_head.markov_w1", "markov_w1", "vocab,dspark_markov_rank"),
+            *linear("mtp.2.markov_head.markov_w2", "markov_w2", "vocab,dspark_markov_rank"),
+            *optional(*linear("mtp.2.confidence_head.proj", "conf_proj", "1,hidden+dspark_markov_rank")),
+            # Of the model that it is published with, whose layers are carried beside it.
+            *(
+                replace(row, gguf=(), need=OPTIONAL)
+                for row in (embedding("embed"), *final_norm("norm"), *head("head"), *last_stream("hc_head_"))
+            ),
+        ),
+        keys=(
+            *(replace(key, via=_OF_DRAFTS.get(key.gguf, key.via)) for key in _KEYS if key not in (MTP, _ALL_STREAMS)),
+            Key("block_size", ("dspark_block_size",)),
+            Key("target_layers", ("dspark_target_layer_ids",), "i32[]", via="next_layers"),
+            Key("tokenizer.ggml.mask_token_id", ("dspark_noise_token_id",)),
+            Key("", ("dspark_markov_rank",)),
+        ),
         defaults={"": _DEFAULTS},
     ),
 )
