@@ -170,7 +170,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     A list of numbers, one a layer, for a typed field stays in `extra` under its config name, and the field is what
     all the layers share, None where they differ. `row` reads it as that family's.
     """
-    config, hf_class = flattened(config), _first_class(config)
+    config, hf_class = flattened(config), first_class(config)
     whole, whole_type = config, as_text(config.get("model_type"))
     part = language_part(config)
     if part:  # the language model of a multimodal one, with what only the whole says
@@ -180,7 +180,7 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
         hf_class=hf_class,
         model_type=whole_type,
         config=config,
-        part_class=_first_class(part),
+        part_class=first_class(part),
         part_type=as_text(part.get("model_type")),
     )
     h = Hyperparams(hf_architecture=hf_class, hf_model_type=text_type or whole_type)
@@ -216,7 +216,8 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     return h
 
 
-def _first_class(config: Mapping[str, object]) -> str | None:
+def first_class(config: Mapping[str, object]) -> str | None:
+    """The first class that a config.json names."""
     classes = config.get("architectures")
     return as_text(classes[0]) if isinstance(classes, list) and classes else None
 
@@ -278,10 +279,10 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         done.add(name)
         says_null = name in h.extra or look_up(defaults, key.hf)[0] is not None
         if value is not None or (says_null and not key.field):
-            _set_path(config, name, value)
+            set_path(config, name, value)
     for name, value in h.extra.items():
         if name not in done:
-            _set_path(config, name, value)
+            set_path(config, name, value)
     if any(key.via == "rope" for key in row.keys):
         config |= rope.to_hf(h, row, defaults)
     config |= {
@@ -305,7 +306,7 @@ def _inside(config: dict[str, object], h: Hyperparams, row: Architecture) -> dic
     return {**whole, "tie_word_embeddings": config["tie_word_embeddings"], key: {**config, "model_type": own_type}}
 
 
-def _set_path(config: dict[str, object], name: str, value: object) -> None:
+def set_path(config: dict[str, object], name: str, value: object) -> None:
     """Sets "a.b" as b of the object a."""
     parent, dot, rest = name.partition(".")
     if not dot:
@@ -314,7 +315,7 @@ def _set_path(config: dict[str, object], name: str, value: object) -> None:
     inner = config.setdefault(parent, {})
     if not isinstance(inner, dict):
         raise CorruptError(f"{parent} is not an object")
-    _set_path(inner, rest, value)
+    set_path(inner, rest, value)
 
 
 def _missing(h: Hyperparams, row: Architecture) -> list[str]:

@@ -204,6 +204,29 @@ class Architecture:
     no_vocabulary: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tower(Architecture):
+    """The parts of a multimodal network that see or hear, and the projector to its language model.
+
+    It is a row like that of a language model, for a GGUF of its own whose keys begin with "clip.", with these words:
+    `hf_classes` are those of the whole network; `hf_when` asks for keys of its config.json by their path
+    ("vision_config.model_type=pixtral"); keys of preprocessor_config.json and processor_config.json stand behind
+    "preprocessor_config."; `hidden` is the width of the language model, every other size a key by its last name
+    ("hidden_size" of vision_config), or by its path where two parts have the same; `config` gives keys by their path.
+
+    Attributes:
+        f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.
+        made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> name of
+            a function in canonical.towers, and what it gets behind a colon.
+        text: how checkpoints of the whole begin the names of the language model's tensors, before those of its row.
+    """
+
+    f32: tuple[str, ...] = ()
+    f16: tuple[str, ...] = ()
+    made: Mapping[str, str] = field(default_factory=dict)
+    text: str = "language_model."
+
+
 @dataclass(frozen=True, slots=True)
 class Wrapper:
     """A network around a language model of the table: one that also sees, hears or speaks. Its config.json names the

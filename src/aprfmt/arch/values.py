@@ -32,6 +32,7 @@ from aprfmt.arch.values_layers import (
 from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
+from aprfmt.arch.values_towers import TOWER_CONVERTERS
 from aprfmt.errors import CorruptError, RefusedError
 
 
@@ -876,5 +877,6 @@ CONVERTERS: dict[str, Converter] = {
     **COMPRESSED,
     **DRAFTS,
     **LAYER_CONVERTERS,
+    **TOWER_CONVERTERS,
 }
 """What a Key's `via` names."""

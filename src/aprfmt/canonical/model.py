@@ -28,6 +28,7 @@ from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
 from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tower import TowerPart, read_tower
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UsageError
@@ -74,6 +75,8 @@ class Canonical:
         packs: packed weights of the source.
         is_whole: whether none of the source's tensors was left out on request.
         adapter: what the source is, where that is an adapter; its tensors are then those `outside`.
+        tower: the towers that came from a GGUF of their own; their tensors are among those `outside`, by the names of
+            a checkpoint. None where there are none, or where the source's own config.json says what they are.
     """
 
     model: Model
@@ -94,6 +97,7 @@ class Canonical:
     packs: Packing = field(default_factory=Packing)
     is_whole: bool = True
     adapter: Adapter | None = None
+    tower: TowerPart | None = None
 
     def __repr__(self) -> str:
         arch = self.arch.id if self.arch is not None else None
@@ -199,6 +203,7 @@ def canonical(
         outside=others,
         part=part,
         packs=packs,
+        tower=read_tower(model.metadata) if model.convention == "apr" else None,
     )
 
 
@@ -519,6 +524,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
         **provenance.to_metadata(c.general),
         PART_KEY: c.part or None,
         **(c.adapter.to_metadata() if c.adapter is not None else {}),
+        **(c.tower.to_metadata() if c.tower is not None else {}),
     }
     if c.tokenizer is not None:
         metadata |= tokenizer_apr.to_metadata(c.tokenizer)

@@ -26,6 +26,7 @@ from aprfmt.cli.options import (
     Source,
     Target,
     TokenizerOption,
+    Towers,
     VerifyOption,
 )
 from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Import(Common, Machine, Run, Mix, Source, Drafts, OfAdapter, Dtype, Files):
+class Import(Common, Machine, Run, Mix, Source, Towers, Drafts, OfAdapter, Dtype, Files):
     """Pack a model into one .apr file, with everything needed to restore the source byte for byte.
 
     \b
@@ -45,6 +46,7 @@ class Import(Common, Machine, Run, Mix, Source, Drafts, OfAdapter, Dtype, Files)
     apr import ./Qwen2.5-0.5B -o qwen.apr --license apache-2.0
     apr import hf://org/repo -o model.apr --plan
     apr import ./my-lora -o lora.apr --base ./Qwen2.5-0.5B
+    apr import text.gguf --mmproj mmproj.gguf -o model.apr
     """
 
     file: Annotated[str, typer.Argument(metavar="SRC", help="safetensors, an index, a folder, .gguf or hf://org/repo.")]
@@ -53,7 +55,7 @@ class Import(Common, Machine, Run, Mix, Source, Drafts, OfAdapter, Dtype, Files)
         """Runs the command."""
         from aprfmt.convert.api import import_model
 
-        _run(self, "importing", import_model, self.file, self.output)
+        _run(self, "importing", import_model, self.file, self.output, mmproj=self.mmproj or False)
 
 
 @dataclass(kw_only=True)
@@ -81,6 +83,7 @@ class Export(Convert):
     apr export model.apr -o model.gguf --quantize q4_k_m
     apr export model.apr -o folder --format hf --shard-size 2GB
     apr export model.apr -o model.gguf --shard-size 2GB
+    apr export model.apr -o mmproj.gguf --mmproj
     """
 
 

@@ -143,6 +143,15 @@ class OfAdapter:
 
 
 @dataclass(kw_only=True)
+class Towers:
+    """What sees or hears beside a language model."""
+
+    mmproj: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="GGUF of the towers (vision, audio) that belong to the model.")
+    ] = None
+
+
+@dataclass(kw_only=True)
 class Dtype:
     """What the weights become."""
 
@@ -164,6 +173,10 @@ class Target(Drafts):
 
     mtp_only: Annotated[
         bool, typer.Option("--mtp-only", help="Write a GGUF of the MTP layers alone: a draft model for llama.cpp.")
+    ] = False
+
+    mmproj: Annotated[
+        bool, typer.Option("--mmproj", help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd.")
     ] = False
 
     format: Annotated[

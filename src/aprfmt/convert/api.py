@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypedDict
@@ -45,6 +46,7 @@ from aprfmt.convert.targets.base import (
     parse_options,
 )
 from aprfmt.convert.targets.gguf import older_outputs
+from aprfmt.convert.towers import with_tower
 from aprfmt.errors import NotFoundError, RefusedError, UsageError
 from aprfmt.formats import hf_files
 from aprfmt.formats.apr2_write import check_suffix
@@ -180,6 +182,7 @@ def import_model(
     data_license: str | None = None,
     no_mtp: bool = False,
     target_model: PathLike | None = None,
+    mmproj: PathLike | bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
@@ -212,6 +215,7 @@ def import_model(
         no_mtp: leave out the layers that predict further tokens (MTP, nextn), where the model has any.
         target_model: folder of the model that a draft model (EAGLE-3, DFlash, ...) drafts for: its tokenizer is taken,
             and from its config.json what the draft's own does not say.
+        mmproj: the GGUF of the towers (vision, audio) that belong to the language model `src`.
         allow_no_config: go on without config.json; dimensions are inferred from shapes.
         allow_unmapped: keep tensors of unknown name under their own name.
         carry: most bytes that files of a folder which belong to no model may take together, or "64MB"; 0: none.
@@ -257,6 +261,7 @@ def convert_model(
     shard_size: int | str | None = None,
     no_mtp: bool = False,
     target_model: PathLike | None = None,
+    mmproj: PathLike | bool = False,
     mtp_only: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
@@ -279,6 +284,8 @@ def convert_model(
         format: "apr", "apr-shards", "gguf", "safetensors", "hf", "mlx" or a plugin's; None: by the suffix of `dst`.
         no_tokenizer: write a GGUF without a tokenizer; llama.cpp then takes and gives token ids only.
         mtp_only: write a GGUF of the MTP layers, with the embedding, the last norm and the head alone: a draft model.
+        mmproj: True writes the GGUF of the model's towers (vision, audio) alone, which llama.cpp loads beside that of
+            the language model; for an `.apr` it means what it means to import_model.
         pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
         pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
         shard_size: largest file, in bytes or as "5GB"; 0: one file.
@@ -336,10 +343,10 @@ def _convert(given: dict[str, object]) -> Report:
     if options.verify and not options.plan:
         require_llama()
     quantization = quantization_of(options, target)
-    with open_checked(src, reopens=target in TARGETS) as (model, confirm):
+    with _opened(src, target, options) as (model, confirm, towers):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
-        c, output, losses = _plan(model, target, Path(dst), options, quantization)
+        c, output, losses = _plan(model, target, Path(dst), options, quantization, towers)
         report = _report(c, output, losses, src, dst, target, options)
         if target.folder:
             check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
@@ -355,6 +362,22 @@ def _convert(given: dict[str, object]) -> Report:
             report.losses = losses.sentences()
     report.seconds = time.monotonic() - start
     return report
+
+
+@contextmanager
+def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model, Callable[[str], None], Model | None]]:
+    """The source, the check to make at the end, and the GGUF of towers beside it, None without one."""
+    with open_checked(src, reopens=target in TARGETS) as (model, confirm):
+        if isinstance(options.mmproj, bool):
+            yield model, confirm, None
+            return
+        with open_checked(options.mmproj, reopens=False) as (towers, unchanged):
+
+            def check(output: str) -> None:
+                confirm(output)
+                unchanged(output)
+
+            yield model, check, towers
 
 
 def _older_outputs(report: Report, model: Model) -> list[str]:
@@ -385,7 +408,12 @@ def _paths(model: Model) -> list[str]:
 
 
 def _plan(
-    model: Model, target: Target, dst: Path, options: Options, quantization: Quantization | None
+    model: Model,
+    target: Target,
+    dst: Path,
+    options: Options,
+    quantization: Quantization | None,
+    towers: Model | None = None,
 ) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
     if (output := _copy(model, target, dst, options)) is not None:
@@ -405,6 +433,7 @@ def _plan(
     if options.no_mtp:
         c, drafts = without_drafts(c)
         losses.others += [f"{part.stay} behind, as --no-mtp asks" for part in drafts]
+    c = with_tower(c, towers) if towers is not None else c
     c = with_files(c, options.carry, [dst])
     losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(_with_target(with_dims_of_tensors(c), options), options)

@@ -175,3 +175,11 @@ def _encode_info(tensor: OutTensor, offset: int) -> bytes:
     return _encode_string(tensor.name) + struct.pack(
         f"<I{n_dims}QIQ", n_dims, *reversed(tensor.shape), dtype.ggml_id, offset
     )
+
+
+def typed_kv(kv: tuple[str, str | tuple[str, str], object]) -> KV:
+    """A key-value pair whose types are given by their names in GgufType."""
+    key, kind, value = kv
+    if isinstance(kind, tuple):
+        return key, (GgufType[kind[0]], GgufType[kind[1]]), value
+    return key, GgufType[kind], value

@@ -51,3 +51,12 @@ def group_by_size(
         groups[-1].append(tensor)
         size += n_bytes
     return groups
+
+
+def dominant_dtype(tensors: Iterable[OutTensor]) -> str:
+    """The dtype with most bytes among the matrices."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        if len(tensor.shape) >= 2:
+            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
+    return max(totals, key=lambda d: totals[d], default="F32")

@@ -51,6 +51,7 @@ class Options:
     no_mtp: bool = False
     mtp_only: bool = False
     target_model: PathLike | None = None
+    mmproj: PathLike | bool = False
     license: str | None = None
     data_source: str | None = None
     data_license: str | None = None
@@ -132,6 +133,10 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _path_or_flag(name: str, value: object) -> object:
+    return value if isinstance(value, bool) else formats.path_text(value, name)
+
+
 def _progress(name: str, value: object) -> object:
     if not callable(value):
         raise _wrong(name, "a function", value)
@@ -186,6 +191,7 @@ _PARSERS_BY_TYPE: dict[str, Parser] = {
     "str": _text,
     "str | None": _optional(_text),
     "Sequence[str]": _texts,
+    "PathLike | bool": _path_or_flag,
     "PathLike | None": _optional(lambda name, value: formats.path_text(value, name)),
     "StartProgress | None": _optional(_progress),
 }
@@ -278,6 +284,7 @@ class _BuiltIn:
 
     def layouts(self, c: Canonical, work: Work) -> Output:
         place = self._adapters if c.adapter is not None and self._adapters else self._place
+        place = "mmproj:layouts" if work.options.mmproj is True else place
         module, _, function = place.partition(":")
         output: Output = getattr(import_module(f"aprfmt.convert.targets.{module}"), function)(c, work)
         return output
@@ -291,7 +298,7 @@ TARGETS: tuple[Target, ...] = (
         "apr-v2",
         "APR v2",
         "apr:layouts",
-        MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp", "target_model"},
+        MIX | PROVENANCE | {"dtype", "tokenizer", "hash", "no_mtp", "target_model", "mmproj"},
         ".apr",
     ),
     _BuiltIn("apr-shards", "apr-v2", "APR v2", "apr:shard_layouts", PROVENANCE | {"shard_size", "hash"}),
@@ -300,7 +307,7 @@ TARGETS: tuple[Target, ...] = (
         "gguf",
         "GGUF",
         "gguf:layouts",
-        _HF | MIX | {"no_tokenizer", "mtp_only", "pre", "pad_style", "verify"},
+        _HF | MIX | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify"},
         ".gguf",
         adapters="adapter:gguf_layouts",
     ),
@@ -354,5 +361,12 @@ def check_options(options: Options, target: Target) -> None:
             )
     if options.no_tokenizer and options.tokenizer is not None:
         raise UsageError("--no-tokenizer and --tokenizer exclude each other", hint="give one of them")
+    if options.mmproj and isinstance(options.mmproj, bool) == (target.name == "apr"):
+        raise UsageError(
+            "--mmproj names a GGUF of towers where an .apr is made, and stands alone where such a GGUF is written",
+            hint="apr import text.gguf --mmproj mmproj.gguf -o model.apr; apr export model.apr -o mmproj.gguf --mmproj",
+        )
+    if options.mmproj is True and (options.mtp_only or options.verify or options.shard_size):
+        raise UsageError("--mmproj goes with none of --mtp-only, --verify and --shard-size", hint="leave these out")
     if options.no_mtp and options.mtp_only:
         raise UsageError("--no-mtp and --mtp-only exclude each other", hint="give one of them")

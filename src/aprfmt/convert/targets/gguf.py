@@ -38,11 +38,12 @@ from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe, overlay, restorable
 from aprfmt.convert.targets.base import Options, Output, Work
+from aprfmt.convert.towers import has_tower
 from aprfmt.errors import CorruptError, RefusedError, UnmappedError, storage_errors
 from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
-from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.formats.out import OutTensor, dominant_dtype, group_by_size
 from aprfmt.io.pipe import FileLayout
 from aprfmt.io.source import padding
 from aprfmt.limits import MAX_SPLITS
@@ -130,6 +131,8 @@ def _check_name_of_model(c: Canonical) -> None:
 
 def _outside(c: Canonical) -> dict[str, CanonicalTensor]:
     """The tensors outside the network that a GGUF for `c` has: those of a GGUF, and draft layers that the row names."""
+    if c.tower is not None:
+        c = replace(c, outside={name: t for name, t in c.outside.items() if not c.tower.has(name)})
     if c.arch is None or from_gguf(c):
         return c.outside
     counted = with_drafts_counted(c).hparams
@@ -270,6 +273,8 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
     for part in stay.outside_parts():
         losses.add(f"{part.stay} behind: a GGUF of the language model has no place for such tensors")
+    if stay.outside and has_tower(c):
+        losses.add(f"the towers are a GGUF of their own: apr export {c.model.path} -o mmproj.gguf --mmproj")
     tensors = c.tensors | carried
     side = gguf_side(row, c.hparams, tensors) if row is not None else list(tensors.values())
     targets = quantization.targets(c, side, losses) if quantization is not None else {}
@@ -384,7 +389,7 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
     n_rows = embedding_rows(c)
     if c.arch is not None:
         found = hp.to_gguf(c.hparams, c.arch, vocab_size=n_rows, complete=not overlaid, misfits=overlaid)
-        keys += [_with_type(kv) for kv in found]
+        keys += [gguf_write.typed_kv(kv) for kv in found]
     if c.tokenizer is not None and c.tokenizer.model == NO_VOCABULARY and n_rows is not None:
         size: KV = (f"{architecture}.vocab_size", GgufType.UINT32, n_rows)  # llama.cpp counts no tokens then
         keys += [size] if size not in keys else []
@@ -396,7 +401,7 @@ def derive_keys(c: Canonical, work: Work, tensors: list[OutTensor], *, overlaid:
             vocab_size=n_rows,
             pad_style=work.options.pad_style,
         )
-        keys += [_with_type(kv) for kv in found if kv[0] not in own]
+        keys += [gguf_write.typed_kv(kv) for kv in found if kv[0] not in own]
     keys.append(("general.quantization_version", GgufType.UINT32, 2))
     return keys + _imatrix_keys(work.quantization)
 
@@ -436,13 +441,6 @@ def gguf_names(c: Canonical) -> list[str]:
     return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
 
 
-def _with_type(kv: ggml.KV) -> KV:
-    key, kind, value = kv
-    if isinstance(kind, tuple):
-        return key, (GgufType[kind[0]], GgufType[kind[1]]), value
-    return key, GgufType[kind], value
-
-
 def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: bool) -> Tokenizer:
     if overlaid:  # the JSON of an .apr sorts by name, which is not an edit
         tokenizer = replace(tokenizer, chat_templates=dict(sorted(tokenizer.chat_templates.items())))
@@ -456,15 +454,6 @@ def _with_pre(c: Canonical, tokenizer: Tokenizer, pre: str | None, *, overlaid: 
             hint=f"{tokenizer.pre_note or 'the file names none'}; choose one with --pre NAME",
         )
     return tokenizer
-
-
-def dominant_dtype(tensors: list[OutTensor]) -> str:
-    """The dtype with most bytes among the matrices."""
-    totals: dict[str, int] = {}
-    for tensor in tensors:
-        if len(tensor.shape) >= 2:
-            totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.n_bytes
-    return max(totals, key=lambda d: totals[d], default="F32")
 
 
 # --- parts ---

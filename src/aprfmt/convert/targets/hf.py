@@ -18,6 +18,7 @@ from aprfmt.codecs.plain import EIGHT_BITS
 from aprfmt.convert.files import say_left_behind
 from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
+from aprfmt.convert.towers import PREPROCESSOR_FILE, whole_config
 from aprfmt.errors import RefusedError
 from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, hf_files, mistral, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
@@ -83,6 +84,10 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
+    if c.tower is not None and config is not None and CONFIG not in texts:
+        whole, preprocessor = whole_config(c.tower, parse_config(config, c.model.path))
+        files[CONFIG] = _json(whole)
+        files.update({PREPROCESSOR_FILE: _json(preprocessor)} if preprocessor else {})
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
     if shard_bytes is None:
         shard_bytes = DEFAULT_SHARD_BYTES
@@ -313,7 +318,9 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
     drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
-    stay = {name: t for name, t in c.outside.items() if name not in drafts and name not in others}
+    towers = {name: c.outside[name] for name in c.outside if c.tower.has(name)} if c.tower is not None else {}
+    others = others | {t.name: t for t in hf_side(c.tower.row if c.tower is not None else None, towers)}
+    stay = {name: t for name, t in c.outside.items() if name not in (*drafts, *others, *towers)}
     for part in replace(c, outside=stay).outside_parts():
         losses.add(f"{part.stay} behind: a checkpoint has no names for such tensors")
     out = []
@@ -328,6 +335,8 @@ def _own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
     """What the tensor `name` is called in a checkpoint: as in the source, else as the family calls it."""
     if name in own_names or c.arch is None:
         return own_names.get(name, name)
+    if c.tower is not None and not own_names:
+        return name if name in c.outside else c.tower.row.text + name
     return names.draft_spelling(c.arch, c.hparams, name)
 
 

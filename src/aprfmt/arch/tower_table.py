@@ -1,0 +1,75 @@
+"""The table of towers: which one a config.json or a `clip` GGUF has, and its hyper-parameters, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from aprfmt.arch.converter import DEFAULT, Scope, look_up
+from aprfmt.arch.fields import as_text
+from aprfmt.arch.grammar import holds, is_gguf_of
+from aprfmt.arch.hparams import OF_TENSOR, defaults_of, first_class, set_path
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Tower
+from aprfmt.arch.towers import TOWERS
+from aprfmt.arch.values import CONVERTERS
+
+PREPROCESSOR = "preprocessor_config"
+"""The object under which a tower's keys find what preprocessor_config.json and processor_config.json say."""
+
+
+def find_tower(config: Mapping[str, object]) -> Tower | None:
+    """The tower of a config.json, by its class, else its model type; None for one that has none in the table."""
+    hf_class, model_type = first_class(config), as_text(config.get("model_type"))
+    for name, names in ((hf_class, "hf_classes"), (model_type, "model_types")):
+        found = [row for row in TOWERS if name is not None and name in getattr(row, names)]
+        for row in sorted(found, key=lambda row: not row.hf_when):
+            if not row.hf_when or holds(row.hf_when, lambda word: look_up(config, (word,))[0]):
+                return row
+    return None
+
+
+def find_tower_gguf(kv: Mapping[str, object], tensor_names: Collection[str]) -> Tower | None:
+    """The tower of a `clip` GGUF with these keys and tensors."""
+    return next((row for row in TOWERS if is_gguf_of(row, kv, tensor_names)), None)
+
+
+def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | None) -> Hyperparams:
+    """The tower's hyper-parameters by a config.json with PREPROCESSOR in it; absent keys have the row's defaults.
+
+    `hidden_size` is the width of the language model. Raises CorruptError.
+    """
+    model_type = as_text(config.get("model_type"))
+    h = Hyperparams(architecture=row.id, hf_architecture=first_class(config), hf_model_type=model_type)
+    h.hidden_size = hidden_size
+    defaults = defaults_of(row, model_type)
+    scopes = [Scope(h, row, key, defaults) for key in row.keys if key.hf and key.via != OF_TENSOR]
+    for scope in scopes:
+        value = look_up(config, scope.key.hf)[0]
+        if value is None:
+            value = look_up(defaults, scope.key.hf)[0]
+        scope.put(scope.key.constant if value is None else value)
+    for scope in scopes:
+        settle = CONVERTERS[scope.key.via].settle
+        if settle is not None and (value := settle(scope.value, scope)) is not DEFAULT:
+            scope.put(value)
+    for scope in scopes:
+        fill = CONVERTERS[scope.key.via].fill
+        if fill is not None and scope.value is None:
+            scope.put(fill(scope))
+    return h
+
+
+def missing_keys(h: Hyperparams, row: Tower) -> list[str]:
+    """Paths of config keys that the tower's GGUF needs and that neither the source nor the row's defaults give."""
+    return [key.hf[0] for key in row.keys if key.gguf and key.hf and not key.via and h.extra.get(key.hf[0]) is None]
+
+
+def to_config(h: Hyperparams, row: Tower) -> dict[str, object]:
+    """What a config.json says of the tower, with PREPROCESSOR in it."""
+    config: dict[str, object] = {}
+    for path, value in row.config.items():
+        set_path(config, path, value)
+    for key in row.keys:
+        if key.hf and not key.field and h.extra.get(key.hf[0]) is not None:
+            set_path(config, key.hf[0], h.extra[key.hf[0]])
+    return config

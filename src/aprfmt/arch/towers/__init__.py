@@ -1,0 +1,11 @@
+"""The rows of towers, a file a kind of network; a new file is added to both lists."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import Tower
+from aprfmt.arch.towers import pixtral, qwen, siglip, whisper
+
+_FILES = (siglip, qwen, pixtral, whisper)
+
+TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
+"""Of rows that share a class or a projector without a condition, the first counts."""

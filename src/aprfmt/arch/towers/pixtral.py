@@ -1,0 +1,97 @@
+"""Towers of Pixtral's kind: images of any size, rotary positions in two dimensions. Data only."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import OPTIONAL, Key, Tower
+from aprfmt.arch.rows.parts import linear, norm
+from aprfmt.arch.towers.parts import (
+    IMAGE,
+    WIDTH,
+    attention,
+    epsilon,
+    layers,
+    mlp,
+    norms,
+    patches,
+    projector,
+    sees,
+    sizes,
+)
+
+_V = "vision_tower."
+_MM = "multi_modal_projector."
+_PREFIXES = (("model.vision_tower.", _V), (f"model.{_MM}", _MM))
+_BREAK = ("v.token_embd.img_break",)
+"""A row of the language model's embedding, which some files hold once more."""
+_PAIRS = ("swap:num_attention_heads,2,hidden_size/num_attention_heads/2",)
+
+_TENSORS = (
+    *patches(f"{_V}patch_conv", bias=False),
+    *norm(f"{_V}ln_pre", "v.pre_ln", WIDTH),
+    *layers(
+        *norms("attention_norm", "ffn_norm", bias=False),
+        *attention("attention", names=("q_proj", "k_proj", "v_proj", "o_proj"), bias=False, order=_PAIRS),
+        *mlp("feed_forward.up_proj", "feed_forward.down_proj", "feed_forward.gate_proj", bias=False),
+        hf=f"{_V}transformer.layers.{{n}}.",
+    ),
+    *linear(f"{_MM}linear_1", "mm.1", f"hidden,{WIDTH}", OPTIONAL),
+    *linear(f"{_MM}linear_2", "mm.2", "hidden,hidden", OPTIONAL),
+)
+_KEYS = sees(
+    *sizes(),
+    *IMAGE,
+    projector("pixtral"),
+    epsilon("vision", "vision_config.layer_norm_eps"),
+    Key("", ("vision_config.hidden_act",), "str", via="activation"),
+)
+_DEFAULTS = {
+    "vision_config.hidden_size": 1024,
+    "vision_config.intermediate_size": 4096,
+    "vision_config.num_hidden_layers": 24,
+    "vision_config.num_attention_heads": 16,
+    "vision_config.image_size": 1024,
+    "vision_config.patch_size": 16,
+    "vision_config.hidden_act": "gelu",
+    "vision_config.layer_norm_eps": 1e-5,
+    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_SIDE = "spatial_merge_size"
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="mistral3_vision",
+        gguf="clip",
+        hf_class="Mistral3ForConditionalGeneration",
+        model_type="mistral3",
+        hf_classes=("Mistral3ForConditionalGeneration",),
+        model_types=("mistral3",),
+        when=f"projector_type=pixtral&vision.{_SIDE}",
+        prefixes=_PREFIXES,
+        tensors=(
+            *_TENSORS,
+            *norm(f"{_MM}norm", "mm.input_norm", WIDTH),
+            *linear(f"{_MM}patch_merger.merging_layer", "mm.patch_merger", f"{WIDTH},{WIDTH}*{_SIDE}*{_SIDE}"),
+        ),
+        keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
+        gguf_only=_BREAK,
+        defaults={"": {**_DEFAULTS, _SIDE: 2}},
+        config={"vision_config.model_type": "pixtral"},
+    ),
+    Tower(
+        id="pixtral_vision",
+        gguf="clip",
+        hf_class="LlavaForConditionalGeneration",
+        model_type="llava",
+        hf_classes=("LlavaForConditionalGeneration",),
+        model_types=("llava",),
+        hf_when="vision_config.model_type=pixtral",
+        when=f"projector_type=pixtral&!vision.{_SIDE}",
+        prefixes=_PREFIXES,
+        tensors=_TENSORS,
+        keys=_KEYS,
+        gguf_only=_BREAK,
+        defaults={"": _DEFAULTS},
+        config={"vision_config.model_type": "pixtral"},
+    ),
+)

@@ -1,0 +1,75 @@
+"""Converters of the keys of towers: how a config.json and a `clip` GGUF count the same thing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import isqrt
+
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
+from aprfmt.arch.fields import as_int
+from aprfmt.errors import RefusedError
+
+_SCALE = 4
+"""How many patches llama.cpp pools in each direction where a GGUF does not say it."""
+
+
+def _patches(scope: Scope) -> int:
+    """Patches along one side of an image; 0 where it is unknown."""
+    image, patch = (scope.size(f"vision_config.{name}") for name in ("image_size", "patch_size"))
+    return image // patch if image and patch else 0
+
+
+def _pooled_to(value: object, scope: Scope) -> object:
+    side = isqrt(as_int(value, scope.name) or 0)
+    scale = _patches(scope) // side if side else 0
+    return scale if scale not in (0, _SCALE) else None
+
+
+def _pooled_from(value: object, scope: Scope) -> object:
+    scale = as_int(value, scope.name) or _SCALE
+    return (_patches(scope) // scale) ** 2 or DEFAULT
+
+
+def _activation_to(value: object, scope: Scope) -> object:
+    word = str(value)
+    if word in ("silu", "swish"):
+        return GgufKeys({"use_silu": ("bool", True)})
+    if word.startswith("gelu"):
+        return GgufKeys({"use_gelu": ("bool", True)})
+    raise RefusedError(
+        f"{scope.name} is {word!r:.40}, and llama.cpp's network knows gelu and silu here",
+        hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+    )
+
+
+def _activation_from(value: object, scope: Scope) -> object:
+    if scope.gguf("use_silu"):
+        return "silu"
+    return "gelu" if scope.gguf("use_gelu") else DEFAULT
+
+
+def _pattern_to(value: object, scope: Scope) -> object:
+    layers = value if isinstance(value, list) else []
+    numbers = [as_int(item, scope.name) or 0 for item in layers]
+    if not numbers:
+        raise RefusedError(f"{scope.name} is missing: which layers attend to the whole image is unknown")
+    step = numbers[0] + 1
+    if any(b - a != step for a, b in pairwise(numbers)):
+        raise RefusedError(
+            f"{scope.name} is {numbers}; llama.cpp knows layers that attend to the whole image at equal distances only",
+            hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+        )
+    return step
+
+
+def _pattern_from(value: object, scope: Scope) -> object:
+    step, depth = as_int(value, scope.name), scope.size("vision_config.depth")
+    return list(range(step - 1, depth, step)) if step and depth else DEFAULT
+
+
+TOWER_CONVERTERS: dict[str, Converter] = {
+    "optional": Converter(),
+    "pooled_patches": Converter(_pooled_to, _pooled_from),
+    "activation": Converter(_activation_to, _activation_from),
+    "window_pattern": Converter(_pattern_to, _pattern_from),
+}

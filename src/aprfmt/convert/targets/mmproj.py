@@ -1,0 +1,91 @@
+"""Towers -> the `clip` GGUF that llama.cpp's mtmd loads beside a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aprfmt.arch import hparams as hp
+from aprfmt.arch.row import Tower
+from aprfmt.canonical.model import Canonical, gguf_side
+from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
+from aprfmt.convert.mixes import file_type_of
+from aprfmt.convert.targets.base import Output, Work
+from aprfmt.convert.towers import tower_model
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats import gguf_write
+from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufType
+from aprfmt.formats.gguf_write import KV
+from aprfmt.formats.out import OutTensor, dominant_dtype
+from aprfmt.io.pipe import FileLayout
+from aprfmt.provenance import provenance
+from aprfmt.text import plural
+
+_OF_PATCHES = (".patch_embd.weight", ".patch_merger.weight")
+"""Convolutions over patches: F16 where the file is, else F32."""
+
+
+def layouts(c: Canonical, work: Work) -> Output:
+    """The GGUF of the towers of `c`.
+
+    Raises RefusedError for a model without towers, UsageError for a quantization mix.
+    """
+    if work.quantization is not None:
+        raise UsageError(
+            f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16, f32 or keep"
+        )
+    whole = len(c.tensors)
+    tower = tower_model(c)
+    row = tower.arch
+    assert isinstance(row, Tower)
+    shared = sum(tensor.name in c.tensors for tensor in tower.tensors.values())
+    work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model stay behind, as --mmproj asks")
+    for part in tower.outside_parts():
+        work.losses.add(f"{part.stay} behind: the GGUF of the towers has no place for such tensors")
+    tensors = list(_tensors(tower, row, work))
+    free = [tensor for tensor in tensors if not _is_fixed(row, tensor.name)]
+    dtype = plain_dtype(work.options.dtype) or dominant_dtype(free)
+    keys = list(_keys(tower, row, file_type_of(dtype)))
+    segments = gguf_write.layout(keys, tensors, alignment=DEFAULT_ALIGNMENT)
+    return Output([FileLayout(work.name, segments)], tensors)
+
+
+def _tensors(c: Canonical, row: Tower, work: Work) -> Iterator[OutTensor]:
+    wanted = plain_dtype(work.options.dtype)
+    if wanted is not None and wanted not in ("F32", "F16", "BF16"):
+        raise UsageError(f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16 or f32")
+    for tensor in gguf_side(row, c.hparams, c.tensors):
+        dtype = _dtype(row, tensor, wanted)
+        work.losses.note(tensor.original_dtype, dtype)
+        yield tensor.out(tensor.name, dtype, work.losses.overflow)
+
+
+def _is_fixed(row: Tower, name: str) -> bool:
+    """Whether the tensor has its dtype whatever is asked for."""
+    return any(text in name for text in (*row.f32, *row.f16))
+
+
+def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
+    """What llama.cpp's converter stores the tensor as where the model is asked for as `wanted`."""
+    if not is_float(tensor.dtype):
+        raise RefusedError(
+            f"a tower's tensors are floats, and this is {tensor.dtype}",
+            tensor=tensor.name,
+            hint="decode it first: apr convert SRC -o FOLDER --dtype bf16",
+        )
+    name, dtype = tensor.name, wanted or tensor.dtype
+    if any(text in name for text in row.f32):
+        return "F32"
+    if any(text in name for text in row.f16):
+        return "F16"
+    if any(text in name for text in _OF_PATCHES):
+        return "F16" if dtype == "F16" else "F32"
+    return dtype if is_matrix(name, tensor.shape) else "F32"
+
+
+def _keys(c: Canonical, row: Tower, file_type: int) -> Iterator[KV]:
+    yield "general.architecture", GgufType.STRING, row.gguf
+    yield "general.type", GgufType.STRING, "mmproj"
+    yield from provenance.to_gguf(c.info, c.general)
+    yield "general.file_type", GgufType.UINT32, file_type
+    yield from map(gguf_write.typed_kv, hp.to_gguf(c.hparams, row))
+    yield "general.quantization_version", GgufType.UINT32, 2

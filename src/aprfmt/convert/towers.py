@@ -1,0 +1,191 @@
+"""Towers: the parts of a model that see or hear, as a model of their own, and back beside their language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import names
+from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.hparams import from_gguf
+from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, find_tower_gguf, from_config, missing_keys, to_config
+from aprfmt.canonical.model import Canonical, name_tensors
+from aprfmt.canonical.packed import Packing
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tower import TowerPart
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.convert.recipe import Recipe, restorable
+from aprfmt.errors import RefusedError
+from aprfmt.formats.hf_files import parse_object
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.model import Model
+from aprfmt.provenance import provenance
+from aprfmt.text import first_few
+
+_CONFIG = "config.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
+_FILES = ((PREPROCESSOR_FILE, "media_proc_cfg"), ("processor_config.json", "image_processor"))
+"""What says how images and sounds are prepared, and the object in it that counts as if it stood outside; of two files
+that say the same the later counts."""
+
+OF_BOTH = ("feature_extractor",)
+"""Further objects of processor_config.json whose keys count where the others have none."""
+
+
+def tower_model(c: Canonical) -> Canonical:
+    """The towers of `c` as a model whose row is a Tower.
+
+    Raises RefusedError for a model without towers, for one that the table does not have, for missing parts of its
+    config and for tensors that contradict it.
+    """
+    part = c.tower or _of_config(c)
+    row, h = part.row, part.hparams
+    tensors: dict[str, CanonicalTensor] = {}
+    for tensor in c.all_tensors.values():
+        name = names.canonical_name(row, tensor.name)
+        if name is None or names.ignorable(row, tensor.name):
+            continue
+        if name in tensors:
+            raise RefusedError("two tensors have this name in the tower", path=c.model.path, tensor=tensor.name)
+        tensors[name] = replace(tensor, name=name, link=None) if tensor.link is None else tensor
+    if not tensors:
+        raise RefusedError(
+            "the model has no tensors of a tower",
+            path=c.model.path,
+            hint="only the language model is in the file; import the whole folder, or --mmproj beside its GGUF",
+        )
+    if missing := missing_keys(h, row):
+        raise RefusedError(
+            f"the tower lacks what its config says: {first_few(missing)}",
+            path=c.model.path,
+            hint="put config.json and preprocessor_config.json of the model beside its weights",
+        )
+    names.check_tensors(row, h, tensors)
+    names.check_shapes(row, h, {name: tensor.shape for name, tensor in tensors.items()})
+    general = c.general
+    if general is not None:
+        general = {**general, "size_label": provenance.size_label(sum(n_elements(t.shape) for t in tensors.values()))}
+    return replace(
+        c,
+        arch=row,
+        hparams=h,
+        tokenizer=None,
+        tensors=tensors,
+        outside={name: t for name, t in c.outside.items() if names.canonical_name(row, name) is None},
+        general=general,
+        envelope=None,
+        files={},
+        tower=part,
+    )
+
+
+def has_tower(c: Canonical) -> bool:
+    """Whether `c` has tensors of a tower that the table knows."""
+    if c.tower is not None:
+        return True
+    row = find_tower(_config(c)) if c.outside else None
+    return row is not None and any(names.canonical_name(row, name) for name in c.outside)
+
+
+def _of_config(c: Canonical) -> TowerPart:
+    config = _config(c)
+    row = find_tower(config)
+    if row is None:
+        what = c.hparams.hf_architecture or c.hparams.architecture or "the model"
+        if not c.outside:
+            raise RefusedError(
+                f"{what} has no towers: it is a language model alone",
+                path=c.model.path,
+                hint="leave out --mmproj to write the language model",
+            )
+        raise RefusedError(
+            f"the towers of {what} have no row in the table of towers",
+            path=c.model.path,
+            hint="docs/towers.md says how one is written; an .apr or a folder carries them as they are",
+        )
+    return TowerPart(row, from_config(config, row, c.hparams.hidden_size))
+
+
+def _config(c: Canonical) -> dict[str, object]:
+    """config.json of the whole model, with what its preprocessor's files say."""
+    recipe = restorable(c, "hf") if c.model.convention == "apr" else None
+    raw = _text_file(c, recipe, _CONFIG)
+    config: dict[str, object] = dict(parse_object(raw, str(c.model.path), _CONFIG)) if raw is not None else {}
+    told: dict[str, object] = {}
+    for name, inside in _FILES:
+        if (raw := _text_file(c, recipe, name)) is None:
+            continue
+        found = parse_object(raw, str(c.model.path), name)
+        for key in OF_BOTH:
+            told = {**as_mapping(found.get(key)), **told}
+        told |= {**found, **as_mapping(found.get(inside))}
+    return config | {PREPROCESSOR: told}
+
+
+def _text_file(c: Canonical, recipe: Recipe | None, name: str) -> bytes | None:
+    if (folder := c.model.native_as(HfNative)) is not None:
+        return folder.config if name == _CONFIG else folder.text_file(name)
+    if recipe is not None and name in recipe.files:
+        return recipe.head(name)
+    return None
+
+
+# --- GGUF ---
+
+
+def with_tower(c: Canonical, model: Model) -> Canonical:
+    """`c`, a language model, with the towers of the GGUF `model` among its tensors.
+
+    Raises RefusedError for a GGUF that is no tower's, that the table does not have, or that belongs to another model.
+    """
+    kv = model.metadata if model.convention == "gguf" else {}
+    if kv.get("general.architecture") != "clip":
+        raise RefusedError(
+            "--mmproj takes a GGUF of towers, and this is none",
+            path=model.path,
+            hint="apr inspect tells what it is; its general.architecture should be clip",
+        )
+    row = find_tower_gguf(kv, model.tensors)
+    if row is None:
+        raise RefusedError(
+            f"towers with the projector {_projectors(kv)} have no row in the table of towers",
+            path=model.path,
+            hint="docs/towers.md says how one is written; apr import of the file alone carries it as it is",
+        )
+    h = from_gguf(kv, model.tensors, row)
+    if h.hidden_size != c.hparams.hidden_size:
+        raise RefusedError(
+            f"the tower's projector gives {h.hidden_size} values a position, "
+            f"the language model's embedding has {c.hparams.hidden_size}",
+            path=model.path,
+            hint="it belongs to another model: give the mmproj that was published with this one",
+        )
+    tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
+    made = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
+    names.check_tensors(row, h, made)
+    names.check_shapes(row, h, {name: tensor.shape for name, tensor in made.items()})
+    return replace(c, outside={**c.outside, **made, **others}, tower=TowerPart(row, h))
+
+
+def _projectors(kv: Mapping[str, object]) -> str:
+    found = (kv.get(f"clip.{part}projector_type") for part in ("", "vision.", "audio."))
+    return first_few([repr(word) for word in found if isinstance(word, str)]) or "None"
+
+
+# --- folders ---
+
+
+def whole_config(part: TowerPart, text: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
+    """config.json of the whole model, around the `text` one of its language model, and preprocessor_config.json."""
+    config = to_config(part.hparams, part.row)
+    told = config.pop(PREPROCESSOR, {})
+    whole = {
+        "architectures": [part.hparams.hf_architecture or part.row.hf_class],
+        "model_type": part.hparams.hf_model_type or part.row.model_type,
+        "text_config": {key: value for key, value in text.items() if key != "architectures"},
+        **config,
+    }
+    for key in ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id"):
+        if key in text:
+            whole[key] = text[key]
+    return dict(sorted(whole.items())), dict(as_mapping(told))

@@ -1,0 +1,204 @@
+"""What every case of towers is put through; the tests and tools/towers.py run it.
+
+gguf    our GGUF of the towers, from the folder as transformers saves it and as it is published: the same bytes
+peer    llama.cpp's converter's own: names, types, bytes, keys
+folder  folder -> .apr -> folder: every file the same; the .apr gives the same GGUF of the towers
+back    the two GGUFs -> .apr -> the same two, and a folder whose tensors have the source's values
+"""
+
+from __future__ import annotations
+
+import filecmp
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance_steps import list_keys, list_tensors
+from converter_peer import ConverterError, ConverterPeer
+from tower_models import TowerCase, build_tower
+
+STEPS = ("gguf", "peer", "folder", "back")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came out of a step: "" for right, else what is wrong; `note` explains what is right and differs."""
+
+    wrong: str = ""
+    note: str = ""
+
+
+class TowerBench:
+    """Runs cases. Use in `with`."""
+
+    def __init__(self, tokenizer: Path, peer: ConverterPeer | None) -> None:
+        self._tokenizer, self._peer = tokenizer, peer
+
+    def run(self, case: TowerCase, work: Path) -> dict[str, Found]:
+        """Every step of the case in the empty folder `work`; a step that fails by an error says so."""
+        saved, published = work / "saved", work / "published"
+        build_tower(case, saved, self._tokenizer)
+        published_too = bool(case.renames or case.drops)
+        if published_too:
+            build_tower(case, published, self._tokenizer, published=True)
+        source = published if published_too else saved
+        steps: dict[str, Callable[[], Found]] = {
+            "gguf": lambda: self._gguf(saved, source, work),
+            "peer": lambda: self._compare(case, source, work),
+            "folder": lambda: self._folder(saved, work),
+            "back": lambda: self._back(case, saved, work),
+        }
+        found: dict[str, Found] = {}
+        for name, step in steps.items():
+            try:
+                found[name] = step()
+            except Exception as error:  # every case goes through every step, whatever happens in one
+                found[name] = Found(f"{type(error).__name__}: {error}")
+        return found
+
+    def _gguf(self, saved: Path, source: Path, work: Path) -> Found:
+        from aprfmt.convert.api import export_model
+
+        export_model(source, work / "mmproj.gguf", mmproj=True)
+        if saved == source:
+            return Found()
+        export_model(saved, work / "other.gguf", mmproj=True)
+        same = list_tensors(work / "mmproj.gguf") == list_tensors(work / "other.gguf")
+        same = same and list_keys(work / "mmproj.gguf") == list_keys(work / "other.gguf")
+        return Found("" if same else "another GGUF from the names that transformers saves")
+
+    def _compare(self, case: TowerCase, source: Path, work: Path) -> Found:
+        from aprfmt.convert.api import export_model
+
+        if self._peer is None:
+            return Found(note="not asked")
+        theirs, ours = work / "peer.gguf", work / "ours.gguf"
+        export_model(source, ours, mmproj=True, dtype="f16")
+        try:
+            self._peer.convert_once(source, theirs, "f16", ["--mmproj"])
+        except ConverterError as error:
+            return Found(note=case.converter_cannot) if case.converter_cannot else Found(f"the converter: {error}")
+        if case.converter_cannot:
+            return Found("the converter converts it, which the case says it cannot")
+        differing = dict(_differing(_contents(ours), _contents(theirs)))
+        why = {name: _explained(case, name) for name in differing}
+        wrong = [f"{name}: {text}" for name, text in differing.items() if not why[name]]
+        idle = [pattern for pattern in case.differs if not any(re.search(pattern, name) for name in differing)]
+        wrong += [f"{pattern} explains nothing" for pattern in idle]
+        return Found("; ".join(wrong[:6]), "; ".join(dict.fromkeys(filter(None, why.values()))))
+
+    def _folder(self, saved: Path, work: Path) -> Found:
+        from aprfmt.convert.api import export_model, import_model
+
+        import_model(saved, work / "whole.apr")
+        export_model(work / "whole.apr", work / "restored", format="hf")
+        wrong = _other_files(saved, work / "restored")
+        export_model(saved, work / "saved.gguf", mmproj=True)
+        export_model(work / "whole.apr", work / "again.gguf", mmproj=True)
+        if not filecmp.cmp(work / "saved.gguf", work / "again.gguf", shallow=False):
+            wrong.append("the .apr gives another GGUF of the towers")
+        return Found("; ".join(wrong))
+
+    def _back(self, case: TowerCase, saved: Path, work: Path) -> Found:
+        from aprfmt.convert.api import export_model, import_model
+
+        text, towers, one = work / "text.gguf", work / "saved.gguf", work / "one.apr"
+        export_model(saved, text, no_tokenizer=True)
+        import_model(text, one, mmproj=towers)
+        export_model(one, work / "text2.gguf")
+        export_model(one, work / "towers2.gguf", mmproj=True)
+        wrong = [
+            f"another GGUF of the {what}"
+            for what, a, b in (("text", text, work / "text2.gguf"), ("towers", towers, work / "towers2.gguf"))
+            if not filecmp.cmp(a, b, shallow=False)
+        ]
+        export_model(one, work / "back", format="hf")
+        export_model(work / "back", work / "towers3.gguf", mmproj=True, dtype="f32")
+        export_model(saved, work / "towers4.gguf", mmproj=True, dtype="f32")
+        if list_keys(work / "towers3.gguf") != list_keys(work / "towers4.gguf"):
+            differing = _differing(list_keys(work / "towers3.gguf"), list_keys(work / "towers4.gguf"))
+            wrong.append(f"the folder made anew has another config: {dict(differing)}")
+        wrong += _other_values(case, saved, work / "back")
+        return Found("; ".join(wrong[:6]))
+
+
+def _contents(gguf: Path) -> dict[str, Any]:
+    import aprfmt
+
+    with aprfmt.open(gguf) as model:
+        kinds = {key: model.metadata[key] for key in ("general.type", "general.file_type")}
+    return {**kinds, **list_keys(gguf), **list_tensors(gguf)}
+
+
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str]]:
+    every = dict.fromkeys((*ours, *theirs))
+    pairs = ((name, ours.get(name, "absent"), theirs.get(name, "absent")) for name in every)
+    return [(name, f"{a}, theirs {b}") for name, a, b in pairs if a != b]
+
+
+def _explained(case: TowerCase, name: str) -> str:
+    return next((why for pattern, why in case.differs.items() if re.search(pattern, name)), "")
+
+
+def _other_files(a: Path, b: Path) -> list[str]:
+    names = sorted({path.name for folder in (a, b) for path in folder.iterdir()})
+    _, differ, absent = filecmp.cmpfiles(a, b, names, shallow=False)
+    return [f"{name} differs" for name in (*differ, *absent)]
+
+
+def _other_values(case: TowerCase, saved: Path, back: Path) -> list[str]:
+    """What a folder that was made anew has other than the source: the same values under the row's names."""
+    import numpy as np
+
+    import aprfmt
+
+    with aprfmt.open(saved) as a, aprfmt.open(back) as b:
+        values = dict(b.tensors.items())
+        wrong = []
+        for name, tensor in a.tensors.items():
+            found = values.pop(_spelled(name, values), None)
+            if found is None:
+                if not case.drops or not re.search(case.drops, _published(case, name)):
+                    wrong.append(f"{name} is absent")
+                continue
+            x, y = tensor.numpy().astype(np.float32), found.numpy().astype(np.float32)
+            if x.shape != y.shape or not np.array_equal(x, y):
+                wrong.append(f"{name} has other values")
+        return wrong + [f"{name} is new" for name in values]
+
+
+def _spelled(name: str, known: Mapping[str, Any]) -> str:
+    """The name that `known` has for `name`: wrappers begin the same names otherwise."""
+    if name in known:
+        return name
+    endings = [other for other in known if _core(other) == _core(name)]
+    return endings[0] if len(endings) == 1 else name
+
+
+def _published(case: TowerCase, name: str) -> str:
+    for pattern, instead in case.renames:
+        name = re.sub(pattern, instead, name)
+    return name
+
+
+def _core(name: str) -> str:
+    return re.sub(r"^(model\.)?(language_model\.)?(model\.)?|vision_model\.", "", name)
+
+
+def tokenizer_folder(work: Path) -> Path:
+    """A small real tokenizer."""
+    from arch_models import write_tokenizers
+
+    return write_tokenizers(work / "tokenizers", ["smollm2"], 600)["smollm2"]
+
+
+def run_one(case: TowerCase, *, peer: bool = True) -> dict[str, Found]:
+    """Every step of one case, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as place, ConverterPeer() as converter:
+        work = Path(place)
+        bench = TowerBench(tokenizer_folder(work), converter if peer else None)
+        (work / "case").mkdir()
+        return bench.run(case, work / "case")
