@@ -190,3 +190,15 @@ def test_typed_texts(text: str, value: object) -> None:
 def test_texts_that_are_broken_json(text: str) -> None:
     with pytest.raises(aprfmt.AprError, match="neither"):
         gguf_edit.parse_text(text)
+
+
+def test_parts_become_one_file_in_the_order_of_the_original(gguf: Path, tmp_path: Path) -> None:
+    original = gguf.read_bytes()
+    aprfmt.convert_model(gguf, tmp_path / "p.gguf", shard_size=60_000)
+    parts = sorted(tmp_path.glob("p-*.gguf"))
+    assert len(parts) > 2
+    aprfmt.convert_model(parts[0], tmp_path / "joined.gguf")
+    assert (tmp_path / "joined.gguf").read_bytes() == original
+    aprfmt.convert_model(parts[0], tmp_path / f"q-00001-of-{len(parts):05d}.gguf")
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("q-*"))] == [path.read_bytes() for path in parts]
+    assert not list(tmp_path.glob("joined-*"))

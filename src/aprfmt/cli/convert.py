@@ -161,7 +161,7 @@ class Stamp(Common, Identity):
     \b
     apr stamp model.apr -o stamped.apr --license MIT --data-source wikitext
     apr stamp model.apr --in-place --set description='a small model'
-    apr stamp model.gguf --in-place --set general.name=Small --set tokenizer.chat_template=@chat.jinja
+    apr stamp model.gguf --in-place --set tokenizer.chat_template=@chat.jinja
     apr stamp model.gguf --in-place --set my.key:u32=7 --unset general.url
     """
 

@@ -57,7 +57,7 @@ _FIRST_STEP, _MOST_STEP = 64 << 10, 1 << 20
 _LEAST_ENTRY_BYTES = 14
 _LEAST_INFO_BYTES = 24
 _INFOS = tuple(struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1))
-_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
+PART_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 _BIG_ENDIAN_HINT = "convert it with llama.cpp's gguf-py script gguf_convert_endian.py first"
 
 
@@ -437,7 +437,7 @@ def _read_all(path: Path, stack: ExitStack) -> list[GgufPart]:
     count = _split_number(first, "split.count", 1)
     if count <= 1:
         return [first]
-    match = _PART_NAME.fullmatch(path.name)
+    match = PART_NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise RefusedError(
             f"the file is one of {count} parts, but its name does not end in -0000N-of-{count:05d}.gguf",

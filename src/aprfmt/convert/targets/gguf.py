@@ -70,7 +70,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     if (
         base is not None
         and recipe is not None
-        and not (options.shard_size or (options.shard_size == 0 and len(recipe.files) > 1))
+        and not (options.shard_size or (len(recipe.files) > 1 and _joins(c, work)))
         and options.dtype == "keep"
         and _keys(c, work, base, [], copied=True) == list(_unsplit_entries(base).values())
         and _envelope_holds(c, base)
@@ -95,7 +95,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     note = age_note(c.tokenizer.pre) if c.tokenizer is not None and options.pre is None else None
     if note is not None and c.model.convention != "gguf":
         work.losses.warnings.append(note)
-    tensors = list(_tensors(c, work))
+    tensors = _in_source_order(c, list(_tensors(c, work)))
     keys = _keys(c, work, base, tensors)
     if c.model.convention != "gguf":  # what another program's GGUF says is for it to answer for
         keys = list(_checked(c, keys, tensors))
@@ -116,6 +116,13 @@ def _with_layers_asked_for(c: Canonical, work: Work) -> Canonical:
         c, left = without_drafts(c)
         work.losses.others += [f"{part.stay} behind: --mtp-only writes a GGUF of them" for part in left]
     return c
+
+
+def _joins(c: Canonical, work: Work) -> bool:
+    """Whether the parts of a split model become one file: where that is asked for, or the output is named as one."""
+    if work.options.shard_size is not None:
+        return work.options.shard_size == 0
+    return c.model.convention == "gguf" and gguf.PART_NAME.fullmatch(work.name) is None
 
 
 def _check_name_of_model(c: Canonical) -> None:
@@ -234,6 +241,14 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
         if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
             wide[t.name] = t.dtype
     return wide
+
+
+def _in_source_order(c: Canonical, tensors: list[OutTensor]) -> list[OutTensor]:
+    """Those of a GGUF as it has them, behind them what it has not."""
+    if c.model.convention != "gguf":
+        return tensors
+    place = {tensor.name: i for i, tensor in enumerate(c.model.tensors.entries)}
+    return sorted(tensors, key=lambda tensor: place.get(tensor.name, len(place)))
 
 
 def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
