@@ -100,4 +100,15 @@ CASES: tuple[ArchCase, ...] = (
     ArchCase("lfm2/first-name", "lfm2", "", "LFM2ForCausalLM", LFM2),
     # As LiquidAI/LFM2.5-Embedding-350M has them.
     *remote("lfm2_bidirectional", "Lfm2BidirectionalModel", LFM2, kind="states", wrapped=True, begins={"model.": ""}),
+    # As LiquidAI/LFM2.5-Encoder-350M has them.
+    ArchCase(
+        "lfm2_bidirectional/masked",
+        "lfm2_bidirectional",
+        "",
+        "Lfm2BidirectionalForMaskedLM",
+        LFM2,
+        kind="states",
+        wrapped=True,
+        begins={"model.": "lfm2."},
+    ),
 )
