@@ -143,9 +143,13 @@ def parse_config(raw: bytes, path: Path) -> JsonObject:
 
 def load_tokenizer(folder: Path, config: JsonObject | None) -> Tokenizer | None:
     """The tokenizer of a folder, None where it has none. Raises UnsupportedError, CorruptError."""
+    from aprfmt.tokenizer import generation
     from aprfmt.tokenizer.hf import is_tokenizer_file, read_files
 
-    names = [name for name in list_names(folder, is_tokenizer_file) if is_tokenizer_file(name)]
+    def is_read(name: str) -> bool:
+        return is_tokenizer_file(name) or name == generation.FILE_NAME
+
+    names = [name for name in list_names(folder, is_read) if is_read(name)]
     return read_files({name: read_text_file(folder / name) for name in names}, config)
 
 

@@ -17,7 +17,7 @@ from operator import add, methodcaller
 from aprfmt.errors import CorruptError, LimitError, RefusedError, UnsupportedError
 from aprfmt.io.jsonx import check_values
 from aprfmt.limits import MAX_TEXT_FILE_BYTES, MAX_TOKEN_ID, MAX_VOCAB_HOLES
-from aprfmt.tokenizer import pre, ranks, rwkv, sentencepiece
+from aprfmt.tokenizer import generation, pre, ranks, rwkv, sentencepiece
 from aprfmt.tokenizer.ggml import CHARSMAP, TOKEN_TYPE_COUNT
 from aprfmt.tokenizer.model import UNDERLINE, KvType, Tokenizer, TokenType, is_unicode
 from aprfmt.types import Json, JsonObject
@@ -123,7 +123,7 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
     files, tokenizer.model, vocab.txt.
 
     Args:
-        files: contents by relative path; files that are not tokenizer files are ignored.
+        files: contents by relative path; of others than tokenizer files only generation_config.json counts.
         config: the parsed config.json, for special ids that the tokenizer files leave open.
 
     Raises:
@@ -131,7 +131,13 @@ def read_files(files: Mapping[str, bytes], config: Mapping[str, Json] | None = N
         RefusedError: the settings ask for a token that is not in the vocabulary.
         UnsupportedError: an algorithm that llama.cpp does not have, or only files of other tokenizer libraries.
     """
-    kept = {name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}
+    tokenizer = _read_files({name: bytes(data) for name, data in files.items() if is_tokenizer_file(name)}, config)
+    if tokenizer is not None:
+        tokenizer.extra |= generation.suppressed(files.get(generation.FILE_NAME))
+    return tokenizer
+
+
+def _read_files(kept: dict[str, bytes], config: Mapping[str, Json] | None) -> Tokenizer | None:
     # Roles of special_tokens_map.json count where tokenizer_config.json does not name one.
     special_map = read_object(kept, "special_tokens_map.json").items()
     settings = {key: value for key, value in special_map if key.endswith(("_token", "_special_tokens"))}
@@ -210,6 +216,11 @@ def _finish(
     special, flags = _special_ids(document, tokenizer, {token.content: token.id for token in reversed(added)})
     if tokenizer.model == "t5":  # llama.cpp ends such texts with EOS unless told otherwise
         flags = {"add_bos": False, "add_eos": False, **flags}
+    end = generation.turn_end(document.config)
+    if end is not None and end < len(tokenizer.tokens):
+        special["eot"] = end
+        if tokenizer.types:
+            tokenizer.types[end] = int(TokenType.CONTROL)
     template, templates = chat_templates(document.files, document.settings)
     return replace(
         tokenizer,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from aprfmt.errors import UnsupportedError
-from aprfmt.tokenizer import rwkv
+from aprfmt.tokenizer import generation, rwkv
 from aprfmt.tokenizer.ggml import CHARSMAP
 from aprfmt.tokenizer.model import NAMED_TEMPLATES, UNDERLINE, Tokenizer, TokenType
 from aprfmt.tokenizer.rules import LINES, UNNAMED, Rule, rule
@@ -67,6 +67,8 @@ def to_hf_files(tok: Tokenizer, *, max_length: int | None = None, name: str | No
     result = {name: _dump(value) for name, value in files.items()}
     if tok.model == "rwkv" and (vocabulary := rwkv.to_vocabulary(tok)) is not None:
         result[rwkv.FILE_NAME] = vocabulary.encode()
+    if (generated := generation.to_file(tok)) is not None:
+        result[generation.FILE_NAME] = generated
     if tok.chat_template is not None and not tok.chat_templates and tok.chat_template not in NAMED_TEMPLATES:
         result["chat_template.jinja"] = tok.chat_template.encode("utf-8", "replace")
     return result

@@ -43,6 +43,7 @@ _NEIGHBOURS = Difference(
     "llama.cpp's hy_v4 rotates neighbouring values of queries and keys, transformers the two halves of a head: of the "
     "same rows, which llama.cpp's converter leaves as they are, each computes other logits"
 )
+"""Not mended by another order of rows: mlx-lm rotates neighbours of the published ones too."""
 HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
 HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
 _HY_V4_DEFAULTS = {
