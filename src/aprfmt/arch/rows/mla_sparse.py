@@ -78,7 +78,7 @@ _HALVES = Difference(
     "llama.cpp's dots3note rotates the halves of an indexer's queries and keys, transformers neighbours: in texts that "
     "are longer than index_topk they choose other positions"
 )
-"""Not mended by another order of rows: serving programs read them in two, told by `indexer_rope_layout` of the index."""
+"""Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
 _DOTS3_DEFAULTS = {
     **_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1536,
