@@ -116,6 +116,7 @@ VALUES: dict[str, Any] = {
     "no_mtp": True,
     "mtp_only": True,
     "target_model": "folder",
+    "mmproj": True,
     "license": "MIT",
     "data_source": "web",
     "data_license": "MIT",

@@ -216,8 +216,8 @@ class Tower(Architecture):
 
     Attributes:
         f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.
-        made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> name of
-            a function in canonical.towers, and what it gets behind a colon.
+        made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
+            canonical.made with its arguments, "batch_scale:conformer.layers.{n}.conv.batch_norm".
         text: how checkpoints of the whole begin the names of the language model's tensors, before those of its row.
     """
 

@@ -30,7 +30,11 @@ class TowerPart:
 
     def has(self, name: str) -> bool:
         """Whether `name` is that of a tensor of the towers, in a checkpoint or in a GGUF."""
-        return bool(names.canonical_name(self.row, name) or names.matches(self.row, name, "gguf"))
+        return bool(names.canonical_name(self.row, name) or self.has_in_gguf(name))
+
+    def has_in_gguf(self, name: str) -> bool:
+        """Whether `name` is that of a tensor of the towers' GGUF."""
+        return names.is_gguf_only(self.row, name) or bool(names.matches(self.row, name, "gguf"))
 
     def of(self, all_names: Iterable[str]) -> set[str]:
         """Those of the names that are the towers'."""

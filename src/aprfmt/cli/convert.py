@@ -55,7 +55,7 @@ class Import(Common, Machine, Run, Mix, Source, Towers, Drafts, OfAdapter, Dtype
         """Runs the command."""
         from aprfmt.convert.api import import_model
 
-        _run(self, "importing", import_model, self.file, self.output, mmproj=self.mmproj or False)
+        _run(self, "importing", import_model, self.file, self.output)
 
 
 @dataclass(kw_only=True)

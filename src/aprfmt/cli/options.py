@@ -176,8 +176,9 @@ class Target(Drafts):
     ] = False
 
     mmproj: Annotated[
-        bool, typer.Option("--mmproj", help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd.")
-    ] = False
+        bool | None,
+        typer.Option("--mmproj", help="Write the GGUF of the towers (vision, audio) alone, for llama.cpp's mtmd."),
+    ] = None
 
     format: Annotated[
         str | None,

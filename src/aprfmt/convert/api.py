@@ -182,7 +182,7 @@ def import_model(
     data_license: str | None = None,
     no_mtp: bool = False,
     target_model: PathLike | None = None,
-    mmproj: PathLike | bool = False,
+    mmproj: PathLike | bool | None = None,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
     carry: int | str = DEFAULT_CARRY_BYTES,
@@ -261,7 +261,7 @@ def convert_model(
     shard_size: int | str | None = None,
     no_mtp: bool = False,
     target_model: PathLike | None = None,
-    mmproj: PathLike | bool = False,
+    mmproj: PathLike | bool | None = None,
     mtp_only: bool = False,
     allow_no_config: bool = False,
     allow_unmapped: bool = False,
@@ -368,7 +368,7 @@ def _convert(given: dict[str, object]) -> Report:
 def _opened(src: str, target: Target, options: Options) -> Iterator[tuple[Model, Callable[[str], None], Model | None]]:
     """The source, the check to make at the end, and the GGUF of towers beside it, None without one."""
     with open_checked(src, reopens=target in TARGETS) as (model, confirm):
-        if isinstance(options.mmproj, bool):
+        if options.mmproj is None or isinstance(options.mmproj, bool):
             yield model, confirm, None
             return
         with open_checked(options.mmproj, reopens=False) as (towers, unchanged):

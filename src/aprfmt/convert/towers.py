@@ -8,6 +8,8 @@ from dataclasses import replace
 from aprfmt.arch import names
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hparams import from_gguf
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Tower
 from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, find_tower_gguf, from_config, missing_keys, to_config
 from aprfmt.canonical.model import Canonical, name_tensors
 from aprfmt.canonical.packed import Packing
@@ -43,6 +45,8 @@ def tower_model(c: Canonical) -> Canonical:
     tensors: dict[str, CanonicalTensor] = {}
     for tensor in c.all_tensors.values():
         name = names.canonical_name(row, tensor.name)
+        if name is None and c.tower is not None and tensor.name in c.outside and c.tower.has_in_gguf(tensor.name):
+            name = tensor.name
         if name is None or names.ignorable(row, tensor.name):
             continue
         if name in tensors:
@@ -60,8 +64,7 @@ def tower_model(c: Canonical) -> Canonical:
             path=c.model.path,
             hint="put config.json and preprocessor_config.json of the model beside its weights",
         )
-    names.check_tensors(row, h, tensors)
-    names.check_shapes(row, h, {name: tensor.shape for name, tensor in tensors.items()})
+    _check(row, h, tensors)
     general = c.general
     if general is not None:
         general = {**general, "size_label": provenance.size_label(sum(n_elements(t.shape) for t in tensors.values()))}
@@ -71,7 +74,7 @@ def tower_model(c: Canonical) -> Canonical:
         hparams=h,
         tokenizer=None,
         tensors=tensors,
-        outside={name: t for name, t in c.outside.items() if names.canonical_name(row, name) is None},
+        outside={name: t for name, t in c.outside.items() if not part.has(name)},
         general=general,
         envelope=None,
         files={},
@@ -161,10 +164,19 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
             hint="it belongs to another model: give the mmproj that was published with this one",
         )
     tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
-    made = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
-    names.check_tensors(row, h, made)
-    names.check_shapes(row, h, {name: tensor.shape for name, tensor in made.items()})
-    return replace(c, outside={**c.outside, **made, **others}, tower=TowerPart(row, h))
+    _check(row, h, tensors)
+    return replace(c, outside={**c.outside, **tensors, **others}, tower=TowerPart(row, h))
+
+
+def _check(row: Tower, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> None:
+    """Raises RefusedError, UnmappedError where the tensors are not those of the tower, by name and shape."""
+    known = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
+    # What is made of other tensors may have come alone.
+    made = [name for name in tensors if names.is_gguf_only(row, name)]
+    lacking = {part.hf for part in row.tensors if not part.gguf} if made else set()
+    needed = replace(row, tensors=tuple(part for part in row.tensors if part.hf not in lacking)) if lacking else row
+    names.check_tensors(needed, h, known)
+    names.check_shapes(row, h, {name: tensor.shape for name, tensor in known.items()})
 
 
 def _projectors(kv: Mapping[str, object]) -> str:

@@ -51,7 +51,7 @@ class Options:
     no_mtp: bool = False
     mtp_only: bool = False
     target_model: PathLike | None = None
-    mmproj: PathLike | bool = False
+    mmproj: PathLike | bool | None = None
     license: str | None = None
     data_source: str | None = None
     data_license: str | None = None
@@ -134,7 +134,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
 
 
 def _path_or_flag(name: str, value: object) -> object:
-    return value if isinstance(value, bool) else formats.path_text(value, name)
+    return value if value is None or isinstance(value, bool) else formats.path_text(value, name)
 
 
 def _progress(name: str, value: object) -> object:
@@ -191,7 +191,7 @@ _PARSERS_BY_TYPE: dict[str, Parser] = {
     "str": _text,
     "str | None": _optional(_text),
     "Sequence[str]": _texts,
-    "PathLike | bool": _path_or_flag,
+    "PathLike | bool | None": _path_or_flag,
     "PathLike | None": _optional(lambda name, value: formats.path_text(value, name)),
     "StartProgress | None": _optional(_progress),
 }

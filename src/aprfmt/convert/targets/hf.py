@@ -318,7 +318,7 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
             hint="use --dtype f32, f16 or bf16, or export to GGUF",
         )
     drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
-    towers = {name: c.outside[name] for name in c.outside if c.tower.has(name)} if c.tower is not None else {}
+    towers = {name: t for name, t in c.outside.items() if c.tower.has(name)} if c.tower is not None else {}
     others = others | {t.name: t for t in hf_side(c.tower.row if c.tower is not None else None, towers)}
     stay = {name: t for name, t in c.outside.items() if name not in (*drafts, *others, *towers)}
     for part in replace(c, outside=stay).outside_parts():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.row import Tower
+from aprfmt.canonical.made import Sources, made_tensors
 from aprfmt.canonical.model import Canonical, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
 from aprfmt.convert.mixes import file_type_of
@@ -41,7 +42,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model stay behind, as --mmproj asks")
     for part in tower.outside_parts():
         work.losses.add(f"{part.stay} behind: the GGUF of the towers has no place for such tensors")
-    tensors = list(_tensors(tower, row, work))
+    tensors = list(_tensors(tower, row, work, c))
     free = [tensor for tensor in tensors if not _is_fixed(row, tensor.name)]
     dtype = plain_dtype(work.options.dtype) or dominant_dtype(free)
     keys = list(_keys(tower, row, file_type_of(dtype)))
@@ -49,11 +50,16 @@ def layouts(c: Canonical, work: Work) -> Output:
     return Output([FileLayout(work.name, segments)], tensors)
 
 
-def _tensors(c: Canonical, row: Tower, work: Work) -> Iterator[OutTensor]:
+def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator[OutTensor]:
+    """The tensors of the GGUF of `c`, the towers of `whole`."""
     wanted = plain_dtype(work.options.dtype)
     if wanted is not None and wanted not in ("F32", "F16", "BF16"):
         raise UsageError(f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16 or f32")
-    for tensor in gguf_side(row, c.hparams, c.tensors):
+    sources = Sources(c.tensors, c.hparams, whole.tensors.get(whole.embedding), whole.tokenizer)
+    stored = gguf_side(row, c.hparams, c.tensors)
+    known = {tensor.name for tensor in stored}
+    made = [tensor for tensor in made_tensors(row, sources) if tensor.name not in known] if row.made else []
+    for tensor in (*stored, *made):
         dtype = _dtype(row, tensor, wanted)
         work.losses.note(tensor.original_dtype, dtype)
         yield tensor.out(tensor.name, dtype, work.losses.overflow)

@@ -1,0 +1,125 @@
+"""Tensors of a tower's GGUF that no tensor of a checkpoint holds: they follow from a formula, or from other tensors.
+
+What a row's `made` gives is the name of a function in MADE and, behind a colon, its arguments: names of a checkpoint's
+tensors or modules, with `{n}` for the layer, or sizes. None of them can be undone: a GGUF that comes in keeps such
+tensors under their GGUF names, beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aprfmt.arch import names
+from aprfmt.arch.grammar import evaluate, sizes_of
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Tower
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.errors import RefusedError
+from aprfmt.tokenizer.model import Tokenizer
+from aprfmt.types import Array
+
+BATCH_NORM_EPS = 1e-5
+"""What torch takes for batch norms whose epsilon nobody sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What such a tensor may be made of.
+
+    Attributes:
+        tensors: the tower's, by the names of its row.
+        h: its hyper-parameters.
+        embedding: the token embedding of the language model; None without one.
+        tokenizer: of the language model.
+    """
+
+    tensors: Mapping[str, CanonicalTensor]
+    h: Hyperparams
+    embedding: CanonicalTensor | None = None
+    tokenizer: Tokenizer | None = None
+
+    def values(self, name: str) -> Array | None:
+        """A tensor of the tower in float32, None where it is not there."""
+        tensor = self.tensors.get(name)
+        return tensor.produced.values().reshape(tensor.shape) if tensor is not None else None
+
+    def size(self, text: str) -> int:
+        """The number that a size stands for. Raises RefusedError where it is unknown."""
+        number = evaluate(text, sizes_of(self.h))
+        if number is None:
+            raise RefusedError(f"{text} is unknown, so positions cannot be computed", hint="check the config.json")
+        return number
+
+
+def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
+    """The tensors that `row.made` names, in float32, as far as what they are made of is there."""
+    layers = sorted({m.layer for name in sources.tensors for m in names.matches(row, name)[:1] if m.layer is not None})
+    for template, recipe in row.made.items():
+        function, _, arguments = recipe.partition(":")
+        for layer in layers if "{n}" in template else (None,):
+            spelled = [names.spell(argument, layer) for argument in arguments.split(",")]
+            found = MADE[function](sources, spelled)
+            if found is not None:
+                yield _tensor(names.spell(template, layer), found)
+
+
+def _tensor(name: str, values: Array) -> CanonicalTensor:
+    import numpy as np
+
+    data = np.ascontiguousarray(values, dtype="<f4").tobytes()
+    return CanonicalTensor(name, (BufferedPiece(name, "F32", tuple(values.shape), partial(list, (data,))),))
+
+
+def _sinusoids(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """Positions of Whisper, [positions, width]: sines, then cosines, of 10000 ** -(i / (width / 2 - 1))."""
+    import numpy as np
+
+    length, width = map(sources.size, arguments)
+    # In float32, step by step as torch does it.
+    step = np.float32(-np.log(10000) / (width // 2 - 1))
+    rates = np.exp(step * np.arange(width // 2, dtype=np.float32))
+    angles = np.arange(length, dtype=np.float32)[:, None] * rates[None, :]
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def _batch_norm(sources: Sources, module: str) -> tuple[Array, Array] | None:
+    import numpy as np
+
+    parts = [sources.values(f"{module}.{name}") for name in ("weight", "bias", "running_mean", "running_var")]
+    if any(part is None for part in parts):
+        return None
+    weight, bias, mean, variance = (part for part in parts if part is not None)
+    scale = weight / np.sqrt(variance + np.float32(BATCH_NORM_EPS))
+    return scale, bias - mean * scale
+
+
+def _batch_scale(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    found = _batch_norm(sources, arguments[0])
+    return found[0] if found is not None else None
+
+
+def _batch_shift(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    found = _batch_norm(sources, arguments[0])
+    return found[1] if found is not None else None
+
+
+def _row_of_token(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """The row of the language model's embedding for the token whose text is given; None where there is none."""
+    tokens = sources.tokenizer.tokens if sources.tokenizer is not None else []
+    if sources.embedding is None or arguments[0] not in tokens:
+        return None
+    found = sources.embedding
+    row: Array = found.produced.values().reshape(found.shape)[tokens.index(arguments[0])]
+    return row
+
+
+MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
+    "sinusoids": _sinusoids,
+    "batch_scale": _batch_scale,
+    "batch_shift": _batch_shift,
+    "row_of_token": _row_of_token,
+}
+"""Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""
