@@ -147,13 +147,17 @@ def parts(arch: Architecture | None, sizes: Mapping[str, int], hf_class: str | N
     return sorted(made, key=lambda part: (-part.n_bytes, part.kind))
 
 
+_IN_LAYER = re.compile(r"(?:layers?|blocks?|h)\.\d+\.")
+
+
 def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[str]:
     """What those tensors of a network are that a GGUF of the family has no place for, a sentence a part."""
     head = head_of(hf_class)
     found: dict[str, list[str]] = {}
     for name in sorted(all_names):
-        is_pooler = "pooler" in name.split(".")
-        found.setdefault("pooler" if is_pooler else str(head or HEAD), []).append(name)
+        words = name.split(".")
+        kind = "pooler" if "pooler" in words else str(head or HEAD)
+        found.setdefault("network" if _IN_LAYER.search(name) else kind, []).append(name)
     for kind, own in found.items():
         yield f"a GGUF has no place for {plural(len(own), 'tensor')} of the {kind}: {first_few(own)}"
 
