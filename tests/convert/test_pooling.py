@@ -11,7 +11,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.errors import RefusedError
-from aprfmt.formats import hf_files
+from aprfmt.formats.hf_modules import module_files
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pooled(bert: Path, folder: Path, word: str) -> Path:
     shutil.copytree(bert, folder / "m")
-    for name, data in hf_files.pooling_files(word, 64).items():
+    for name, data in module_files({"pooling": word}, 64).items():
         (folder / "m" / name).parent.mkdir(exist_ok=True)
         (folder / "m" / name).write_bytes(data)
     return folder / "m"
@@ -39,7 +39,7 @@ def test_pooling_goes_there_and_back(bert: Path, tmp_path: Path, word: str, numb
         assert model.metadata["bert.pooling_type"] == number
     aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "b.apr")
     aprfmt.export_model(tmp_path / "b.apr", tmp_path / "b", format="hf")
-    for name in hf_files.pooling_files(word, 64):
+    for name in module_files({"pooling": word}, 64):
         assert json.loads((tmp_path / "b" / name).read_bytes()) == json.loads((source / name).read_bytes())
     assert "pooling" not in json.loads((tmp_path / "b" / "config.json").read_bytes())
 

@@ -12,7 +12,7 @@ from arch_models import build, find_case, write_tokenizers
 
 import aprfmt
 from aprfmt.cli.main import run
-from aprfmt.formats import hf_files
+from aprfmt.formats.hf_modules import module_files
 from aprfmt.llama.client import PROMPT, Llama, encoder_pooling
 from aprfmt.llama.engine import ENGINES
 
@@ -24,7 +24,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BertModel with mean pooling, of all-MiniLM's class."""
     folder = tmp_path_factory.mktemp("bert")
     build(find_case("bert"), folder / "m", write_tokenizers(folder / "tokenizers", ["bert"]))
-    for name, data in hf_files.pooling_files("mean", 64).items():
+    for name, data in module_files({"pooling": "mean"}, 64).items():
         (folder / "m" / name).parent.mkdir(exist_ok=True)
         (folder / "m" / name).write_bytes(data)
     return folder / "m"

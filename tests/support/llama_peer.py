@@ -56,6 +56,15 @@ class LlamaPeer:
             self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out))
             return np.load(out)
 
+    def embedding(self, gguf: Path, ids: Sequence[int]) -> Any:
+        """What llama.cpp gives of a text, pooled as the file says: (values,) or (tokens, values). Raises LlamaError."""
+        import numpy as np
+
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "embedding.npy")
+            self._ask("embedding", gguf=str(gguf), ids=list(ids), out=str(out))
+            return np.load(out)
+
     def load(self, gguf: Path) -> None:
         """Loads a file, weights and all, and computes nothing. Raises LlamaError."""
         self._ask("load", gguf=str(gguf))
@@ -127,6 +136,7 @@ def _serve() -> None:
     os.dup2(2, 1)  # llama.cpp prints now and then
     calls: dict[str, Callable[..., Any]] = {
         "logits": _logits,
+        "embedding": _embedding,
         "load": _load_whole,
         "vocabulary_size": _vocabulary_size,
         "tokenize": _tokenize,
@@ -228,6 +238,28 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> N
             return
         rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(len(ids))]
         np.save(out, np.stack(rows))
+    finally:
+        llama_cpp.llama_free(context)
+
+
+def _embedding(llama_cpp: Any, gguf: str, ids: list[int], out: str) -> None:
+    import numpy as np
+
+    model = _load(llama_cpp, gguf, vocab_only=False)
+    options = _context_options(llama_cpp, len(ids), states=True)
+    options.pooling_type = -1  # what the file says
+    context = llama_cpp.llama_init_from_model(model, options)
+    if not context:
+        raise ValueError("llama.cpp makes no context for the file")
+    try:
+        _compute(llama_cpp, context, ids, llama_cpp.llama_decode)
+        width, pooled = llama_cpp.llama_model_n_embd_out(model), llama_cpp.llama_pooling_type(context)
+        get = llama_cpp.llama_get_embeddings_ith
+        rows = [np.ctypeslib.as_array(get(context, i), shape=(width,)) for i in range(0 if pooled else len(ids))]
+        whole = (
+            np.ctypeslib.as_array(llama_cpp.llama_get_embeddings_seq(context, 0), shape=(width,)) if pooled else None
+        )
+        np.save(out, np.stack(rows) if whole is None else whole)
     finally:
         llama_cpp.llama_free(context)
 

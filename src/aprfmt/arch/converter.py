@@ -9,7 +9,7 @@ from typing import TypeAlias
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.arch.hyperparams import FIELD, Hyperparams
 from aprfmt.arch.row import Architecture, Key
-from aprfmt.errors import LimitError
+from aprfmt.errors import CorruptError, LimitError, RefusedError
 from aprfmt.limits import MAX_LAYERS
 
 
@@ -180,3 +180,24 @@ class Converter:
     fill: Callable[[Scope], object] | None = None
     settle: Convert | None = None
     from_target: Callable[[Mapping[str, object], Scope], object] | None = None
+
+
+def words(table: Mapping[str, int]) -> Converter:
+    """A converter between words of a config.json and numbers of a GGUF."""
+    back = {number: word for word, number in table.items()}
+
+    def to_gguf(value: object, scope: Scope) -> int | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or value not in table:
+            raise RefusedError(f"{scope.name} is {value!r:.40}, which has no number in a GGUF")
+        return table[value]
+
+    def from_gguf(value: object, scope: Scope) -> object:
+        if value is None:
+            return DEFAULT
+        if not isinstance(value, int) or value not in back:
+            raise CorruptError(f"{scope.key.gguf} is {value!r:.40}, an unknown number")
+        return back[value]
+
+    return Converter(to_gguf, from_gguf)

@@ -6,6 +6,7 @@ export to GGUF says what stays behind.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 
@@ -40,6 +41,14 @@ HEADS: tuple[Head, ...] = (
     Head("reward", ("RewardModel", "RewardModelWithGating", "ForRewardModelWithGating", "ForRM", "ForScoring")),
 )
 """Kinds of heads; of a class the first that fits."""
+
+
+MODULE_KEYS = re.compile(r"pooling|dense_[1-9]_(in|out|bias)|other_modules")
+"""Names of hyper-parameters that a repository has in files of modules beside config.json, which never has them: how
+hidden states are pooled, and the widths of the linear layers that come after."""
+
+MODULE = re.compile(r"[1-9]_\w+\.")
+"""How the names of a module's tensors begin, out of the folder that it lies in."""
 
 
 @cache

@@ -30,6 +30,7 @@ from aprfmt.arch.fields import (
     plain_value,
     typed_key,
 )
+from aprfmt.arch.heads import MODULE_KEYS
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
 from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OUTPUT, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
@@ -292,7 +293,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         "bos_token_id": h.bos_token_id,
         "eos_token_id": h.extra.get("eos_token_id", h.eos_token_id),
     }
-    config.pop("pooling", None)  # stands in files of its own, see formats.hf_files
+    config = {name: value for name, value in config.items() if not MODULE_KEYS.fullmatch(name)}
     return dict(sorted(_inside({**config, **row.config}, h, row).items()))
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from aprfmt.arch import names
-from aprfmt.arch.heads import head_of
+from aprfmt.arch.grammar import is_unwanted
+from aprfmt.arch.heads import MODULE, head_of
 from aprfmt.arch.hparams import drafts_key
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
@@ -63,8 +64,11 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
     layers = {name: n for name in all_names if name not in beside and (n := _layer(arch, name)) is not None}
     drafts = _draft_layers(h, layers, n_drafts(arch, h))
+    modules = {name for name in all_names if MODULE.match(name) and _is_left_out(arch, h, name)}
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
-    return beside | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+    return (
+        beside | modules | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+    )
 
 
 def holds_adapter(all_names: Collection[str]) -> bool:
@@ -163,6 +167,12 @@ def without_place(all_names: Collection[str], hf_class: str | None) -> Iterator[
 
 
 # --- names ---
+
+
+def _is_left_out(arch: Architecture, h: Hyperparams, name: str) -> bool:
+    """Whether a module's tensor is one that the row does not have, or only in other networks."""
+    found = names.matches(arch, name)
+    return all(is_unwanted(arch, match.row.need, h) for match in found)
 
 
 def _is_elsewhere(arch: Architecture, name: str) -> bool:

@@ -6,11 +6,10 @@ A row's Key names one by `via`. A converter is a pair of small functions and a l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rope
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Convert, Converter, GgufKeys, Scope, default, nothing, words
 from aprfmt.arch.fields import as_float, as_id, as_int, as_mapping, from_f32, shorten
 from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
@@ -129,27 +128,6 @@ def _window_from(value: object, scope: Scope) -> object:
     return window
 
 
-def words(table: Mapping[str, int]) -> Converter:
-    """A converter between words of a config.json and numbers of a GGUF."""
-    back = {number: word for word, number in table.items()}
-
-    def to_gguf(value: object, scope: Scope) -> int | None:
-        if value is None:
-            return None
-        if not isinstance(value, str) or value not in table:
-            raise RefusedError(f"{scope.name} is {value!r:.40}, which has no number in a GGUF")
-        return table[value]
-
-    def from_gguf(value: object, scope: Scope) -> object:
-        if value is None:
-            return DEFAULT
-        if not isinstance(value, int) or value not in back:
-            raise CorruptError(f"{scope.key.gguf} is {value!r:.40}, an unknown number")
-        return back[value]
-
-    return Converter(to_gguf, from_gguf)
-
-
 def yarn_log(scale: float) -> Converter:
     """`mscale_all_dim` of a yarn dict, times `scale`."""
 
@@ -190,7 +168,6 @@ def over_hidden(width: int | None, scope: Scope) -> object:
 
 WINDOW = Converter(window_to, _window_from)
 YARN_LOG = yarn_log(1.0)
-POOLING = words({"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4})
 
 
 # --- Llama and its relatives ---
@@ -767,8 +744,6 @@ CONVERTERS: dict[str, Converter] = {
     "folded": Converter(_folded_to, default),
     "gated_proj": Converter(nothing, _gated_proj_from),
     "as_deep": Converter(_as_deep_to, fill=lambda scope: scope.h.num_layers),
-    "pooling": POOLING,
-    "pooling_avg": replace(POOLING, settle=lambda value, scope: "mean" if value == "avg" else DEFAULT),
     "yarn_log": YARN_LOG,
     "yarn_log_tenth": yarn_log(0.1),
     "four_hidden": Converter(fill=lambda scope: times_hidden(4, scope)),

@@ -15,6 +15,7 @@ from aprfmt.arch.converter import check_layers
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
 from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_unwanted
+from aprfmt.arch.heads import MODULE_KEYS
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
@@ -340,7 +341,7 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
     if config is None:
         return told
     found = hp.from_hf_config(config, row)
-    found.extra |= {key: told.extra[key] for key in (hf_files.POOLING_KEY,) if key in told.extra}
+    found.extra |= {key: value for key, value in told.extra.items() if MODULE_KEYS.fullmatch(key)}
     return found
 
 

@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import HF_INDEX_SUFFIX, lora, mistral
 from aprfmt.formats.hf_files import (
-    POOLING_KEY,
     belongs,
     check_file_name,
     list_names,
     load_tokenizer,
     parse_config,
     parse_object,
-    read_pooling,
     read_text_file,
     select_files,
 )
+from aprfmt.formats.hf_modules import read_modules
 from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
@@ -160,8 +159,7 @@ def _load_hparams(native: HfNative) -> Hyperparams:
     from aprfmt.arch.hparams import from_hf_config
 
     h = from_hf_config(config_of(native) or {})
-    if (word := read_pooling(native.text_file)) is not None:
-        h.extra[POOLING_KEY] = word
+    h.extra |= read_modules(native.text_file)
     return h
 
 

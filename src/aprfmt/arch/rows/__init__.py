@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.rows import (
     audio,
@@ -48,6 +50,7 @@ from aprfmt.arch.rows import (
     ssm,
     vision,
 )
+from aprfmt.arch.rows.parts_encoder import POOLED
 
 _FILES = (
     llama,
@@ -95,5 +98,11 @@ _FILES = (
     drafts,
 )
 
-ROWS: tuple[Architecture, ...] = tuple(row for file in _FILES for row in file.ROWS)
+
+def _pooled(row: Architecture) -> Architecture:
+    """The row with a key for how a sentence-transformers folder pools its hidden states."""
+    return row if any(key.gguf == POOLED.gguf for key in row.keys) else replace(row, keys=(*row.keys, POOLED))
+
+
+ROWS: tuple[Architecture, ...] = tuple(_pooled(row) for file in _FILES for row in file.ROWS)
 """Of rows that share a class or a GGUF name without a condition, the first counts."""

@@ -25,8 +25,12 @@ from aprfmt.arch.rows.parts import (
     hf_names,
     must_be,
     norm,
+    tensor,
 )
+from aprfmt.arch.rows.parts_encoder import ENCODER
 
+_BOTH_DENSE = "dense_2_out&dense_3_in&!dense_2_bias&!dense_3_bias"
+"""llama.cpp has two layers behind the pooling, without biases."""
 _WINDOW = Key("attention.sliding_window", ("sliding_window",))
 _ODD_LAYERS = Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="own_layer_types")
 _SOME_LAYERS = replace(_ODD_LAYERS, via="some_layer_types")
@@ -174,16 +178,25 @@ ROWS: tuple[Architecture, ...] = (
         model_types=(),
         gguf_only=(),
         prefixes=(("model.", ""),),
-        tensors=tuple(
-            replace(row, hf=tuple(name.removeprefix("model.") for name in row.hf))
-            for row in _GEMMA3
-            if row.need != HEAD
+        tensors=(
+            *(
+                replace(row, hf=tuple(name.removeprefix("model.") for name in row.hf))
+                for row in _GEMMA3
+                if row.need != HEAD
+            ),
+            tensor("2_Dense.linear.weight", "dense_2.weight", "dense_2_out,hidden", _BOTH_DENSE),
+            tensor("3_Dense.linear.weight", "dense_3.weight", "hidden,dense_2_out", _BOTH_DENSE),
         ),
         keys=(
             *_GEMMA3_KEYS,
             _WINDOW,
             _ODD_LAYERS,
-            Key("pooling_type", ("pooling",), via="pooling"),
+            ENCODER[1],
+            *(
+                Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), via="both_dense")
+                for n in (2, 3)
+                for side in ("in", "out")
+            ),
             must_be("use_bidirectional_attention", True),
         ),
         nested_rope=True,

@@ -181,7 +181,11 @@ _LFM2_ROW = Architecture(
     hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"),
     bare_classes=("Lfm2Model",),
     model_types=("lfm2",),
-    tensors=_lfm2(*_LFM2_MLP),
+    tensors=(
+        *_lfm2(*_LFM2_MLP),
+        tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
+        tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
+    ),
     keys=(
         _BLOCKS,
         _CONTEXT,
@@ -194,6 +198,9 @@ _LFM2_ROW = Architecture(
         *_LFM2_END,
         _KINDS,
         ENCODER[1],
+        Key("embedding_length_out", ("dense_1_out",)),
+        Key("", ("dense_1_in",), via="as_wide"),
+        Key("", ("dense_1_bias",), "bool"),
         Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"),
         Key("", ("full_attn_idxs",)),
         Key("", ("block_ffn_dim_multiplier",), "f32"),
@@ -228,7 +235,7 @@ ROWS: tuple[Architecture, ...] = (
         ignored=("istft.window",),
         tensors=(*_lfm2(*_LFM2_MLP, begin="lfm."), *linear("lin", "dense_2", "output_size,hidden", REQUIRED)),
         keys=(
-            *_LFM2_ROW.keys,
+            *(key for key in _LFM2_ROW.keys if not key.gguf.startswith("embedding_length_out")),
             Key("attention.sliding_window", ("sliding_window",)),
             Key("embedding_length_out", ("output_size",)),
         ),

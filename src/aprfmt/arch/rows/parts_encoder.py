@@ -6,6 +6,8 @@ from aprfmt.arch.row import OPTIONAL, Key, TensorRow
 
 ENCODER = (Key("attention.causal", kind="bool", constant=False), Key("pooling_type", ("pooling",), via="pooling"))
 """Keys of every encoder; `pooling` is what a sentence-transformers folder says beside config.json."""
+POOLED = Key("pooling_type", ("pooling",), via="pooling_of_modules")
+"""The same for all other families: llama.cpp pools the hidden states of any network, where it is asked for them."""
 TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
 """Rows of the token type embedding, which the runtime wants to know of the tokenizer."""
 NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")

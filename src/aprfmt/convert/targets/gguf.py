@@ -283,6 +283,9 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
     ]
     for sentence in without_place(placeless, c.hparams.hf_architecture):
         losses.add(sentence)
+    modules = c.hparams.extra.get("other_modules")
+    for module in modules if isinstance(modules, list) else []:
+        losses.add(f"llama.cpp has no {module}: it gives the embedding as it is before that module")
     losses.others += say_left_behind(c, "a GGUF has no place for files")
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
+from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
 from aprfmt.canonical.model import Canonical, from_gguf, hf_side, named_drafts, with_drafts_counted
@@ -20,8 +21,9 @@ from aprfmt.convert.recipe import Recipe, overlay, restorable, source_names
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.convert.towers import PREPROCESSOR_FILE, whole_config
 from aprfmt.errors import RefusedError
-from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, hf_files, mistral, safetensors
+from aprfmt.formats import HF_INDEX_SUFFIX, apr_metadata, mistral, safetensors
 from aprfmt.formats.hf_files import parse_config, parse_object, read_text_file
+from aprfmt.formats.hf_modules import MODULES_NAME, module_files
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor, group_by_size
 from aprfmt.formats.safetensors import SafetensorsNative
@@ -61,7 +63,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     own_names = _source_names(c, recipe) if CONFIG in source and params is None else {}
     tensors = _hf_tensors(c, work.options.dtype, losses, own_names)
     texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
-    texts = texts if hf_files.MODULES_NAME in texts else texts | _pooling_files(c)
+    texts = texts if MODULES_NAME in texts else texts | module_files(c.hparams.extra, c.hparams.hidden_size or 0)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
     kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
@@ -99,12 +101,6 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     if recipe is None:
         losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
-
-
-def _pooling_files(c: Canonical) -> dict[str, bytes]:
-    """What makes a sentence-transformers folder of an encoder that is known to pool."""
-    word = c.hparams.extra.get(hf_files.POOLING_KEY)
-    return hf_files.pooling_files(word, c.hparams.hidden_size or 0) if isinstance(word, str) else {}
 
 
 def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
@@ -258,7 +254,7 @@ def _modules(
     groups: dict[str, list[OutTensor]] = {"": []}
     for tensor in tensors:
         folder, _, name = tensor.name.partition(".")
-        if tensor.name in c.outside and f"{folder}/{CONFIG}" in files:
+        if (tensor.name in c.outside or MODULE.match(tensor.name)) and f"{folder}/{CONFIG}" in files:
             groups.setdefault(folder, []).append(replace(tensor, name=name))
         else:
             groups[""].append(tensor)

@@ -1,4 +1,4 @@
-"""Pooling of sentence-transformers folders: both spellings, files that say nothing, and back."""
+"""Modules of sentence-transformers folders: pooling in both spellings, layers, files that say nothing, and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aprfmt.formats import hf_files
+from aprfmt.formats.hf_modules import module_files, read_modules
 
 _MODULES = json.dumps(
     [
@@ -17,8 +17,8 @@ _MODULES = json.dumps(
 ).encode()
 
 
-def _read(config: bytes | None, modules: bytes | None = _MODULES) -> str | None:
-    return hf_files.read_pooling({"modules.json": modules, "1_Pooling/config.json": config}.get)
+def _read(config: bytes | None, modules: bytes | None = _MODULES) -> object:
+    return read_modules({"modules.json": modules, "1_Pooling/config.json": config}.get).get("pooling")
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_a_folder_without_a_pooling_module_says_nothing(modules: bytes | None) -
 
 @pytest.mark.parametrize("word", ["mean", "cls", "last"])
 def test_files_are_read_back(word: str) -> None:
-    made = hf_files.pooling_files(word, 384)
-    assert hf_files.read_pooling(made.get) == word
+    made = module_files({"pooling": word}, 384)
+    assert read_modules(made.get) == {"pooling": word}
     assert json.loads(made["1_Pooling/config.json"])["word_embedding_dimension"] == 384
 
 
 @pytest.mark.parametrize("word", ["rank", "none", "cls+max"])
 def test_no_files_for_what_has_no_word(word: str) -> None:
-    assert hf_files.pooling_files(word, 384) == {}
+    assert module_files({"pooling": word}, 384) == {}

@@ -1,0 +1,147 @@
+"""sentence-transformers repositories: modules.json lists what comes behind the network, a folder a module.
+
+A network gives a hidden state a token; a Pooling makes one vector of them, Dense layers map it, Normalize gives it the
+length 1. What config.json does not say stands in the config.json of a module's folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aprfmt.types import Json, JsonObject
+
+MODULES_NAME = "modules.json"
+
+TextFile: TypeAlias = Callable[[str], bytes | None]
+"""Gives a file of the folder by its name, None where there is none."""
+
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
+}
+_WORDS = {"lasttoken": "last"}
+_TYPE = "sentence_transformers.models."
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+_NETWORKS = ("Transformer", "MLMTransformer", "CLIPModel")
+_WITHOUT_CONFIG = ("Normalize",)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A line of modules.json.
+
+    Attributes:
+        kind: the class without its package, "Pooling".
+        path: the folder, "" for that of the model.
+        config: what the config.json of the folder says; None where there is none, or no JSON object.
+    """
+
+    kind: str
+    path: str
+    config: JsonObject | None
+
+    @property
+    def number(self) -> int | None:
+        """What the folder's name begins with."""
+        head = self.path.partition("_")[0]
+        return int(head) if len(head) == 1 and head.isdecimal() and head.isascii() else None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is a Dense that only multiplies, and adds a bias where it has one."""
+        named = (self.config or {}).get("activation_function", _IDENTITY)
+        return self.kind == "Dense" and str(named).rpartition(".")[2] == "Identity"
+
+    def width(self, side: str) -> int | None:
+        """Values that a Dense takes ("in") or gives ("out"); None where it does not say."""
+        found = (self.config or {}).get(f"{side}_features")
+        return found if type(found) is int and found > 0 else None
+
+
+def modules_of(text_file: TextFile) -> list[Module]:
+    """The modules of a folder in their order; [] where it has none. What is not JSON says nothing."""
+    found = _json(text_file(MODULES_NAME))
+    return list(_modules(found, text_file)) if isinstance(found, list) else []
+
+
+def _modules(lines: list[Json], text_file: TextFile) -> Iterator[Module]:
+    for line in lines:
+        if isinstance(line, dict) and isinstance(line.get("type"), str):
+            kind, path = str(line["type"]).rpartition(".")[2], line.get("path")
+            config = _json(text_file(f"{path}/config.json")) if path and isinstance(path, str) else None
+            yield Module(kind, path if isinstance(path, str) else "", config if isinstance(config, dict) else None)
+
+
+def read_modules(text_file: TextFile) -> dict[str, object]:
+    """What the modules of a folder say, under the names of arch.heads.MODULE_KEYS.
+
+    `pooling` is "mean", "cls", "last", another word, several joined by "+"; `dense_2_in`, `dense_2_out`, `dense_2_bias`
+    describe the linear layer in the folder 2_Dense; `other_modules` are classes that have no other place here.
+    """
+    found: dict[str, object] = {}
+    others: list[str] = []
+    for module in modules_of(text_file):
+        if module.kind.endswith("Pooling") and "pooling" not in found and (word := _word(module.config or {})):
+            found["pooling"] = word
+        elif module.is_linear and module.number and module.width("in") and module.width("out"):
+            name = f"dense_{module.number}"
+            found |= {f"{name}_{side}": module.width(side) for side in ("in", "out")}
+            found[f"{name}_bias"] = (module.config or {}).get("bias", True) is not False
+        elif module.kind not in (*_NETWORKS, "Pooling", *_WITHOUT_CONFIG):
+            others.append(module.kind)
+    return found | ({"other_modules": others} if others else {})
+
+
+def _json(raw: bytes | None) -> Json:
+    try:
+        found: Json = None if raw is None else json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def _word(config: Mapping[str, object]) -> str | None:
+    words = [word for key, word in _MODES.items() if config.get(key) is True]
+    mode = config.get("pooling_mode")
+    if not words and isinstance(mode, str):
+        words = [_WORDS.get(mode, mode)]
+    return "+".join(words) or None
+
+
+def module_files(told: Mapping[str, object], width: int) -> dict[str, bytes]:
+    """The files of a folder whose modules say what `told` does (see read_modules), of a network `width` values wide.
+
+    {} where there is neither a pooling that sentence-transformers has a word for nor a linear layer.
+    """
+    word = told.get("pooling")
+    numbers = [n for n in range(1, 10) if told.get(f"dense_{n}_out")]
+    if word not in _MODES.values() and not numbers:
+        return {}
+    paths = {"": "Transformer"}
+    files: dict[str, bytes] = {}
+    if word in _MODES.values():
+        paths["1_Pooling"] = "Pooling"
+        modes = {key: mode == word for key, mode in _MODES.items()}
+        files["1_Pooling/config.json"] = _text({"word_embedding_dimension": width, **modes})
+    for n in numbers:
+        sides = {f"{side}_features": told.get(f"dense_{n}_{side}") for side in ("in", "out")}
+        config = {**sides, "bias": bool(told.get(f"dense_{n}_bias")), "activation_function": _IDENTITY}
+        paths[f"{n}_Dense"] = "Dense"
+        files[f"{n}_Dense/config.json"] = _text(config)
+    lines = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{_TYPE}{kind}"}
+        for i, (path, kind) in enumerate(paths.items())
+    ]
+    return {MODULES_NAME: _text(lines), **files}
+
+
+def _text(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,221 @@
+"""sentence-transformers repositories: what comes behind the network goes into a GGUF where llama.cpp has a place.
+
+The modules that each folder gets, and what of them llama.cpp must compute, are rows of data.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arch_models import build, find_case, relative_error, token_ids, write_tokenizers
+from conformance_steps import list_keys, list_tensors, same_tensors
+from converter_peer import CONVERTER, ConverterPeer
+from llama_peer import LlamaPeer
+
+import aprfmt
+
+torch = pytest.importorskip("torch")
+
+_IDENTITY, _TANH = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer behind the pooling: the folder, sizes, whether it has a bias, its activation."""
+
+    folder: str
+    n_in: int
+    n_out: int
+    bias: bool = False
+    activation: str = _IDENTITY
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A case of arch_models as a repository of sentence-transformers.
+
+    Attributes:
+        case: id of the case; `model_class` instead of its own.
+        pooling: the mode, "" for no Pooling.
+        dense: the layers that follow.
+        other: types of further modules, in folders without weights.
+        keys: what the GGUF says of the modules, after the architecture.
+        left: words of what an export says; "" where nothing is left behind.
+    """
+
+    case: str
+    pooling: str
+    dense: tuple[Dense, ...] = ()
+    other: tuple[str, ...] = ("Normalize",)
+    model_class: str = ""
+    keys: tuple[tuple[str, object], ...] = ()
+    left: str = ""
+
+    def __str__(self) -> str:
+        return "-".join(
+            (self.case, self.model_class or "own", self.pooling, *(d.folder for d in self.dense), self.left)
+        )
+
+
+_GEMMA_KEYS = (
+    *(("pooling_type", 1), ("dense_2_feat_in", 64), ("dense_2_feat_out", 96)),
+    *(("dense_3_feat_in", 96), ("dense_3_feat_out", 64)),
+)
+
+REPOSITORIES = (
+    Repository("bert", "mean", keys=(("pooling_type", 1),)),
+    Repository("bert", "cls", keys=(("pooling_type", 2),)),
+    Repository("qwen3", "last", keys=(("pooling_type", 3),)),
+    Repository("qwen3", "mean", model_class="Qwen3Model", keys=(("pooling_type", 1),)),
+    Repository("mistral", "last", model_class="MistralModel", keys=(("pooling_type", 3),)),
+    Repository("gemma_embedding", "mean", (Dense("2_Dense", 64, 96), Dense("3_Dense", 96, 64)), keys=_GEMMA_KEYS),
+    Repository("lfm2", "", (Dense("1_Dense", 64, 32),), (), "Lfm2Model", (("embedding_length_out", 32),)),
+    Repository("lfm2", "", (Dense("1_Dense", 64, 32, bias=True),), (), "Lfm2Model", (("embedding_length_out", 32),)),
+    Repository(
+        "gemma_embedding", "mean", (Dense("2_Dense", 64, 64, activation=_TANH),), keys=(("pooling_type", 1),),
+        left="1 tensor of the module of sentence-transformers (2_Dense.*",
+    ),
+    Repository(
+        "gemma_embedding", "mean", (Dense("2_Dense", 64, 96, bias=True), Dense("3_Dense", 96, 64)),
+        keys=(("pooling_type", 1),), left="3 tensors of the module of sentence-transformers (2_Dense.*, 3_Dense.*",
+    ),
+    Repository(
+        "bert", "mean", (Dense("2_Dense", 64, 32),), keys=(("pooling_type", 1),),
+        left="1 tensor of the module of sentence-transformers (2_Dense.*",
+    ),
+    Repository("bert", "mean", other=("LayerNorm", "Normalize"), keys=(("pooling_type", 1),), left="LayerNorm"),
+)  # fmt: skip
+
+by_repository = pytest.mark.parametrize("repository", REPOSITORIES, ids=str)
+by_whole = pytest.mark.parametrize("repository", [r for r in REPOSITORIES if not r.left], ids=str)
+
+
+def write(repository: Repository, folder: Path, vocabulary: int | None = 4000) -> Any:
+    """The folder of the repository, with so many tokens; the transformers model."""
+    from safetensors.torch import save_file
+
+    case = find_case(repository.case)
+    case = replace(case, model_class=repository.model_class or case.model_class)
+    model = build(
+        replace(case, kind="encoder"), folder, write_tokenizers(folder.parent / "tok", [case.tokenizer], vocabulary)
+    )
+    kinds = [("", "Transformer")]
+    if repository.pooling:
+        kinds.append(("1_Pooling", "Pooling"))
+        _write_json(
+            folder / "1_Pooling" / "config.json", {"pooling_mode": repository.pooling.replace("last", "lasttoken")}
+        )
+    for dense in repository.dense:
+        kinds.append((dense.folder, "Dense"))
+        config = {"in_features": dense.n_in, "out_features": dense.n_out, "bias": dense.bias}
+        _write_json(folder / dense.folder / "config.json", {**config, "activation_function": dense.activation})
+        tensors = {"linear.weight": torch.randn(dense.n_out, dense.n_in)}
+        tensors |= {"linear.bias": torch.randn(dense.n_out)} if dense.bias else {}
+        save_file(tensors, folder / dense.folder / "model.safetensors", {"format": "pt"})
+    kinds += [(f"{len(kinds) + i}_{kind}", kind) for i, kind in enumerate(repository.other)]
+    lines = [
+        {"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{k}"}
+        for i, (p, k) in enumerate(kinds)
+    ]
+    _write_json(folder / "modules.json", lines)
+    return model
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value, indent=2))
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@by_repository
+def test_every_file_comes_back(repository: Repository, tmp_path: Path) -> None:
+    write(repository, tmp_path / "m")
+    aprfmt.import_model(tmp_path / "m", tmp_path / "m.apr")
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    assert report.lossless
+    assert _files(tmp_path / "back") == _files(tmp_path / "m")
+
+
+@by_repository
+def test_a_gguf_says_how_it_pools_and_what_stays(repository: Repository, tmp_path: Path) -> None:
+    write(repository, tmp_path / "m")
+    report = aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        arch = model.metadata["general.architecture"]
+        told = {
+            key.removeprefix(f"{arch}."): model.metadata[key] for key in model.metadata if key.startswith(f"{arch}.")
+        }
+        words = ("pooling", "dense_", "length_out")
+        assert {key: value for key, value in told.items() if any(word in key for word in words)} == dict(
+            repository.keys
+        )
+    said = [loss for loss in report.losses if repository.left and repository.left in loss]
+    assert bool(said) == bool(repository.left), report.losses
+    if not repository.left:
+        assert not report.losses
+
+
+@pytest.mark.llama
+@by_whole
+def test_llama_cpp_gives_the_embedding_of_the_modules(
+    repository: Repository, tmp_path: Path, llama_cpp: LlamaPeer
+) -> None:
+    """As sentence-transformers has it, in torch's terms: hidden states, pooled, through the linear layers."""
+    from safetensors.torch import load_file
+
+    model = write(repository, tmp_path / "m")
+    ids = token_ids(tmp_path / "m")
+    with torch.no_grad():
+        inside = getattr(model, "model", model) if repository.model_class == "" else model
+        states = inside(input_ids=torch.tensor([ids])).last_hidden_state[0].float()
+    pooled = {"mean": lambda: states.mean(0), "cls": lambda: states[0], "last": lambda: states[-1], "": lambda: states}
+    wanted = pooled[repository.pooling]()
+    for dense in repository.dense:
+        layer = load_file(tmp_path / "m" / dense.folder / "model.safetensors")
+        wanted = wanted @ layer["linear.weight"].T + layer.get("linear.bias", 0)
+    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32")
+    got = llama_cpp.embedding(tmp_path / "m.gguf", ids)
+    assert relative_error(got, wanted.numpy()) < 5e-3
+
+
+@pytest.mark.parametrize(
+    "repository", [r for r in REPOSITORIES if r.keys and not r.left], ids=str
+)  # fmt: skip
+def test_the_gguf_alone_makes_the_modules_again(repository: Repository, tmp_path: Path) -> None:
+    write(repository, tmp_path / "m")
+    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32")
+    aprfmt.export_model(tmp_path / "m.gguf", tmp_path / "back", format="hf")
+    again, source = _files(tmp_path / "back"), _files(tmp_path / "m")
+    kept = [line for line in json.loads(source["modules.json"]) if not line["type"].endswith("Normalize")]
+    assert json.loads(again["modules.json"]) == kept
+    for dense in repository.dense:
+        path = f"{dense.folder}/config.json"
+        assert json.loads(again[path]) == json.loads(source[path])
+        step = same_tensors(tmp_path / "back" / dense.folder, tmp_path / "m" / dense.folder)
+        assert step.ok, step.reason
+    aprfmt.export_model(tmp_path / "back", tmp_path / "again.gguf", dtype="f32")
+    with aprfmt.open(tmp_path / "m.gguf") as a, aprfmt.open(tmp_path / "again.gguf") as b:
+        assert {n: bytes(t.raw()) for n, t in a.tensors.items()} == {n: bytes(t.raw()) for n, t in b.tensors.items()}
+
+
+@pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
+@pytest.mark.parametrize("repository", [r for r in REPOSITORIES if r.dense and not r.left], ids=str)
+def test_the_converter_writes_the_same_layers(repository: Repository, tmp_path: Path) -> None:
+    """But for a bias, which it leaves out."""
+    write(repository, tmp_path / "m", vocabulary=None)
+    with ConverterPeer() as peer:
+        peer.convert(tmp_path / "m", tmp_path / "theirs.gguf", "f32", ("--sentence-transformers-dense-modules",))
+    aprfmt.export_model(tmp_path / "m", tmp_path / "ours.gguf", dtype="f32")
+    ours, theirs = list_tensors(tmp_path / "ours.gguf"), list_tensors(tmp_path / "theirs.gguf")
+    assert {name: ours[name] for name in ours if name != "dense_2.bias"} == theirs
+    keys, wanted = list_keys(tmp_path / "ours.gguf"), list_keys(tmp_path / "theirs.gguf")
+    assert {key: keys.get(key) for key in wanted if "dense" in key or "pooling" in key or "_out" in key} == {
+        key: value for key, value in wanted.items() if "dense" in key or "pooling" in key or "_out" in key
+    }
