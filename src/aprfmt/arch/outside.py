@@ -66,9 +66,8 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     drafts = _draft_layers(h, layers, n_drafts(arch, h))
     modules = {name for name in all_names if MODULE.match(name) and _is_left_out(arch, h, name)}
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
-    return (
-        beside | modules | in_drafts | {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
-    )
+    elsewhere = {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
+    return beside | modules | in_drafts | elsewhere
 
 
 def holds_adapter(all_names: Collection[str]) -> bool:

@@ -1,0 +1,121 @@
+"""Heads of other tasks than the next token: carried, and named where an export to GGUF leaves them behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from arch_models import build, find_case, write_checkpoint, write_tokenizers
+
+import aprfmt
+from aprfmt.inspection.validate import validate
+
+torch = pytest.importorskip("torch")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network of arch_models with a head of another class.
+
+    Attributes:
+        case: id of the case.
+        hf_class: the class; one of transformers where there are no `tensors`.
+        left: what an export to GGUF says of the head.
+        tensors: what published checkpoints have in place of the output head, and their shapes.
+        keeps_output: whether the output head stays beside them.
+    """
+
+    case: str
+    hf_class: str
+    left: str
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    keeps_output: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.hf_class}-{self.case}"
+
+
+_SCORES = "1 tensor of the sequence classification head (score.weight"
+_TOKENS = "2 tensors of the token classification head (score.bias, score.weight"
+_SPANS = "2 tensors of the question answering head (qa_outputs.bias, qa_outputs.weight"
+_MATH = {"score.0.weight": (64, 64), "score.0.bias": (64,), "score.2.weight": (1, 64), "score.2.bias": (1,)}
+_GATED = {
+    "regression_layer.weight": (19, 64), "gating.layers.0.weight": (8, 64), "gating.layers.0.bias": (8,),
+    "gating.temperature": (1,), "reward_transform_matrix": (19, 19),
+}  # fmt: skip
+
+CASES = (
+    Case("llama", "LlamaForSequenceClassification", _SCORES),
+    Case("llama", "LlamaForTokenClassification", _TOKENS),
+    Case("llama", "LlamaForQuestionAnswering", _SPANS),
+    Case("phi", "PhiForSequenceClassification", _SCORES),
+    Case("qwen3", "Qwen3ForTokenClassification", _TOKENS),
+    Case("gpt_neox", "GPTNeoXForQuestionAnswering", _SPANS),
+    Case("mixtral", "MixtralForSequenceClassification", _SCORES),
+    Case("qwen3_next", "Qwen3NextForSequenceClassification", _SCORES),
+    Case("t5encoder", "T5ForTokenClassification", "2 tensors of the token classification head (classifier.bias"),
+    Case("bert", "BertForMaskedLM", "5 tensors of the masked language model head: cls.predictions.bias"),
+    Case("bert", "BertForNextSentencePrediction", "2 tensors of the next sentence head: cls.seq_relationship.bias"),
+    Case("bert", "BertForTokenClassification", "2 tensors of the token classification head: classifier.bias"),
+    Case("roberta", "RobertaForQuestionAnswering", "2 tensors of the question answering head: qa_outputs.bias"),
+    Case("roberta", "RobertaForMultipleChoice", "2 tensors of the multiple choice head: classifier.bias"),
+    Case("modernbert", "ModernBertForMaskedLM", "3 tensors of the masked language model head: decoder.bias"),
+    Case("modernbert", "ModernBertForTokenClassification", "4 tensors of the token classification head: classifier"),
+    Case("nomic_bert", "NomicBertForSequenceClassification", "2 tensors of the sequence classification head: class"),
+    Case("eurobert", "EuroBertForSequenceClassification", "4 tensors of the sequence classification head: classifier"),
+    # As Qwen/Qwen2.5-Math-RM-72B, internlm/internlm2-7b-reward and RLHFlow/ArmoRM-Llama3-8B-v0.1 have them, and what
+    # trainers put beside the output head.
+    Case("qwen2", "Qwen2ForRewardModel", "4 tensors of the reward head (score.*", _MATH),
+    Case("qwen2", "Qwen2ForProcessRewardModel", "4 tensors of the reward head (score.*", _MATH),
+    Case("internlm2", "InternLM2ForRewardModel", "1 tensor of the reward head (v_head.weight", {"v_head.weight": (1, 64)}),
+    Case("llama", "LlamaForRewardModelWithGating", "5 tensors of the reward head (gating.*", _GATED),
+    Case(
+        "llama", "LlamaForCausalLM", "2 tensors of the head of another task (v_head.*",
+        {"v_head.summary.weight": (1, 64), "v_head.summary.bias": (1,)}, keeps_output=True,
+    ),
+)  # fmt: skip
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def write(case: Case, folder: Path) -> Path:
+    """The folder of the case."""
+    from safetensors.torch import load_file, save_file
+
+    base = find_case(case.case)
+    tokenizers = write_tokenizers(folder.parent / "tok", [base.tokenizer], 4000)
+    if not case.tensors:
+        build(replace(base, model_class=case.hf_class, kind="encoder", model_options={}), folder, tokenizers)
+        return folder
+    (build if base.computable else write_checkpoint)(base, folder, tokenizers)  # type: ignore[operator]
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    heads = () if case.keeps_output else ("lm_head.weight", "output.weight")
+    kept = {name: tensor for name, tensor in load_file(path).items() if name not in heads}
+    save_file(kept | {name: torch.randn(shape) for name, shape in case.tensors.items()}, path, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [case.hf_class]}))
+    return folder
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@by_case
+def test_every_file_comes_back_and_what_stays_is_named(case: Case, tmp_path: Path) -> None:
+    source = write(case, tmp_path / "m")
+    assert aprfmt.import_model(source, tmp_path / "m.apr").lossless
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    assert _files(tmp_path / "back") == _files(source)
+    report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "m.gguf", dtype="f32")
+    assert [loss for loss in report.losses if case.left in loss], report.losses
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        assert not [name for name in model.tensors if name.startswith("cls")]
+
+
+@by_case
+def test_validate_and_inspect_know_it(case: Case, tmp_path: Path) -> None:
+    source = write(case, tmp_path / "m")
+    report = validate(source)
+    assert report.passed, [check for check in report.checks if check.status == "fail"]
