@@ -70,7 +70,7 @@ CASES = (
     # trainers put beside the output head.
     Case("qwen2", "Qwen2ForRewardModel", "4 tensors of the reward head (score.*", _MATH),
     Case("qwen2", "Qwen2ForProcessRewardModel", "4 tensors of the reward head (score.*", _MATH),
-    Case("internlm2", "InternLM2ForRewardModel", "1 tensor of the reward head (v_head.weight", {"v_head.weight": (1, 64)}),
+    Case("internlm2", "InternLM2ForRewardModel", "1 tensor of the reward head (v_head", {"v_head.weight": (1, 64)}),
     Case("llama", "LlamaForRewardModelWithGating", "5 tensors of the reward head (gating.*", _GATED),
     Case(
         "llama", "LlamaForCausalLM", "2 tensors of the head of another task (v_head.*",
