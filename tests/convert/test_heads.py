@@ -89,7 +89,7 @@ def write(case: Case, folder: Path) -> Path:
     if not case.tensors:
         build(replace(base, model_class=case.hf_class, kind="encoder", model_options={}), folder, tokenizers)
         return folder
-    (build if base.computable else write_checkpoint)(base, folder, tokenizers)  # type: ignore[operator]
+    (build if base.computable else write_checkpoint)(base, folder, tokenizers)
     path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     heads = () if case.keeps_output else ("lm_head.weight", "output.weight")
     kept = {name: tensor for name, tensor in load_file(path).items() if name not in heads}
