@@ -197,6 +197,7 @@ ROWS: tuple[Architecture, ...] = (
                 for n in (2, 3)
                 for side in ("in", "out")
             ),
+            *(Key("", (f"dense_{n}_bias",), "bool") for n in (2, 3)),
             must_be("use_bidirectional_attention", True),
         ),
         nested_rope=True,

@@ -30,6 +30,7 @@ from aprfmt.canonical.model import (
     with_drafts_counted,
     without_drafts,
 )
+from aprfmt.canonical.reranker import ANSWERS, as_reranker
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
@@ -61,6 +62,8 @@ def layouts(c: Canonical, work: Work) -> Output:
     """
     options = work.options
     c = _with_layers_asked_for(c, work)
+    if (reranker := as_reranker(c)) is not None:
+        c = _said_reranker(c, reranker, work.losses)
     # The keys of a GGUF are at hand without a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
@@ -125,6 +128,15 @@ def _joins(c: Canonical, work: Work) -> bool:
     return c.model.convention == "gguf" and gguf.PART_NAME.fullmatch(work.name) is None
 
 
+def _said_reranker(c: Canonical, reranker: Canonical, losses: Losses) -> Canonical:
+    losses.warnings.append(
+        f"written as a reranker, which its name says it is: cls.output holds the rows of {' and '.join(ANSWERS)}"
+    )
+    if c.head in c.tensors:
+        losses.add(f"{c.head} stays behind but for two rows: the GGUF of a reranker has no output head")
+    return reranker
+
+
 def _check_name_of_model(c: Canonical) -> None:
     part, missing = ggml.missing_by_name(c.tokenizer, c.info.get("name", "")) if c.tokenizer is not None else ("", [])
     if missing:
@@ -181,8 +193,14 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
     if not is_apr:
         return entries
     imported = _metadata_after_import(c, pairs, _outside(c))
+    told = envelope.differences(c.model, imported) if _is_of_its_class(c) else {}
     kept = envelope.corrections(c.tensors, links(c.arch, c.hparams, c.tensors)) if c.arch is not None else {}
-    return envelope.seal(entries, Envelope(envelope.differences(c.model, imported), _stored_dtypes(c, tensors), kept))
+    return envelope.seal(entries, Envelope(told, _stored_dtypes(c, tensors), kept))
+
+
+def _is_of_its_class(c: Canonical) -> bool:
+    """Whether the GGUF is of the class that the source has, not a reranker that was made of it."""
+    return c.hparams.hf_architecture == c.model.hparams.hf_architecture
 
 
 def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:

@@ -1,0 +1,88 @@
+"""Language models that judge: the score of a text is how much likelier "yes" is than "no" as its next token.
+
+llama.cpp computes that as a classifier with two outputs, the rows of the output head for these two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from aprfmt.arch.table import ARCHITECTURES
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.stream import Piece
+from aprfmt.errors import RefusedError
+from aprfmt.formats.hfdir import HfNative, config_of
+
+ANSWERS = ("yes", "no")
+_CLASSIFIERS = {"qwen3": "qwen3_classifier"}
+_NAME = "qwen3-reranker"
+_SCORE = "score.weight"
+
+# What the model was trained with, as its card has it; programs put query and document in the place of the names.
+_PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def as_reranker(c: Canonical) -> Canonical | None:
+    """`c` as a classifier, where it is a language model that its names call a reranker; None for all others.
+
+    Raises RefusedError where the tokenizer has no such tokens.
+    """
+    row = ARCHITECTURES.get(_CLASSIFIERS.get(c.arch.id, "")) if c.arch is not None else None
+    if row is None or c.tokenizer is None or c.model.convention == "gguf" or not _is_called_reranker(c):
+        return None
+    head = c.tensors.get(c.head) or c.tensors.get(c.embedding)
+    if head is None or len(head.shape) != 2:
+        return None
+    rows = [_token(c, answer) for answer in ANSWERS]
+    piece, (n_rows, width) = head.piece(), head.shape
+    row_bytes = piece.n_bytes // n_rows
+    made = BufferedPiece(_SCORE, piece.dtype, (len(rows), width), partial(_read_rows, piece, rows, row_bytes))
+    tensors = {name: tensor for name, tensor in c.tensors.items() if name != c.head}
+    labels = {str(i): answer for i, answer in enumerate(ANSWERS)}
+    extra = {"id2label": labels, "label2id": {answer: i for i, answer in enumerate(ANSWERS)}, "num_labels": len(rows)}
+    h = replace(c.hparams, architecture=row.id, hf_architecture=row.hf_class, tied=None, extra=c.hparams.extra | extra)
+    tokenizer = replace(c.tokenizer, chat_templates={**c.tokenizer.chat_templates, "rerank": _PROMPT})
+    return replace(
+        c,
+        arch=row,
+        hparams=h,
+        tokenizer=tokenizer,
+        tensors=tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))},
+        is_whole=c.head not in c.tensors,
+    )
+
+
+def _is_called_reranker(c: Canonical) -> bool:
+    folder = c.model.native_as(HfNative)
+    config = (config_of(folder) if folder is not None else None) or {}
+    card = (folder.text_file("README.md") if folder is not None else None) or b""
+    called = (c.model.path.name, c.info.get("name", ""), str(config.get("_name_or_path", "")))
+    return any(_NAME in word.lower().replace(" ", "-") for word in called) or f"# {_NAME}".encode() in card.lower()
+
+
+def _token(c: Canonical, text: str) -> int:
+    tokens = c.tokenizer.tokens if c.tokenizer is not None else []
+    if text not in tokens:
+        raise RefusedError(
+            f"the model is called a reranker, and its tokenizer has no token {text!r}",
+            path=c.model.path,
+            hint="give the folder another name to convert it as a language model",
+        )
+    return tokens.index(text)
+
+
+def _read_rows(piece: Piece, rows: Iterable[int], row_bytes: int) -> Iterable[bytes]:
+    for row in rows:
+        data = bytearray(row_bytes)
+        piece.read_into(row * row_bytes, memoryview(data))
+        yield bytes(data)
