@@ -1,4 +1,4 @@
-"""Language models that are rerankers by name: the rows of "yes" and "no" become a classifier, as llama.cpp wants them."""
+"""Language models that are rerankers by name: the rows of "yes" and "no" become a classifier of llama.cpp's."""
 
 from __future__ import annotations
 
