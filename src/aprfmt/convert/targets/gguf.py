@@ -299,11 +299,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         for name in c.tensors
         if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
     ]
-    for sentence in without_place(placeless, c.hparams.hf_architecture):
-        losses.add(sentence)
-    modules = c.hparams.extra.get("other_modules")
-    for module in modules if isinstance(modules, list) else []:
-        losses.add(f"llama.cpp has no {module}: it gives the embedding as it is before that module")
+    _tell_left(c, placeless, losses)
     losses.others += say_left_behind(c, "a GGUF has no place for files")
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
@@ -322,6 +318,15 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         else:
             losses.note(tensor.original_dtype, target.dtype)
             yield tensor.out(tensor.name, target.dtype, losses.overflow, target.weights)
+
+
+def _tell_left(c: Canonical, placeless: Sequence[str], losses: Losses) -> None:
+    """Says which tensors of the network, and which modules behind it, a GGUF has no place for."""
+    for sentence in without_place(placeless, c.hparams.hf_architecture):
+        losses.add(sentence)
+    modules = c.hparams.extra.get("other_modules")
+    for module in modules if isinstance(modules, list) else []:
+        losses.add(f"llama.cpp has no {module}: it gives the embedding as it is before that module")
 
 
 def _check_name(name: str, c: Canonical) -> None:
