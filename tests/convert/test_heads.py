@@ -11,6 +11,9 @@ import pytest
 from arch_models import build, find_case, write_checkpoint, write_tokenizers
 
 import aprfmt
+from aprfmt.arch.heads import head_of
+from aprfmt.cli.main import run
+from aprfmt.inspection.describe import inspect
 from aprfmt.inspection.validate import validate
 
 torch = pytest.importorskip("torch")
@@ -119,3 +122,44 @@ def test_validate_and_inspect_know_it(case: Case, tmp_path: Path) -> None:
     source = write(case, tmp_path / "m")
     report = validate(source)
     assert report.passed, [check for check in report.checks if check.status == "fail"]
+    aprfmt.import_model(source, tmp_path / "m.apr")
+    head = head_of(case.hf_class)
+    for path in (source, tmp_path / "m.apr"):
+        found = inspect(path).head
+        assert (found and found.task) == (head and head.task)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `apr inspect` says of the head of a folder and of its GGUF."""
+
+    case: str
+    task: str
+    labels: tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Shown("bert_classifier", "sequence classification", ("negative", "neutral", "positive")),
+        Shown("bert_classifier/one", "sequence classification", ("LABEL_0",)),
+        Shown("modernbert_classifier", "sequence classification", ("negative", "neutral", "positive")),
+        Shown("qwen3_classifier", "sequence classification", ("negative", "neutral", "positive")),
+    ],
+    ids=lambda shown: shown.case,
+)
+def test_inspect_shows_the_head_of_every_container(
+    shown: Shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = find_case(shown.case)
+    build(case, tmp_path / "m", write_tokenizers(tmp_path / "tok", [case.tokenizer], 4000))
+    aprfmt.import_model(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf")
+    for name in ("m", "m.apr", "m.gguf"):
+        assert run(["inspect", str(tmp_path / name), "--json"]) == 0
+        head = json.loads(capsys.readouterr().out)["head"]
+        assert head["task"] == shown.task
+        assert head["n_labels"] == len(shown.labels)
+        assert len(shown.labels) == 1 or tuple(head["labels"]) == shown.labels
+        assert run(["inspect", str(tmp_path / name)]) == 0
+        assert f"{shown.task}, {len(shown.labels)} output" in " ".join(capsys.readouterr().out.split())

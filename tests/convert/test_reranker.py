@@ -49,7 +49,7 @@ def test_llama_cpp_gives_the_share_of_yes(reranker: Path, tmp_path: Path, by_apr
     assert relative_error(llama_cpp.logits(tmp_path / "m.gguf", ids, "rank_decoder"), wanted) < 5e-3
     with aprfmt.open(tmp_path / "m.gguf") as model:
         assert model.metadata["qwen3.pooling_type"] == 4
-        assert list(model.metadata["qwen3.classifier.output_labels"]) == ["yes", "no"]  # type: ignore[call-overload]
+        assert list(model.metadata["qwen3.classifier.output_labels"]) == ["yes", "no"]
         assert "{query}" in str(model.metadata["tokenizer.chat_template.rerank"])
         assert "output.weight" not in model.tensors
     aprfmt.export_model(tmp_path / "m.gguf", tmp_path / "back", format="hf")

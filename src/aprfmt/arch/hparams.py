@@ -30,7 +30,7 @@ from aprfmt.arch.fields import (
     plain_value,
     typed_key,
 )
-from aprfmt.arch.heads import MODULE_KEYS
+from aprfmt.arch.heads import MODULE_KEYS, head_of
 from aprfmt.arch.hyperparams import FIELD, FIELDS, Hyperparams
 from aprfmt.arch.row import HEAD, MOST, OPTIONAL, OUTPUT, OWN, REQUIRED, WHOLE_KEYS, Architecture, Key
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
@@ -210,6 +210,8 @@ def from_hf_config(config: Mapping[str, object], row: Architecture | None = None
     # Where the whole and its part differ, it depends on the class and on its age; the tensors tell.
     agreed = whole.get("tie_word_embeddings", tied) == tied
     h.tied = tied if agreed and isinstance(tied, bool) else None
+    if head_of(hf_class) is not None:
+        h.extra |= {key: config[key] for key in ("id2label", "num_labels") if key in config and key not in h.extra}
     # null is not an absent key here: some classes have a default that a small vocabulary lacks.
     if "pad_token_id" in config:
         h.extra["pad_token_id"] = config["pad_token_id"]

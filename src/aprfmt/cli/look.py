@@ -15,13 +15,14 @@ from aprfmt import formats
 from aprfmt.cli.options import BaseOption, JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, shorten, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
-from aprfmt.text import format_bytes, format_count, format_shape, plural
+from aprfmt.text import first_few, format_bytes, format_count, format_shape, plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
     from aprfmt.codecs.dtypes import DtypeTotals
     from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, Quality, StoredKey, TokenizerInfo
     from aprfmt.inspection.diff import Comparison, Difference
+    from aprfmt.inspection.head import HeadInfo
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Tensor
     from aprfmt.types import JsonObject
@@ -87,6 +88,8 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "adapter", _adapter(found.adapter)
     elif found.carried.tensors or found.carried.files:
         yield "also carries", _carried(found.carried)
+    if found.head is not None:
+        yield "head", _head(found.head)
     if set(found.checksum.values()) != {"none"}:
         words = {"unchecked": "not checked (large file; apr validate checks it)"}
         yield ("checksum", ", ".join(f"{part} {words.get(state, state)}" for part, state in found.checksum.items()))
@@ -107,6 +110,15 @@ def _adapter(found: AdapterInfo) -> str:
     text += f" ({', '.join(found.modules)})" if found.modules else ""
     text += f", {plural(found.whole, 'weight')} replaced" if found.whole else ""
     return text + (f", for {found.base}" if found.base else "")
+
+
+def _head(found: HeadInfo) -> str:
+    parts = [found.task] if found.task is not None else []
+    if found.n_labels is not None:
+        parts.append(f"{plural(found.n_labels, 'output')}" + (f" ({first_few(found.labels)})" if found.labels else ""))
+    parts += [f"pooling {found.pooling}"] if found.pooling is not None else []
+    parts += [f"a layer of {n_in} to {n_out} values" for n_in, n_out in found.dense]
+    return ", ".join([*parts, *found.modules])
 
 
 def _carried(found: Carried) -> str:

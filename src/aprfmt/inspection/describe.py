@@ -16,6 +16,7 @@ from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
 from aprfmt.formats.gguf import KvMapping
+from aprfmt.inspection.head import HeadInfo, head_info
 from aprfmt.model import Model, Tensor
 from aprfmt.provenance.spdx import is_spdx
 from aprfmt.tokenizer import ggml
@@ -193,6 +194,7 @@ class Inspection:
         metadata: the typed APR fields that are known, those of ALWAYS_PRESENT as None when they are not.
         dtypes: most bytes first.
         carried: what else it holds than the network.
+        head: what it gives in place of the next token; None for a plain language model.
         adapter: what it changes, where it is an adapter; else None.
         tensors: all of them where they were asked for.
         stored: the file's own metadata keys where they were asked for.
@@ -212,6 +214,7 @@ class Inspection:
     metadata: Mapping[str, object]
     dtypes: Mapping[str, DtypeTotals]
     carried: Carried
+    head: HeadInfo | None
     tokenizer: TokenizerInfo | None
     compat: Compatibility
     warnings: list[str]
@@ -226,6 +229,7 @@ class Inspection:
         """The keys of the JSON contract; `quality`, `vocabulary`, `keys`, `tensors` only where they were asked for."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
         body["carried"] = asdict(self.carried)
+        body["head"] = None if self.head is None else asdict(self.head)
         body["adapter"] = None if self.adapter is None else asdict(self.adapter)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
         if self.quality is not None:
@@ -307,6 +311,7 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         metadata=metadata,
         dtypes=dict(totals),
         carried=carried(model),
+        head=head_info(model),
         tokenizer=tokenizer,
         compat=compatibility(model, metadata),
         warnings=warnings,
