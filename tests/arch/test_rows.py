@@ -11,7 +11,7 @@ import pytest
 from aprfmt.arch.grammar import LAYER_KINDS, LAYER_RULES, LAYER_SIZES, dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, ORDERS, UNIT_COLUMNS, VALUES
-from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, REQUIRED, Architecture, TensorRow
+from aprfmt.arch.row import HEAD, INT32, OPTIONAL, OUTPUT, PLUS_ROW, PRODUCT, REQUIRED, Architecture, TensorRow
 from aprfmt.arch.table import ARCHITECTURES, find, find_gguf
 from aprfmt.arch.values import CONVERTERS
 
@@ -49,7 +49,10 @@ def test_names_of_tensors_fit_together(row: Architecture) -> None:
         assert len(t.gguf_dims) in (0, len(t.gguf)), t.hf
         assert t.gguf_dims or len(t.gguf) <= 1, t.hf
         assert len(t.gguf_transposed) in (0, len(t.gguf)), t.hf
-        assert t.value in ("", *VALUES, PLUS_ROW, INT32) or t.value.partition(":")[0] in (MIRROR, UNIT_COLUMNS), t.hf
+        assert t.value in ("", *VALUES, PLUS_ROW, INT32, PRODUCT) or t.value.partition(":")[0] in (
+            MIRROR,
+            UNIT_COLUMNS,
+        ), t.hf
         for name in t.hf:  # in two rows only where they exclude each other: by layer, shape, or what belongs to them
             same = [r for r in row.tensors if name in r.hf]
             assert len({(r.layers, r.hf, r.need, r.dims) for r in same}) == len(same), name

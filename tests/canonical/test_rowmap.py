@@ -201,15 +201,73 @@ def test_any_deal_comes_back(n: int, runs: list[int], width: int, turned: bool) 
     np.testing.assert_array_equal(made([piece(a) for a in there], row_map, True)[0], x)
 
 
+def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
+    source = Source.from_bytes(array.tobytes(), "memory")
+    return Tensor("t", dtype, shape, 0, array.nbytes, source)
+
+
+def test_integers_become_smaller_and_larger_again() -> None:
+    row_map = RowMap(((3, 2),), ((3, 2),), value="int32")
+    table = np.array([[0, 1], [-1, 2**31 - 1], [5, -(2**31)]], np.int64)
+    small = produce([stored(table, "I64", (3, 2))], row_map, 0)
+    assert (small.dtype, small.n_bytes, small.data()) == ("I32", 24, table.astype("<i4").tobytes())
+    large = produce([stored(table.astype("<i4"), "I32", (3, 2))], row_map, 0, inverse=True)
+    assert (large.dtype, large.data()) == ("I64", table.tobytes())
+    table[1, 1] += 1
+    with pytest.raises(RefusedError, match="integers of 32 bits here, and 2147483648 is larger"):
+        produce([stored(table, "I64", (3, 2))], row_map, 0).data()
+
+
+def test_a_product_comes_back_as_itself_and_ones() -> None:
+    norm, projection = floats(6), floats(1, 6, seed=1)
+    row_map = RowMap(((6,), (1, 6)), ((6,),), value="product")
+    row_map.check("t")
+    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
+    (both,) = made([piece(norm), piece(projection, "BF16")], row_map)
+    rounded = stored(np.frombuffer(encode("BF16", projection), "<u2"), "BF16", (1, 6))
+    np.testing.assert_array_equal(both, norm * made([rounded], RowMap(((1, 6),), ((6,),)))[0])
+    back = made([piece(both)], row_map, True)
+    np.testing.assert_array_equal(back[0], both)
+    np.testing.assert_array_equal(back[1], np.ones((1, 6), np.float32))
+    for wrong in (((6,),), ((6,), (1, 6), (6,)), ((6,), (1, 5))):
+        with pytest.raises(RefusedError):
+            RowMap(wrong, ((6,),), value="product").check("t")
+
+
+def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
+    decay = floats(7)
+    row_map = RowMap(((7,),), ((4,),), value="plus_one", cut=3)
+    row_map.check("t")
+    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
+    (there,) = made([piece(decay)], row_map)
+    np.testing.assert_array_equal(there, decay[:4] + 1)
+    (back,) = made([piece(there)], row_map, True)
+    np.testing.assert_array_equal(back, np.concatenate([(decay[:4] + 1) - 1, np.zeros(3, np.float32)]))
+
+
+def test_mxfp4_of_each_expert_is_stacked() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 256, (3, 4, 48), dtype=np.uint8)
+    scales = rng.integers(100, 140, (3, 4, 3), dtype=np.uint8)
+    whole = RowMap(((3, 4, 3, 16), (3, 4, 3)), ((3, 4, 96),), pack="mxfp4")
+    want = produce([stored(values, "U8", (3, 4, 3, 16)), stored(scales, "U8", (3, 4, 3))], whole, 0).data()
+    each = RowMap((*((4, 48),) * 3, *((4, 3),) * 3), ((3, 4, 96),), pack="mxfp4_e8m0")
+    pieces = [stored(v, "I8", (4, 48)) for v in values] + [stored(s, "F8_E8M0", (4, 3)) for s in scales]
+    assert produce(pieces, each, 0).data() == want
+    rows = [stored(np.frombuffer(want, np.uint8), "MXFP4", (3, 4, 96))]
+    back = [produce(rows, each, i, inverse=True) for i in range(6)]
+    assert [b.dtype for b in back] == ["I8"] * 3 + ["F8_E8M0"] * 3
+    assert [b.data() for b in back] == [part.tobytes() for part in (*values, *scales)]
+    for wrong in (((4, 48), (4, 4)), ((4, 48),), ((4, 48), (4, 48), (4, 3))):
+        with pytest.raises(RefusedError, match="are not MXFP4 values and scales"):
+            produce(pieces[: len(wrong)], RowMap(wrong, ((4, 96),), pack="mxfp4"), 0)
+
+
 def test_mxfp4_blocks_and_scales() -> None:
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
     scales = rng.integers(100, 140, (2, 6, 3), dtype=np.uint8)
     row_map = RowMap((blocks.shape, scales.shape), ((2, 3, 96), (2, 3, 96)), (("deal", (6, 1, 1)),), pack="mxfp4")
-
-    def stored(array: Array, dtype: str, shape: tuple[int, ...]) -> Piece:
-        source = Source.from_bytes(array.tobytes(), "memory")
-        return Tensor("t", dtype, shape, 0, array.nbytes, source)
 
     pieces = [stored(blocks, "U8", blocks.shape), stored(scales, "U8", scales.shape)]
     packed = [produce(pieces, row_map, i) for i in range(2)]

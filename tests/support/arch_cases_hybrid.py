@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from arch_cases_common import ATTENTION_BIAS, MHA, TIED, Config, family
 from arch_models import VOCAB, ArchCase
 
@@ -80,6 +82,35 @@ _KIMI_PUBLISHED: Config = {
 }  # fmt: skip
 """As moonshotai/Kimi-Linear-48B-A3B-Instruct has it, with its dense first layer."""
 
+_K3_TEXT: Config = {
+    **{k: v for k, v in _KIMI_PUBLISHED.items() if k not in (
+        "head_dim", "model_max_length", "rope_scaling", "rope_theta", "num_hidden_layers", "linear_attn_config"
+    )},
+    "architectures": ["KimiLinearForCausalLM"], "max_position_embeddings": 512, "num_hidden_layers": 4,
+    "hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "attn_res_block_size": 2,
+    "latent_moe_use_norm": True, "mla_use_output_gate": True, "routed_expert_hidden_size": 32, "q_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "kv_lora_rank": 32, "num_key_value_heads": 4,
+    "moe_intermediate_size": 64, "num_shared_experts": 2, "routed_scaling_factor": 1.0, "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 0, "linear_attn_config": {
+        "full_attn_layers": [3, 4], "kda_layers": [1, 2], "gate_lower_bound": -5.0, "head_dim": 16, "num_heads": 4,
+        "short_conv_kernel_size": 4, "use_full_rank_gate": True,
+    },
+}  # fmt: skip
+_K3: Config = {
+    "model_type": "kimi_k3", "media_placeholder_token_id": 5, "bos_token_id": 1, "eos_token_id": 2,
+    "tie_word_embeddings": False, "text_config": _K3_TEXT, "vision_config": {"patch_size": 14, "vt_hidden_size": 32},
+}  # fmt: skip
+"""As moonshotai/Kimi-K3 has it."""
+
+
+def _k3(name: str = "", **text: Any) -> ArchCase:
+    config = {**_K3, "text_config": _K3_TEXT | text}
+    tower = {"vision_tower.patch_embed.proj.weight": (8, 12), "mm_projector.proj.0.weight": (64, 8)}
+    return ArchCase(
+        f"kimi_k3{name}", "kimi_k3", "", "KimiK3ForConditionalGeneration", config, wrapped=True, beside=tower
+    )
+
+
 _ORIGINAL: Config = {
     "model_type": "mamba", "d_model": 64, "n_layer": 2, "vocab_size": VOCAB, "ssm_cfg": {}, "rms_norm": True,
     "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8, "tie_word_embeddings": True,
@@ -108,6 +139,8 @@ CASES: tuple[ArchCase, ...] = (
         "wide": _KIMI_WIDE,
         "low-rank": ({"q_lora_rank": 20}, "its loader reads no q_lora_rank, and so takes it for 0"),
     }),
+    _k3(),
+    _k3("/plain", mla_use_output_gate=False, latent_moe_use_norm=False, moe_renormalize=False, q_lora_rank=None),
     ArchCase("kimi_linear/published", "kimi_linear", "", "KimiLinearForCausalLM", _KIMI_PUBLISHED),
     ArchCase(
         "mamba/original", "mamba", "", "MambaLMHeadModel", _ORIGINAL,

@@ -148,6 +148,12 @@ EXPLAINED: tuple[Explained, ...] = (
         "the converter takes all layers for state-space ones and leaves out the rotary order of Q and K",
     ),
     Explained("granitemoehybrid*", "granitehybrid.context_length", _UNBOUNDED),
+    *(
+        Explained(
+            "kimi_k3*", f"*_res_{part}.weight", "the converter's GGUF has the product of norm and projection alone"
+        )
+        for part in ("norm", "proj")
+    ),
     Explained("kimi_linear*", "kimi-linear.rope.freq_base", "there are no rotated positions"),
     *(
         Explained(

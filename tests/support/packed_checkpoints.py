@@ -126,6 +126,20 @@ _V4_FP4 = r"ffn\.experts\.\d+\.w\d\.weight"
 _V4_SIZES = {"q_lora_rank": 32, "o_lora_rank": 32}
 _V4_ROPE = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 
+_K3 = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "format": "mxfp4-pack-quantized",
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
+        }
+    },
+    "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*lm_head.*", "re:.*vision_tower.*"],
+}
+
 PACKED: dict[str, PackedCheckpoint] = {
     # As deepseek-ai/DeepSeek-V4-Flash has them.
     "deepseek_v4": PackedCheckpoint(
@@ -155,6 +169,10 @@ PACKED: dict[str, PackedCheckpoint] = {
         config=_V4_SIZES,
         floats=r"hc_|attn_sink|bias",
         options=("--target-model-dir", "{source}"),
+    ),
+    # As moonshotai/Kimi-K3 has them, which says so of its language model.
+    "kimi_k3": PackedCheckpoint(
+        "kimi_k3", {r"block_sparse_moe\.experts\.\d+\.w\d\.weight": "mxfp4"}, _K3, floats=r"A_log|bias|conv1d|o_norm"
     ),
 }
 """Name -> the family."""
@@ -195,7 +213,8 @@ def write_packed(name: str, folder: Path, plain: Path) -> None:
             {key: tensor.contiguous() for key, tensor in held.items()}, path / "model.safetensors", {"format": "pt"}
         )
     config = json.loads((folder / "config.json").read_text())
-    config |= {**packed.published, "quantization_config": dict(packed.settings), "torch_dtype": "bfloat16"}
+    config |= {**packed.published, "torch_dtype": "bfloat16"}
+    config.get("text_config", config)["quantization_config"] = dict(packed.settings)
     config.pop("dtype", None)
     dropped = [key for key, value in packed.published.items() if value is None]
     kept = {key: value for key, value in config.items() if key not in dropped}

@@ -26,7 +26,7 @@ from typing import TypeAlias
 from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.names import Match, expand, fits, matches, spell
-from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, Architecture, TensorRow
+from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT, Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
 from aprfmt.types import Array, Shape
@@ -185,7 +185,7 @@ def check_value_map(value: str) -> None:
     if colon:
         good = name == MIRROR and argument.isdecimal() and int(argument) > 0
     else:
-        good = value in ("", *VALUES, PLUS_ROW, INT32, UNIT_COLUMNS)
+        good = value in ("", *VALUES, PLUS_ROW, INT32, PRODUCT, UNIT_COLUMNS)
     if not good:
         raise ValueError("an unknown map of values")
 
@@ -203,7 +203,7 @@ class RowMap:
     Plain data, kept in `.apr` files. From the Hugging Face side to the GGUF side:
 
     1. each `before` tensor is transposed if `transposed`, and all of them are laid end to end as rows of
-       `row_elements` values, without the first `skip` rows;
+       `row_elements` values, without the first `skip` and the last `cut` rows;
     2. row i of the result is row `indices(orders)[i]`, and column j of each row column `indices(columns)[j]`;
     3. `value` maps the values; the rows of each run of `scales` are multiplied by its numbers, one after the other;
     4. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
@@ -218,7 +218,7 @@ class RowMap:
         after_transposed: the same for each of the `after` tensors, last; empty for none of them.
         value, pack, flat: as in TensorRow.
         scales: (rows, numbers) of each run of rows, in the order of the GGUF side; empty: no row is multiplied.
-        skip: number of first rows that the GGUF side does not have.
+        skip, cut: numbers of first and of last rows that the GGUF side does not have.
     """
 
     before: tuple[Shape, ...]
@@ -232,6 +232,7 @@ class RowMap:
     flat: bool = False
     skip: int = 0
     scales: tuple[Scale, ...] = ()
+    cut: int = 0
 
     @property
     def maps_values(self) -> bool:
@@ -265,7 +266,11 @@ class RowMap:
         Nothing is allocated before this has passed: shapes and integers may come from a crafted file.
         """
         n_before, n_after = sum(map(prod, self.before)), sum(map(prod, self.after))
-        n_before -= self.skip * self.row_elements
+        n_before -= (self.skip + self.cut) * self.row_elements
+        if self.value == PRODUCT:
+            if len(self.before) != 2 or prod(self.before[0]) != prod(self.before[1]):
+                raise RefusedError(f"{_shapes(self.before)} are not two tensors of as many values", tensor=tensor)
+            n_before //= 2
         if n_before != n_after:
             raise RefusedError(
                 f"{_shapes(self.before)} and {_shapes(self.after)} do not hold the same number of values",
@@ -298,6 +303,7 @@ class RowMap:
             "transposed": self.transposed,
             "flat": self.flat,
             "skip": self.skip,
+            "cut": self.cut,
             "scales": [[rows, *numbers] for rows, numbers in self.scales],
             "after_transposed": any(self.after_transposed) and list(self.after_transposed),
             "value": self.value,
@@ -322,6 +328,7 @@ class RowMap:
             body.get("flat") is True,
             _size(body.get("skip", 0)),
             _read_scales(body.get("scales", [])),
+            _size(body.get("cut", 0)),
         )
         check_value_map(row_map.value)
         if row_map.pack not in ("", *PACKS):
@@ -443,6 +450,8 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
         row.flat,
         size(row.skip) if row.skip else 0,
     )
+    if row.cut:
+        row_map = replace(row_map, cut=size(row.cut))
     if row.scale:
         row_map = replace(row_map, scales=_scales(row, h, layer, row_map.n_rows, size))
     if not row.pack:

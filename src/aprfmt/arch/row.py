@@ -13,6 +13,9 @@ OUTPUT = "output"
 PLUS_ROW = "plus_row"
 """The map that adds the number of its row to each value; it is for integers, whose dtype stays."""
 
+PRODUCT = "product"
+"""The map of two tensors to their product, value by value; back come the product and ones, unless more is known."""
+
 INT32 = "int32"
 """The map of integers of 64 bits to such of 32, which a GGUF has."""
 
@@ -50,9 +53,9 @@ class TensorRow:
         columns: the same for the last dimension.
         transposed: whether the last two dimensions are swapped on the way to GGUF.
         gguf_transposed: the same for each of the `gguf` tensors, at the end.
-        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), PLUS_ROW or INT32; "mirror:SIZE" turns the
-            sign of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if config's
-            KEY is true.
+        value: name of a map of arch.links.VALUES ("plus_one", "minus_exp"), PLUS_ROW, INT32 or PRODUCT; "mirror:SIZE"
+            turns the sign of the second half of each SIZE rows, "unit_columns:KEY" divides columns by their lengths if
+            config's KEY is true.
         scale: what rows are multiplied by on the way to GGUF, run after run: "rows:number,number*number", where a
             number is a config key ("mlp_multipliers.0" of a list) or a word of arch.grammar.FACTORS; no rows: all that
             are left.
@@ -60,6 +63,7 @@ class TensorRow:
             those with values before all those with scales.
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
+        cut: the same of its last rows, where values are mapped.
         flat: whether `order` permutes single values, whatever the shape.
         depth: what `{n}` counts, a size: the decoder's layers of a network that has an encoder's too.
     """
@@ -80,6 +84,7 @@ class TensorRow:
     flat: bool = False
     count: str = "experts"
     skip: str = ""
+    cut: str = ""
     depth: str = "layers"
 
 

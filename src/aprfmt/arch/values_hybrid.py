@@ -91,6 +91,22 @@ def _kda_config(value: object, scope: Scope) -> object:
     return {**as_mapping(value), **numbers, "full_attn_layers": full, "kda_layers": kda}
 
 
+def _k3_config(value: object, scope: Scope) -> object:
+    """The same, with what only the third Kimi has there. That it has no draft layers is what silence says too."""
+    if not scope.h.extra.get("num_nextn_predict_layers"):
+        scope.h.extra.pop("num_nextn_predict_layers", None)
+    found = _kda_config(value, scope)
+    if not isinstance(found, dict):
+        return found
+    bound = scope.h.extra.get("linear_lower_bound")
+    return {"use_full_rank_gate": True, **({"gate_lower_bound": bound} if bound is not None else {}), **found}
+
+
+def _k3_config_to(value: object, scope: Scope) -> None:
+    if as_mapping(value).get("use_full_rank_gate") is False:
+        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} loads gates of full rank only")
+
+
 def _kda_heads_to(value: object, scope: Scope) -> None:
     if value != scope.h.num_heads:
         raise RefusedError(
@@ -199,6 +215,7 @@ HYBRID: dict[str, Converter] = {
     "latent_layers": Converter(_latent_layers_to, lambda value, scope: scope.h.num_heads),
     "kda_layers": Converter(nothing, _kda_layers_from, settle=_kda_layers_settle),
     "kda_config": Converter(nothing, _kda_config, settle=_kda_config),
+    "k3_config": Converter(_k3_config_to, _k3_config, settle=_k3_config),
     "kda_heads": Converter(_kda_heads_to, lambda value, scope: scope.h.num_heads),
     "one_group": Converter(_one_group_to, lambda value, scope: 1),
     "no_low_rank": Converter(_no_low_rank_to, lambda value, scope: value),

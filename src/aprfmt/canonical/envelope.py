@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aprfmt.arch.links import Link
+from aprfmt.arch.row import PRODUCT
 from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.dtypes import DTYPES
@@ -140,40 +141,55 @@ def corrections(tensors: Mapping[str, CanonicalTensor], links: Sequence[Link]) -
     out: Corrections = {}
     for link in links:
         row_map = link.row_map
-        if not (row_map.maps_values or row_map.skip) or len(link.hf) != 1:
+        if not (row_map.maps_values or row_map.skip) or not _is_corrected(link):
             continue
-        tensor = tensors[link.hf[0]]
-        if row_map.scales and not row_map.value and tensor.dtype in ("F16", "BF16"):
+        originals = [tensors[name] for name in link.hf]
+        if row_map.scales and not row_map.value and originals[0].dtype in ("F16", "BF16"):
             continue  # a product in F32 and its quotient round to the same half
-        if tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES:
+        if any(tensor.dtype not in _FLOATS or tensor.n_bytes > MAX_CORRECTED_BYTES for tensor in originals):
             continue
-        original = _bits(tensor.produced.data(), tensor.dtype)
-        made = produce([tensor.piece()], link.row_map, 0)
-        found = _bits(_inverse(made.piece(tensor.name), link, tensor.dtype), tensor.dtype)
-        if not (original == found).all():
-            packed = zlib.compress((original - found).tobytes(), 9)
-            out[tensor.name] = [tensor.dtype, base64.b64encode(packed).decode()]
+        made = produce([tensor.piece() for tensor in originals], link.row_map, 0)
+        for position, tensor in enumerate(originals):
+            original = _bits(tensor.produced.data(), tensor.dtype)
+            found = _bits(_inverse(made.piece(tensor.name), link, position, tensor.dtype), tensor.dtype)
+            if not (original == found).all():
+                packed = zlib.compress((original - found).tobytes(), 9)
+                out[tensor.name] = [tensor.dtype, base64.b64encode(packed).decode()]
     return out
 
 
-def restore(link: Link, pieces: Sequence[Piece], correction: Sequence[str]) -> Piece | None:
-    """The original tensor from that of a GGUF and its correction; None unless it gives that tensor again."""
+def _is_corrected(link: Link) -> bool:
+    """Whether the tensors of a link can have corrections: one alone, or the two of a product."""
+    return len(link.gguf) == 1 and (len(link.hf) == 1 or link.row_map.value == PRODUCT)
+
+
+def restore(link: Link, pieces: Sequence[Piece], told: Corrections) -> list[Piece] | None:
+    """The original tensors from that of a GGUF and their corrections; None unless they give that tensor again."""
+    if not _is_corrected(link):
+        return None
     try:
-        dtype, text = str(correction[0]), str(correction[1])
-        n_bytes = DTYPES[dtype].n_bytes(link.row_map.before[0])
-        if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES or len(link.hf) != 1:
-            return None
-        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
-        bits = _bits(_inverse(pieces[0], link, dtype), dtype) + _bits(data, dtype)
+        restored = [_corrected(link, pieces[0], position, told) for position in range(len(link.hf))]
     except (ValueError, KeyError, IndexError, zlib.error, binascii.Error):
         return None
-    original = bits.tobytes()
-    piece = BufferedPiece(link.hf[0], dtype, link.row_map.before[0], lambda: [original])
-    return piece if produce([piece], link.row_map, 0).data() == read_whole(pieces[0]) else None
+    return restored if produce(restored, link.row_map, 0).data() == read_whole(pieces[0]) else None
 
 
-def _inverse(piece: Piece, link: Link, dtype: str) -> bytes:
-    made = produce([piece], link.row_map, 0, inverse=True)
+def _corrected(link: Link, piece: Piece, position: int, told: Corrections) -> Piece:
+    """One of the original tensors. Raises ValueError, KeyError and the like for what is no correction of it."""
+    name, shape = link.hf[position], link.row_map.before[position]
+    dtype, text = (str(part) for part in told.get(name, ["F32", ""])[:2])
+    n_bytes = DTYPES[dtype].n_bytes(shape)
+    if dtype not in _FLOATS or n_bytes > MAX_CORRECTED_BYTES:
+        raise ValueError("not a tensor that has corrections")
+    original = _inverse(piece, link, position, dtype)
+    if name in told:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), max(1, n_bytes))
+        original = (_bits(original, dtype) + _bits(data, dtype)).tobytes()
+    return BufferedPiece(name, dtype, shape, lambda: [original])
+
+
+def _inverse(piece: Piece, link: Link, position: int, dtype: str) -> bytes:
+    made = produce([piece], link.row_map, position, inverse=True)
     return made.data() if made.dtype == dtype else encode(dtype, made.values())
 
 

@@ -286,12 +286,12 @@ def _take_factors(hparams: Hyperparams, row: Architecture, kept: Envelope) -> No
 
 def _restore(tensors: dict[str, CanonicalTensor], kept: Envelope) -> None:
     """Brings mapped tensors of a GGUF back to the bits that the envelope tells."""
-    for name, correction in kept.exact.items():
+    for name in kept.exact:
         tensor = tensors.get(name)
         if tensor is not None and tensor.link is not None and tensor.inverse:
-            piece = envelope.restore(tensor.link, tensor.pieces, correction)
-            if piece is not None:
-                tensors[name] = CanonicalTensor(name, (piece,), link=tensor.link)
+            pieces = envelope.restore(tensor.link, tensor.pieces, kept.exact) or ()
+            for own, piece in zip(tensor.link.hf, pieces, strict=False):
+                tensors[own] = CanonicalTensor(own, (piece,), link=tensor.link)
 
 
 def _complete_from_gguf(model: Model, row: Architecture, hparams: Hyperparams) -> list[str]:

@@ -13,7 +13,7 @@ from math import lcm, prod
 from threading import Lock
 
 from aprfmt.arch.links import UNIT_COLUMNS, RowMap, indices, map_values
-from aprfmt.arch.row import INT32, PACKS, PLUS_ROW
+from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT
 from aprfmt.codecs import mxfp4
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import Items, decode, recode
@@ -118,6 +118,8 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
     shape = shapes[position]
     if row_map.pack:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
+    if row_map.value == PRODUCT:
+        return _product(pieces, shape, position, inverse)
     counts = row_map.value in (PLUS_ROW, INT32) and all(piece.dtype in _INTEGERS for piece in pieces)
     mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
     if not (counts or mapped or keeps_dtype(pieces, row_map)):
@@ -137,6 +139,24 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
         row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
         return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held)
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
+
+
+def _product(pieces: Sequence[Piece], shape: Shape, position: int, inverse: bool) -> Produced:
+    """Two tensors, value by value, in F32; back comes the product, or ones for the second of them."""
+    import numpy as np
+
+    if not inverse:
+        a, b = map(_floats, pieces)
+
+        def multiplied(unit: int) -> Iterator[Item]:
+            values, others = (np.frombuffer(b"".join(run_jobs(_whole(p, p.n_bytes, 1))), "<f4") for p in (a, b))
+            yield _bytes(values * others)
+
+        return Produced("F32", shape, 4 * prod(shape), multiplied)
+    if position == 0:
+        stored = _floats(pieces[0])
+        return Produced("F32", shape, 4 * prod(shape), partial(_whole, stored, stored.n_bytes))
+    return Produced("F32", shape, 4 * prod(shape), lambda unit: iter((np.ones(shape, "<f4").tobytes(),)))
 
 
 def _floats(piece: Piece) -> Piece:
@@ -255,6 +275,9 @@ class _Run:
         for start in range(0, len(index), step):
             part = index[start : start + step]
             yield Job(len(part) * row_bytes, partial(make, part, start))
+        if inverse and row_map.cut:
+            rest = row_map.cut * row_bytes
+            yield Job(rest, partial(bytes, rest))
 
 
 def _factors(row_map: RowMap) -> Array:

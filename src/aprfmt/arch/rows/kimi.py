@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import PRODUCT, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     EXPERTS,
@@ -13,6 +13,7 @@ from aprfmt.arch.rows.parts import (
     SILU,
     VOCAB,
     experts,
+    flag,
     gated_mlp,
     hf_names,
     linear,
@@ -22,7 +23,7 @@ from aprfmt.arch.rows.parts import (
     tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
-from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, shared_expert
+from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
 
 _KDA, _ATTENTION = "linear_attention", "full_attention"
 _HEADS, _SIZE, _KERNEL = "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"
@@ -107,6 +108,51 @@ _DEFAULTS = {
     "bos_token_id": 163584, "eos_token_id": 163586,
 }  # fmt: skip
 
+_LATENT = "routed_expert_hidden_size"
+_K3_DEFAULTS = {
+    **{key: value for key, value in _DEFAULTS.items() if key not in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    "hidden_act": "situ", "mla_use_output_gate": True, "latent_moe_use_norm": True,
+    "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "mla_use_nope": True,
+}  # fmt: skip
+_K3_PACKED = {
+    "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+    "config_groups": {"group_0": {
+        "format": "mxfp4-pack-quantized", "targets": ["Linear"],
+        "weights": {
+            "num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False,
+        },
+    }},
+    "ignore": [
+        "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*"
+    ],
+}  # fmt: skip
+_K3_GATES = (
+    *linear("g_proj", "ssm_g", f"{_INNER},hidden"),
+    # As long as a head; only as many as there are heads are read.
+    tensor("A_log", "ssm_a", _SIZE, gguf_dims=(_HEADS,), value="minus_exp", cut=f"{_SIZE}-{_HEADS}"),
+)
+
+
+def _product(hf: str, gguf: str) -> tuple[TensorRow, ...]:
+    """A norm and a projection to one value, which are only used as their product."""
+    names = (f"{hf}_norm.weight", f"{hf}_proj.weight")
+    return (TensorRow(names, (f"{gguf}.weight",), ("hidden", "1,hidden"), gguf_dims=("hidden",), value=PRODUCT),)
+
+
+def _latent_experts() -> tuple[TensorRow, ...]:
+    """Experts that read and give fewer values than the network has."""
+    hf, down, up, names = "block_sparse_moe.", f"{_LATENT},hidden", f"hidden,{_LATENT}", ("w1", "w3", "w2")
+    experts_hf = f"{hf}experts.{{e}}."
+    in_floats = experts(experts_hf, names, layers="moe")
+    return (
+        *linear(f"{hf}routed_expert_down_proj", "ffn_routed_down", down, layers="moe"),
+        *linear(f"{hf}routed_expert_up_proj", "ffn_routed_up", up, layers="moe"),
+        *norm(f"{hf}routed_expert_norm", "ffn_routed_norm", _LATENT, need="latent_moe_use_norm", layers="moe"),
+        *packed_experts(experts_hf, names, ("weight_packed", "weight_scale"), "mxfp4", width=_LATENT, layers="moe"),
+        *(replace(row, dims=(row.dims[0].replace("hidden", _LATENT),)) for row in in_floats),
+    )
+
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="kimi_linear",
@@ -132,5 +178,65 @@ ROWS: tuple[Architecture, ...] = (
         ),
         head_always=True,
         defaults={"": _DEFAULTS},
+    ),
+    Architecture(
+        id="kimi_k3",
+        required={
+            **MLA_REQUIRED,
+            "expert_gating_func": "",
+            "kda.head_dim": "",
+            "ssm.conv_kernel": "",
+            "attn_res.block_size": "",
+            "activation.situ_beta": "",
+            "activation.situ_linear_beta": "",
+        },
+        gguf="kimi-k3",
+        hf_class="KimiK3ForConditionalGeneration",
+        model_type="kimi_k3",
+        hf_classes=("KimiK3ForConditionalGeneration",),
+        model_types=("kimi_k3",),
+        inside=("text_config", "kimi_linear"),
+        packed_config=_K3_PACKED,
+        gguf_only=(),
+        prefixes=(("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
+        tensors=tuple(
+            replace(row, hf=tuple(f"language_model.{name}" for name in row.hf))
+            for row in (
+                *moe_decoder(
+                    *_product("self_attention_res", "attn_res_score"),
+                    *_product("mlp_res", "ffn_res_score"),
+                    *delta_attention(*low_rank("f"), *_K3_GATES),
+                    *_MLA,
+                    *linear(
+                        "self_attn.g_proj",
+                        "attn_gate",
+                        "heads*v_head_dim,hidden",
+                        need="mla_use_output_gate",
+                        layers=_ATTENTION,
+                    ),
+                    *_MOE,
+                    *_latent_experts(),
+                ),
+                *_product("model.output_attn_res", "output_res_score"),
+            )
+        ),
+        keys=(
+            *(key for key in _SIZES if key.via != "kda_config"),
+            Key("attention.q_lora_rank", ("q_lora_rank",)),
+            Key("attention.value_length", via="mla_value_width"),
+            Key("expert_weights_norm", ("moe_renormalize",), "bool"),
+            Key("expert_latent_length", (_LATENT,)),
+            Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"),
+            Key("activation.situ_beta", ("activation_situ_beta",), "f32"),
+            Key("activation.situ_linear_beta", ("activation_situ_linear_beta",), "f32"),
+            Key("attn_res.block_size", ("attn_res_block_size",)),
+            Key("", ("linear_attn_config",), via="k3_config"),
+            flag("mla_use_output_gate"),
+            flag("latent_moe_use_norm"),
+            must_be("attention_bias", False),
+            must_be("hidden_act", "situ"),
+        ),
+        head_always=True,
+        defaults={"": _K3_DEFAULTS},
     ),
 )

@@ -29,6 +29,7 @@ class More(TypedDict, total=False):
     flat: bool
     count: str
     skip: str
+    cut: str
 
 
 class Classes(TypedDict):

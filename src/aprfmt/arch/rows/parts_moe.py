@@ -75,9 +75,18 @@ def router_and_experts(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tu
 
 
 def packed_experts(
-    hf: str, names: tuple[str, str, str], endings: tuple[str, str], pack: str, layers: str = ""
+    hf: str,
+    names: tuple[str, str, str],
+    endings: tuple[str, str],
+    pack: str,
+    *,
+    width: str = "hidden",
+    layers: str = "",
 ) -> tuple[TensorRow, ...]:
-    """Gate, up and down projection of each expert as MXFP4: `endings` of the tensors of values and of scales."""
+    """Gate, up and down projection of each expert as MXFP4: `endings` of the tensors of values and of scales.
+
+    `width` is that of what the experts read and give.
+    """
 
     def stacked(name: str, gguf: str, rows: str, columns: str) -> TensorRow:
         return TensorRow(
@@ -91,9 +100,9 @@ def packed_experts(
 
     gate, up, down = names
     return (
-        stacked(gate, "ffn_gate_exps", "moe_ffn", "hidden"),
-        stacked(up, "ffn_up_exps", "moe_ffn", "hidden"),
-        stacked(down, "ffn_down_exps", "hidden", "moe_ffn"),
+        stacked(gate, "ffn_gate_exps", "moe_ffn", width),
+        stacked(up, "ffn_up_exps", "moe_ffn", width),
+        stacked(down, "ffn_down_exps", width, "moe_ffn"),
     )
 
 
