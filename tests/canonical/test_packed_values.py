@@ -47,7 +47,7 @@ def test_pieces_give_what_the_whole_gives(name: str, step: int) -> None:
     assert found.decoded.step >= STEP
     if step < 32 and name.startswith(("gptq", "awq", "ct-pack", "ct-nvfp4", "ct-mxfp4", "modelopt")):
         step = 32  # a part of a row begins at a whole word; STEP is a multiple of 32
-    small = replace(found, decoded=replace(found.decoded, step=step))
+    small = replace(found, values=replace(found.decoded, step=step))
     assert floats(small).tobytes() == case.values.tobytes()
 
 
@@ -143,7 +143,7 @@ def test_stacked_experts_in_fp8_have_a_grid_each() -> None:
     (found,) = packed.packed_weights(pm.named(tensors), one.config)
     assert found.name == base
     for step in (1, 10, 1 << 18):
-        small = replace(found, decoded=replace(found.decoded, step=step))
+        small = replace(found, values=replace(found.decoded, step=step))
         np.testing.assert_array_equal(floats(small), np.stack([one.values, two.values]))
 
 

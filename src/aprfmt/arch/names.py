@@ -32,9 +32,13 @@ class Match:
     expert: int | None
 
 
+_Entries = list[tuple[TensorRow, int]]
+_Reading = tuple[str, int | None, int | None]
+
+
 @cache
-def _index(arch: Architecture, side: str) -> dict[str, list[tuple[TensorRow, int]]]:
-    index: dict[str, list[tuple[TensorRow, int]]] = {}
+def _index(arch: Architecture, side: str) -> dict[str, _Entries]:
+    index: dict[str, _Entries] = {}
     for row in arch.tensors:
         for position, name in enumerate(getattr(row, side)):
             index.setdefault(name, []).append((row, position))
@@ -47,20 +51,21 @@ def _names_numbers(arch: Architecture, side: str) -> bool:
     return any(_NUMBER.search(name) for name in _index(arch, side))
 
 
-def _only_reading(name: str) -> tuple[str, int | None, int | None] | None:
+def _only_reading(name: str) -> _Reading | None:
     """The reading of `name` that leaves no number in it, as _templates gives it; None if there is none."""
-    parts = _NUMBER.split(name, 3) if "{" not in name else ()
-    match parts:
-        case [whole]:
-            return whole, None, None
-        case [head, layer, tail]:
-            return f"{head}{{n}}{tail}", int(layer), None
-        case [head, layer, middle, expert, tail]:
-            return f"{head}{{n}}{middle}{{e}}{tail}", int(layer), int(expert)
-    return None
+    if "{" in name:
+        return None
+    parts = _NUMBER.split(name, 3)
+    if len(parts) == 5:
+        head, layer, middle, expert, tail = parts
+        return f"{head}{{n}}{middle}{{e}}{tail}", int(layer), int(expert)
+    if len(parts) == 3:
+        head, layer, tail = parts
+        return f"{head}{{n}}{tail}", int(layer), None
+    return (name, None, None) if len(parts) == 1 else None
 
 
-def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
+def _templates(name: str) -> Iterator[_Reading]:
     """(`name` with layer and expert number as `{n}` and `{e}`, layer, expert), in every reading that it has."""
     if "{" in name:
         return
@@ -75,18 +80,27 @@ def _templates(name: str) -> Iterator[tuple[str, int | None, int | None]]:
             yield f"{head}{{n}}{middle}{{e}}{end}", int(first[1]), int(second[1])
 
 
+def _reading(arch: Architecture, name: str, side: str = "hf") -> _Reading | None:
+    """The reading of `name` whose template the table has on that side; None if it has none."""
+    index = _index(arch, side)
+    if not _names_numbers(arch, side):  # a model may have a hundred thousand names
+        only = _only_reading(name)
+        return only if only is not None and only[0] in index else None
+    return next((reading for reading in _templates(name) if reading[0] in index), None)
+
+
 def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
     """The rows that have `name` on `side` ("hf" or "gguf"), the preferred one first."""
-    index = _index(arch, side)
-    if _names_numbers(arch, side):
-        readings = _templates(name)
-    else:  # a model may have a hundred thousand names
-        only = _only_reading(name)
-        readings = iter(() if only is None else (only,))
-    for template, layer, expert in readings:
-        if template in index:
-            return [Match(row, position, layer, expert) for row, position in index[template]]
-    return []
+    found = _reading(arch, name, side)
+    if found is None:
+        return []
+    template, layer, expert = found
+    return [Match(row, position, layer, expert) for row, position in _index(arch, side)[template]]
+
+
+def is_known(arch: Architecture, name: str, side: str = "hf") -> bool:
+    """Whether `matches` finds any."""
+    return _reading(arch, name, side) is not None
 
 
 def spell(template: str, layer: int | None, expert: int | None = None) -> str:
@@ -97,7 +111,9 @@ def spell(template: str, layer: int | None, expert: int | None = None) -> str:
 
 def canonical_name(arch: Architecture, name: str) -> str | None:
     """The table's spelling of the Hugging Face tensor `name`; None if the family has no such tensor."""
-    return next((spelled for spelled in ways_to_spell(arch, name) if matches(arch, spelled)), None)
+    if is_known(arch, name):
+        return name
+    return next((spelled for spelled in ways_to_spell(arch, name) if is_known(arch, spelled)), None)
 
 
 def ways_to_spell(arch: Architecture, name: str) -> Iterator[str]:
@@ -172,8 +188,15 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
 
 def is_hf_only(arch: Architecture, name: str) -> bool:
     """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
-    found = matches(arch, name)
-    return bool(found) and not any(match.row.gguf for match in found)
+    alone = _hf_only(arch)
+    return bool(alone) and (found := _reading(arch, name)) is not None and found[0] in alone
+
+
+@cache
+def _hf_only(arch: Architecture) -> frozenset[str]:
+    """The templates of which no row has a place in a GGUF."""
+    index = _index(arch, "hf").items()
+    return frozenset(name for name, entries in index if not any(row.gguf for row, _ in entries))
 
 
 def template_of(arch: Architecture, name: str) -> str:
@@ -208,8 +231,9 @@ def head(arch: Architecture | None) -> str:
 
 def gguf_name(arch: Architecture, name: str) -> str | None:
     """The GGUF name of the (first) tensor that the Hugging Face tensor `name` goes into; None if it has none."""
-    found = matches(arch, name)
-    return spell(found[0].row.gguf[0], found[0].layer) if found and found[0].row.gguf else None
+    found = _reading(arch, name)
+    gguf = _index(arch, "hf")[found[0]][0][0].gguf if found is not None else ()
+    return spell(gguf[0], found[1]) if found is not None and gguf else None
 
 
 def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
@@ -231,9 +255,10 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     depths = _depths(arch, hparams, names)
     # Thousands of names share a layer and a row: what is asked of these is computed once.
     sizes = cache(lambda layer: sizes_of(hparams, layer))
+    count_of = cache(lambda count, layer: evaluate(count, sizes(layer)))
     lies_in = cache(lambda layers, layer: has_layer(layers, hparams, layer))
     for name in names:
-        _check_name(arch, name, depths, sizes, lies_in)
+        _check_name(arch, name, depths, count_of, lies_in)
 
     def layers_of(row: TensorRow) -> Sequence[int | None]:
         # A crafted layer count must cost no more than the tensors that are there.
@@ -298,32 +323,36 @@ def _check_name(
     arch: Architecture,
     name: str,
     depths: Mapping[str, int],
-    sizes: Callable[[int | None], Mapping[str, int]],
+    count_of: Callable[[str, int | None], int | None],
     lies_in: Callable[[str, int], bool],
 ) -> None:
-    """`sizes` are those of a layer, `lies_in` tells whether a layer is one of those that a row means."""
+    """`count_of` is a size in a layer, `lies_in` tells whether a layer is one of those that a row means."""
     if is_gguf_only(arch, name) or ignorable(arch, name):
         return
-    found = matches(arch, name) or matches(arch, name, "gguf")
-    if not found:
+    side = "hf"
+    if (found := _reading(arch, name)) is None:
+        side, found = "gguf", _reading(arch, name, "gguf")
+    if found is None:
         raise UnmappedError(
             f"the tensor has no name in architecture {arch.id!r}; the nearest is {nearest(arch, name)!r}",
             tensor=name,
             hint="check --arch, or carry it under its own name with --allow-unmapped",
         )
-    layer, expert, depth = found[0].layer, found[0].expert, found[0].row.depth
+    template, layer, expert = found
+    rows = _index(arch, side)[template]
+    first, depth = rows[0][0], rows[0][0].depth
     if layer is not None and layer >= depths[depth]:
         what = "layers" if depth == "layers" else f"such layers ({depth})"
         raise RefusedError(f"it belongs to layer {layer}, but the network has {depths[depth]} {what}", tensor=name)
-    if layer is not None and not any(lies_in(match.row.layers, layer) for match in found):
+    if layer is not None and not any(lies_in(row.layers, layer) for row, _ in rows):
         raise RefusedError(
-            f"layer {layer} has no such tensor by the config (only {found[0].row.layers} layers have one)",
+            f"layer {layer} has no such tensor by the config (only {first.layers} layers have one)",
             tensor=name,
             hint="the config or metadata belongs to another model",
         )
-    count = evaluate(found[0].row.count, sizes(layer)) if expert is not None else None
+    count = count_of(first.count, layer) if expert is not None else None
     if expert is not None and count is not None and expert >= count:
-        what = found[0].row.count.replace("_", " ")
+        what = first.count.replace("_", " ")
         raise RefusedError(f"it is number {expert}, but the network has {count} {what}", tensor=name)
 
 
@@ -370,20 +399,19 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
 
     Raises RefusedError naming tensor, shape and rule.
     """
-    by_layer: dict[int | None, dict[str, int]] = {}
+    sizes = cache(lambda layer: sizes_of(hparams, layer))
+    right = set[tuple[str, int | None, Shape]]()  # the experts of a layer are all alike
     for name, shape in shapes.items():
-        found = matches(arch, name)
-        if not found:
+        reading = _reading(arch, name)
+        if reading is None or (alike := (*reading[:2], shape)) in right:
             continue
-        layer = found[0].layer  # a name may stand in several rows for several kinds of layers
+        layer, found = reading[1], matches(arch, name)  # a name may stand in several rows for several kinds of layers
         if layer is not None and len(found) > 1:
             found = [one for one in found if has_layer(one.row.layers, hparams, layer)] or found
         if 0 in shape:
             raise RefusedError(f"its shape is {list(shape)}: it holds no values", tensor=name, hint=_DAMAGED)
         dims = [_dims_of(match) for match in found]
-        if layer not in by_layer:
-            by_layer[layer] = sizes_of(hparams, layer)
-        known = [shape_of(one, by_layer[layer]) for one in dims]
+        known = [shape_of(one, sizes(layer)) for one in dims]
         if not any(_fits(shape, one) for one in known):
             want = ", ".join(
                 f"{dim} {size}" if size is not None else dim
@@ -392,6 +420,7 @@ def check_shapes(arch: Architecture, hparams: Hyperparams, shapes: Mapping[str, 
             raise RefusedError(
                 f"its shape is {list(shape)}, but the hyper-parameters ask for [{want}]", tensor=name, hint=_DAMAGED
             )
+        right.add(alike)
 
 
 _DAMAGED = "the config or metadata belongs to another model, or the tensor is damaged"
@@ -457,25 +486,24 @@ def order(arch: Architecture, name: str) -> tuple[int, int, int, int, int, str]:
 
     Of several stacks of layers each is whole.
     """
-    found = matches(arch, name)
-    if not found:
+    found = _reading(arch, name)
+    if found is None:
         return 3, 0, 0, 0, 0, name
-    match = found[0]
-    positions = _positions(arch)
-    position = positions[match.row]
-    if match.layer is not None:
-        return 1, _stacks(arch)[match.row.depth], match.layer, position, match.expert or 0, name
-    first_layer = next((i for row, i in positions.items() if "{n}" in row.hf[0]), 0)
-    return (0 if position < first_layer else 2), 0, 0, position, 0, name
+    template, layer, expert = found
+    part, stack, position = _places(arch)[template]
+    return part, stack, layer or 0, position, expert or 0, name
 
 
 @cache
-def _stacks(arch: Architecture) -> dict[str, int]:
-    """The depth words of the family's layers, numbered in the order of the network."""
+def _places(arch: Architecture) -> dict[str, tuple[int, int, int]]:
+    """Template -> (part of the network, stack of layers, position in the table), as they are in `order`."""
     words = dict.fromkeys(row.depth for row in arch.tensors if "{n}" in row.hf[0])
-    return {depth: number for number, depth in enumerate(words)}
-
-
-@cache
-def _positions(arch: Architecture) -> dict[TensorRow, int]:
-    return {row: i for i, row in enumerate(arch.tensors)}
+    stacks = {depth: number for number, depth in enumerate(words)}
+    positions = {row: i for i, row in enumerate(arch.tensors)}
+    first_layer = next((i for row, i in positions.items() if "{n}" in row.hf[0]), 0)
+    places = {}
+    for template, entries in _index(arch, "hf").items():
+        position = positions[entries[0][0]]
+        part = (0 if position < first_layer else 2) if "{n}" not in template else 1
+        places[template] = part, stacks[entries[0][0].depth] if part == 1 else 0, position
+    return places

@@ -216,7 +216,8 @@ def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
 
 def _layer(arch: Architecture, name: str) -> int | None:
     """The layer of the network that `name` lies in, whether the row knows it or not; None for what is in none."""
-    found = next(filter(None, map(_layer_pattern(arch).match, names.ways_to_spell(arch, name))), None)
+    look = _layer_pattern(arch).match
+    found = look(name) or next(filter(None, map(look, names.ways_to_spell(arch, name))), None)
     return int(found[2]) if found is not None else None
 
 

@@ -604,7 +604,7 @@ def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     if c.packs.decoded or c.arch is None:
         return shapes
     kept = {name: shape for name, shape in shapes.items() if name not in c.packs.parts}
-    own = (p for p in c.packs.weights if p.parts[0] not in c.outside)
+    own = (p for p in c.packs.weights if p.pieces[0].name not in c.outside)
     return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in own}
 
 
@@ -671,7 +671,7 @@ def name_tensors(
     """
     if row is None and (adapters.is_adapter(model) or holds_adapter(model.tensors)):
         elsewhere = {*model.tensors}
-    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.parts[0] in elsewhere)}
+    elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.pieces[0].name in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}
     others: dict[str, CanonicalTensor] = {}
     copies: dict[str, str] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch import names
@@ -24,6 +24,7 @@ from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.source import is_file
 from aprfmt.model import Model, Tensor
+from aprfmt.types import Shape
 
 HF_QUANT = "hf_quant_config.json"
 
@@ -57,24 +58,61 @@ _STORED_PACKED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32", "U32")
 
 
 @dataclass(frozen=True, slots=True)
+class PackedForm:
+    """What packed weights have in common; most of those of a large model are of one form.
+
+    Attributes:
+        scheme, settings: decode them.
+        endings: of the names of their pieces, as the scheme spells them.
+        shape: row-major, of the decoded weight.
+        dtype: what they were packed from.
+    """
+
+    scheme: Scheme
+    settings: Mapping[str, object]
+    endings: tuple[str, ...]
+    shape: Shape
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A weight of a packed checkpoint as a Piece: whatever is read of it is decoded, in small memory.
 
     Attributes:
         name: its Hugging Face name, "model.layers.0.mlp.up_proj.weight".
-        shape: row-major, of the decoded weight.
         dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to.
-        scheme: for sentences, "FP8".
-        parts: names of the stored tensors it is made of.
-        decoded: gives the values.
+        form: its scheme, shape and settings.
+        pieces: the stored tensors it is made of, in the order of the form's endings.
+        values: gives the values; None for a form whose pieces tell no more than their shapes: made when it is read.
     """
 
     name: str
-    shape: tuple[int, ...]
     dtype: str
-    scheme: str
-    parts: tuple[str, ...]
-    decoded: Decoded
+    form: PackedForm
+    pieces: tuple[Tensor, ...]
+    values: Decoded | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Row-major, of the decoded weight."""
+        return self.form.shape
+
+    @property
+    def scheme(self) -> str:
+        """For sentences, "FP8"."""
+        return self.form.scheme.label
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the stored tensors it is made of."""
+        return tuple(piece.name for piece in self.pieces)
+
+    @property
+    def decoded(self) -> Decoded:
+        """Gives the values."""
+        form = self.form
+        return self.values or form.scheme.decode(dict(zip(form.endings, self.pieces, strict=True)), form.settings)
 
     @property
     def n_bytes(self) -> int:
@@ -84,10 +122,10 @@ class PackedTensor:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded weight."""
         size, end = DTYPES[self.dtype].block_bytes, offset + len(buffer)
-        done = 0
+        done, decoded = 0, self.decoded
         for start in range(offset // size, -(-end // size), STEP):
             stop = min(start + STEP, -(-end // size))
-            data = plain.encode(self.dtype, self.decoded.between(start, stop)).view("u1").data
+            data = plain.encode(self.dtype, decoded.between(start, stop)).view("u1").data
             part = data[max(0, offset - start * size) : end - start * size]
             buffer[done : done + len(part)] = part
             done += len(part)
@@ -131,7 +169,7 @@ class Packing:
     @cached_property
     def by_first_part(self) -> dict[str, PackedTensor]:
         """The packed weights by the name of their first part, in whose place they come."""
-        return {weight.parts[0]: weight for weight in self.weights}
+        return {weight.pieces[0].name: weight for weight in self.weights}
 
     def losses(self) -> list[str]:
         """A sentence a scheme for the report of an output that holds the weights decoded."""
@@ -157,17 +195,17 @@ def packing(
         return Packing()
     config = _config(model, h)
     try:
-        weights = packed_weights(model.tensors, config)
+        weights = packed_weights(model.tensors, config, decoding.dtype if decoding.decode else None, elsewhere)
     except RefusedError as error:
         if decoding.decode or not (allow_unmapped or model.convention == "apr"):
             raise
         return Packing(warning=f"packed weights are kept as stored, and cannot be decoded here: {error}")
-    if row is not None and decoding.keep_blocks:
+    if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
     if not weights:
         return Packing()
-    parts = frozenset(part for weight in weights for part in weight.parts)
-    parts |= frozenset(activation_scales(model.tensors, config))
+    used = {piece.name for weight in weights for piece in weight.pieces}
+    parts = frozenset(used.union(activation_scales(model.tensors, config)))
     if not decoding.decode:
         schemes = ", ".join(sorted({weight.scheme for weight in weights}))
         warning = (
@@ -176,8 +214,6 @@ def packing(
         )
         return Packing(weights, parts, warning=warning)
     h.extra.pop("quantization_config", None)
-    if decoding.dtype is not None:
-        weights = [w if w.parts[0] in elsewhere else replace(w, dtype=decoding.dtype) for w in weights]
     return Packing(weights, parts, decoded=True)
 
 
@@ -200,9 +236,15 @@ def _config(model: Model, h: Hyperparams) -> dict[str, object]:
     return config
 
 
-def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[PackedTensor]:
+def packed_weights(
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, object],
+    dtype: str | None = None,
+    elsewhere: Collection[str] = (),
+) -> list[PackedTensor]:
     """The packed weights among `tensors`, in their order; whatever is in no `parts` is an ordinary tensor.
 
+    They are decoded to `dtype`, if any, but for those whose first part is `elsewhere`.
     `config` is config.json, see `with_hf_quant` for the file beside it. Shapes, groups and orders are checked here,
     values are read later. Raises RefusedError with scheme, tensor and a way on for a scheme without a decoder, a
     missing part, or parts that do not fit each other or the config.
@@ -212,29 +254,47 @@ def packed_weights(tensors: Mapping[str, Tensor], config: Mapping[str, object]) 
         _refuse_undescribed(tensors)
         return []
     schemes = [scheme for scheme in SCHEMES if settings["quant_method"] in scheme.methods]
-    found, used = [], set[str]()
+    stored_as = {dtype for scheme in schemes for dtype in scheme.dtypes}
     natural = natural_dtype(config)
+    found, used = [], set[str]()
+    forms: dict[object, PackedForm] = {}
     for name, tensor in tensors.items():
-        match = _match(name, tensor, tensors, schemes, settings)
+        match = _match(name, tensor, tensors, schemes, settings) if tensor.dtype in stored_as else None
         if match is None:
             continue
         scheme, base = match
         endings = (scheme.main, *scheme.needs, *(e for e in scheme.may if base + e in tensors))
-        stored = {ending: tensors[base + ending] for ending in endings}
-        for part in stored.values():
-            _check_size(part)
-        decoded = scheme.decode(stored, settings)
-        # Where neither parts nor config name the dtype it is that of the scales: packing tools keep the model's.
-        scales = next((t.dtype for t in stored.values() if t.dtype in ("F16", "BF16")), "F32")
-        dtype = decoded.dtype or natural or scales
-        parts = tuple(part.name for part in stored.values())
-        weight = PackedTensor(base + scheme.result, decoded.shape, dtype, scheme.label, parts, decoded)
-        if weight.name in tensors and weight.name not in parts:
-            raise _refused(scheme, name, f"{weight.name} is stored beside its packed form")
+        pieces = tuple([tensors[base + ending] for ending in endings])
+        alike = (scheme.needs, endings, *[(piece.dtype, piece.shape, piece.n_bytes) for piece in pieces])
+        form, values = forms.get(alike) if scheme.by_form else None, None
+        if form is None:
+            values = _decoded(scheme, dict(zip(endings, pieces, strict=True)), settings)
+            form = PackedForm(scheme, settings, endings, values.shape, _dtype_of(values, pieces, natural))
+            if scheme.by_form:
+                forms[alike], values = form, None
+        made = base + scheme.result
+        weight = PackedTensor(made, form.dtype if dtype is None or name in elsewhere else dtype, form, pieces, values)
+        if made in tensors and made not in weight.parts:
+            raise _refused(scheme, name, f"{made} is stored beside its packed form")
         found.append(weight)
-        used.update(parts)
+        used.update(weight.parts)
     _refuse_strays(tensors, used, settings)
     return found
+
+
+def _decoded(scheme: Scheme, pieces: Mapping[str, Tensor], settings: Mapping[str, object]) -> Decoded:
+    for piece in pieces.values():
+        _check_size(piece)
+    return scheme.decode(pieces, settings)
+
+
+def _dtype_of(decoded: Decoded, pieces: Sequence[Tensor], natural: str | None) -> str:
+    """What a weight was packed from.
+
+    Where neither pieces nor config (`natural`) name it, it is the dtype of the scales: packing tools keep the model's.
+    """
+    scales = next((piece.dtype for piece in pieces if piece.dtype in ("F16", "BF16")), "F32")
+    return decoded.dtype or natural or scales
 
 
 def activation_scales(tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> list[str]:
@@ -248,12 +308,13 @@ def _match(
     name: str, tensor: Tensor, tensors: Mapping[str, Tensor], schemes: Sequence[Scheme], settings: Mapping[str, object]
 ) -> tuple[Scheme, str] | None:
     """The scheme that tensor `name` is the main piece of, and the base name."""
-    candidates = [s for s in schemes if name.endswith(s.main) and tensor.dtype in s.dtypes]
-    candidates = [s for s in candidates if not (s.main == "" and name.endswith(_MARKS))]
-    bases = [(scheme, name[: len(name) - len(scheme.main)]) for scheme in candidates]
-    for scheme, base in bases:
-        if all(base + ending in tensors for ending in scheme.needs):
-            return scheme, base
+    bases = []
+    for scheme in schemes:
+        if tensor.dtype in scheme.dtypes and name.endswith(scheme.main) and (scheme.main or not name.endswith(_MARKS)):
+            base = name[: len(name) - len(scheme.main)]
+            if all(base + ending in tensors for ending in scheme.needs):
+                return scheme, base
+            bases.append((scheme, base))
     if not bases or (len(tensor.shape) < 2 and bases[0][0].main in ("", ".weight")):
         return None
     scheme, base = bases[0]

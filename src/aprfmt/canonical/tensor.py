@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 
 from aprfmt.arch.links import Link, RowMap
 from aprfmt.canonical.rowmap import Produced, as_it_is, produce
@@ -15,14 +15,13 @@ from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
-from aprfmt.io.pipe import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.text import plural
 from aprfmt.types import Array, Shape
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CanonicalTensor:
     """A tensor of the network: the stored one, or one of those that a link makes of the tensors of a GGUF.
 
@@ -39,23 +38,28 @@ class CanonicalTensor:
     position: int = 0
     inverse: bool = False
     link: Link | None = None
+    _produced: Produced | None = field(default=None, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def produced(self) -> Produced:
         """What it is in Hugging Face order."""
-        if self.row_map is not None:
-            return produce(self.pieces, self.row_map, self.position, inverse=self.inverse)
-        return as_it_is(self.pieces[0])
+        if self.row_map is None:  # quickly made, and a model may have a hundred thousand of these
+            return as_it_is(self.pieces[0])
+        if self._produced is None:
+            made = produce(self.pieces, self.row_map, self.position, inverse=self.inverse)
+            object.__setattr__(self, "_produced", made)
+            return made
+        return self._produced
 
     @property
     def dtype(self) -> str:
         """Dtype that it has without conversion."""
-        return self.produced.dtype
+        return self.pieces[0].dtype if self.row_map is None else self.produced.dtype
 
     @property
     def shape(self) -> Shape:
         """Row-major shape."""
-        return self.produced.shape
+        return self.pieces[0].shape if self.row_map is None else self.produced.shape
 
     @property
     def is_decoded(self) -> bool:
@@ -70,7 +74,7 @@ class CanonicalTensor:
     @property
     def n_bytes(self) -> int:
         """Bytes in that dtype."""
-        return self.produced.n_bytes
+        return self.pieces[0].n_bytes if self.row_map is None else self.produced.n_bytes
 
     @property
     def source(self) -> Tensor | None:
@@ -106,11 +110,8 @@ class CanonicalTensor:
         made = self.produced
         target = find_dtype(dtype or made.dtype).name
         if target == made.dtype:
-            return OutTensor(name, target, made.shape, made.n_bytes, lambda: made.items(1), made.held_bytes)
-
-        def chunks() -> Iterator[Item]:
-            return recode_jobs(made.dtype, target, made.shape, made.items, overflow, weights)
-
+            return OutTensor(name, target, made.shape, made.n_bytes, partial(made.items, 1), made.held_bytes)
+        chunks = partial(recode_jobs, made.dtype, target, made.shape, made.items, overflow, weights)
         n_bytes = stored_bytes(target, made.shape, padded=padded)
         return OutTensor(name, target, made.shape, n_bytes, chunks, made.held_bytes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol, TypedDict
 
 from aprfmt.errors import LimitError, UsageError
@@ -64,9 +65,7 @@ class Dtype:
 
 def n_elements(shape: tuple[int, ...]) -> int:
     """Product of the dims; raises LimitError beyond 2^63 (files give dims as u64)."""
-    n = 1
-    for dim in shape:
-        n *= dim
+    n = prod(shape)
     if n >= 1 << 63:
         raise LimitError(f"a tensor of shape {list(shape)} has more elements than any file can hold")
     return n

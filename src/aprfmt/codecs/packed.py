@@ -298,6 +298,8 @@ class Scheme:
         may: endings of pieces that some weights have.
         result: ending of the decoded weight's name.
         decode: checks the pieces and gives the weight.
+        by_form: whether it checks no more than their dtypes and shapes, so that what holds for one weight holds for all
+            that are alike.
     """
 
     id: str
@@ -309,6 +311,7 @@ class Scheme:
     may: tuple[str, ...]
     result: str
     decode: Decoder
+    by_form: bool = False
 
 
 # --- 8-bit codes with scales, and 4-bit floats: FP8, INT8, NVFP4, MXFP4 ---
@@ -338,7 +341,7 @@ def fp8(pieces: Pieces, settings: Settings) -> Decoded:
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Tiles of stored values times a grid of scales; smaller than a closure, of which a model may have 70,000."""
+    """Tiles of stored values times a grid of scales."""
 
     weight: Piece
     grid: Grid
@@ -814,9 +817,9 @@ _BNB_MAY = (".weight.nested_absmax", ".weight.nested_quant_map")
 _QUANTS = (".qzeros", ".scales")
 
 SCHEMES: tuple[Scheme, ...] = (
-    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale_inv",), (), "", fp8),
-    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale",), (), "", fp8),
-    Scheme("fp8", "FP8", ("fp8",), ".weight", _F8, (".scale",), (), ".weight", fp8),
+    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale_inv",), (), "", fp8, by_form=True),
+    Scheme("fp8", "FP8", _FP8_METHODS, "", _F8, ("_scale",), (), "", fp8, by_form=True),
+    Scheme("fp8", "FP8", ("fp8",), ".weight", _F8, (".scale",), (), ".weight", fp8, by_form=True),
     Scheme("mxfp4", "MXFP4", ("fp8",), ".weight", ("I8",), (".scale",), (), ".weight", mxfp4_matrix),
     Scheme("gptq", "GPTQ", ("gptq",), ".qweight", ("I32",), _QUANTS, (".g_idx",), ".weight", gptq),
     Scheme("awq", "AWQ", ("awq",), ".qweight", ("I32",), _QUANTS, (), ".weight", awq),

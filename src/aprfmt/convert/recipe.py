@@ -434,6 +434,10 @@ class RecipeWriter:
         self._literals = bytearray()
         self._tensors = c.stored
         self._own = {t.source.name: t.name for t in self._tensors.values() if t.source is not None}
+        self._inside: dict[int, list[Tensor]] = {}  # the tensors with bytes by the source that they lie in
+        for tensor in c.model.tensors.entries:
+            if tensor.n_bytes:
+                self._inside.setdefault(id(tensor.source), []).append(tensor)
         self._links = {name: t.link for t in self._tensors.values() if t.link is not None for name in t.link.gguf}
 
     def start(self, name: str, content: bytes | Source | CanonicalTensor) -> None:
@@ -470,6 +474,8 @@ class RecipeWriter:
     def literal_of(self, source: Source, start: int, end: int) -> None:
         """Adds the bytes [start, end) of a file as they are; more than fit are only looked at for zeros."""
         n_bytes = end - start
+        if n_bytes == 0:
+            return
         if n_bytes > MAX_LITERAL_BYTES:
             if not all(map(_is_zero, source_chunks(source, start, n_bytes))):
                 self._check_room(n_bytes)
@@ -527,8 +533,7 @@ class RecipeWriter:
 
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""
-        inside = (t for t in self._c.model.tensors.entries if t.source is source and t.n_bytes)
-        for tensor in sorted(inside, key=lambda t: (t.offset, t.n_bytes)):
+        for tensor in sorted(self._inside.get(id(source), ()), key=lambda t: (t.offset, t.n_bytes)):
             self.literal_of(source, position, tensor.offset)
             self.tensor(tensor.name)
             position = tensor.offset + tensor.n_bytes

@@ -11,18 +11,19 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.codecs.dtypes import DTYPES, DTYPES_BY_SAFETENSORS, find_dtype
-from aprfmt.errors import CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.errors import AprError, CorruptError, LimitError, TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.hf_files import load_tokenizer, parse_object, read_config
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import Literal, Segment
 from aprfmt.io.source import Source, is_file, padding
 from aprfmt.limits import MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_NDIM
 from aprfmt.model import Model, Tensor
-from aprfmt.types import JsonObject
+from aprfmt.types import JsonObject, Shape
 
 if TYPE_CHECKING:
     from aprfmt.arch.hyperparams import Hyperparams
@@ -120,25 +121,31 @@ def read_shard(path: Path, stack: ExitStack) -> Shard:
 
 
 def _tensor(name: str, info: object, data_start: int, source: Source) -> Tensor:
-    spelling, shape, begin, end = _fields(name, info, source.path)
-    dtype = DTYPES_BY_SAFETENSORS.get(spelling)
-    if dtype is None:
-        known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
-        raise UnsupportedError(f"unknown dtype {spelling!r}", path=source.path, tensor=name, hint=f"known: {known}")
+    spelling, dims, begin, end = _fields(name, info, source.path)
     try:
-        n_bytes = dtype.n_bytes(shape)
-    except LimitError as error:
-        raise LimitError(error.message, path=source.path, tensor=name) from error
+        dtype, shape, n_bytes = _form(spelling, dims)
+    except AprError as error:
+        raise type(error)(error.message, path=source.path, tensor=name, hint=error.hint) from error
     if end - begin != n_bytes:
         raise CorruptError(
-            f"data_offsets span {end - begin} bytes, {dtype.name} of shape {list(shape)} has {n_bytes}",
+            f"data_offsets span {end - begin} bytes, {dtype} of shape {list(shape)} has {n_bytes}",
             path=source.path,
             tensor=name,
         )
-    return Tensor(name, dtype.name, shape, data_start + begin, n_bytes, source)
+    return Tensor(name, dtype, shape, data_start + begin, n_bytes, source)
 
 
-def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], int, int]:
+@lru_cache(maxsize=4096)
+def _form(spelling: str, shape: Shape) -> tuple[str, Shape, int]:
+    """Name of the dtype, the shape, bytes: once for all the experts of a large model."""
+    dtype = DTYPES_BY_SAFETENSORS.get(spelling)
+    if dtype is None:
+        known = ", ".join(row.safetensors for row in DTYPES.values() if row.safetensors)
+        raise UnsupportedError(f"unknown dtype {spelling!r}", hint=f"known: {known}")
+    return dtype.name, shape, dtype.n_bytes(shape)
+
+
+def _fields(name: str, info: object, path: str) -> tuple[str, Shape, int, int]:
     try:
         n_name = len(name) if name.isascii() else len(name.encode())
     except UnicodeEncodeError as error:
@@ -154,7 +161,7 @@ def _fields(name: str, info: object, path: str) -> tuple[str, tuple[int, ...], i
     return dtype, dims, span[0], span[1]
 
 
-def _sizes(value: object) -> tuple[int, ...] | None:
+def _sizes(value: object) -> Shape | None:
     """A list of u64 as a tuple, None for anything else; true and false are not numbers here."""
     if type(value) is not list:
         return None

@@ -12,6 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NoReturn, cast
 
 from aprfmt.errors import CorruptError, LimitError, UsageError
@@ -100,6 +101,7 @@ def _parse_constant(text: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant)
 _PLAIN_DECODER = json.JSONDecoder(parse_constant=_parse_constant)
+_PLAIN_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
 def _check_surrogates(text: str) -> None:
@@ -178,10 +180,27 @@ def dumps(value: object, _depth: int = 1) -> str:
         items = (f"{quote(key)}:{dumps(value[key], _depth + 1)}" for key in sorted(keys))
         text = "{" + ",".join(items) + "}"
     elif isinstance(value, list | tuple):
+        if len(value) >= _SMALL_GROUP and _is_plain(value, _depth):
+            return _PLAIN_ENCODER.encode(value)
         text = f"[{','.join(_texts(value, _depth + 1))}]"
     else:
         raise UsageError(f"JSON cannot hold a value of type {type(value).__name__}")
     return text
+
+
+def _is_plain(value: Sequence[object], depth: int) -> bool:
+    """Whether a sequence holds strings, integers and lists of such alone: then json's own encoder writes the same."""
+    level: list[Sequence[object]] = [value]
+    while level:
+        depth += 1
+        children = list(chain.from_iterable(level))
+        kinds = set(map(type, children))
+        if not kinds <= {str, int, list} or (list in kinds and depth > MAX_JSON_DEPTH):
+            return False
+        if int in kinds and not _in_range([child for child in children if type(child) is int]):
+            return False
+        level = [child for child in children if type(child) is list] if list in kinds else []
+    return True
 
 
 def _texts(values: Sequence[object], depth: int) -> Iterable[str]:
