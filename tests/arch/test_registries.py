@@ -17,8 +17,6 @@ from conformance_results import kept
 WITHOUT_ROW = {
     "GraniteSwitchForCausalLM": "a stack of adapters with an empty slot before it",
     "HrmTextForCausalLM": "a second stack of layers that a GGUF numbers behind the first",
-    "Plamo2ForCausalLM": "llama.cpp does not return from what was tried",
-    "PLaMo2ForCausalLM": "the same",
     "Qwen4ExpForCausalLM": "tables of n-grams with hash constants of 45 bits",
     "Qwen4ExpForConditionalGeneration": "the same",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from arch_cases_common import NO_WINDOW
 from arch_cases_remote import remote
 from arch_models import VOCAB, ArchCase
 
@@ -19,6 +20,12 @@ _MINIMAX: dict[str, Any] = {
     "layernorm_mlp_alpha": 3.5565588200778455, "layernorm_mlp_beta": 1.0, "num_experts_per_tok": 2,
     "num_hidden_layers": 8, "num_local_experts": 4, "postnorm": True, "rope_theta": 10000000, "rotary_dim": 16,
     "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid", "sliding_window": None, "tie_word_embeddings": False,
+}  # fmt: skip
+# As pfnet/plamo-2-1b has them.
+_PLAMO2: dict[str, Any] = {
+    **_SIZES, "attention_window_size": 2048, "full_attention_idx": None, "hidden_size_per_head": 16,
+    "intermediate_size": 96, "mamba_chunk_size": 256, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_enabled": True,
+    "mamba_num_heads": 8, "mamba_step": 2, "num_hidden_layers": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
 }  # fmt: skip
 # As pfnet/plamo-3-nict-2b-base has them.
 _PLAMO3: dict[str, Any] = {
@@ -67,6 +74,16 @@ CASES: tuple[ArchCase, ...] = (
     _other(
         "minimax_text_01/m1", "MiniMaxM1ForCausalLM", _MINIMAX | {"model_type": "minimax_m1", "num_key_value_heads": 4}
     ),
+    *remote("plamo2", "Plamo2ForCausalLM", _PLAMO2, {
+        "step": {"mamba_step": 4, "num_hidden_layers": 6},
+        "last": {"mamba_step": 8, "num_hidden_layers": 3},
+        "heads": {"hidden_size_per_head": 24, "mamba_num_heads": 6, "num_key_value_heads": 4},
+    }),
+    ArchCase(
+        "plamo2/window", "plamo2", "", "Plamo2ForCausalLM",
+        {"model_type": "plamo2", **_PLAMO2, "attention_window_size": 8}, llama_cpp_cannot=NO_WINDOW,
+    ),
+    _other("plamo2/head", "PLaMo2ForCausalLM", _PLAMO2 | {"tie_word_embeddings": False}),
     *remote("plamo3", "Plamo3ForCausalLM", _PLAMO3),
     _other("plamo3/tied", "PLaMo3ForCausalLM", _PLAMO3 | {"tie_word_embeddings": True, "num_key_value_heads": 4}),
 )  # fmt: skip

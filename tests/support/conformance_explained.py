@@ -161,6 +161,12 @@ EXPLAINED: tuple[Explained, ...] = (
         )
         for end in ("", "_*")
     ),
+    Explained(
+        "plamo2*",
+        "plamo2.attention.head_count",
+        "one number, which llama.cpp needs where the first layer has no attention: by its heads alone it knows how "
+        "much of a head is rotated, and never ends its work where that is nothing",
+    ),
     Explained("bamba*", "granitehybrid.rope.dimension_count", _HALF_ROTATED),
     Explained("bamba*", "blk.*.attn_[qk].*", _HALF_ROTATED),
     Explained("nemotron_h_moe*", "nemotron_h_moe.context_length", _UNBOUNDED),

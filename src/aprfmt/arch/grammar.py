@@ -226,11 +226,17 @@ def _is_last_of_group(config: Mapping[str, object], layer: int, n_layers: int) -
     return (layer + 1) % size == 0 or layer >= n_layers // size * size
 
 
+def _is_middle_of_step(config: Mapping[str, object], layer: int, n_layers: int) -> bool:
+    middle = _number(config, "mamba_step", 2) // 2
+    return layer == n_layers - 1 if n_layers <= middle else layer % max(1, _number(config, "mamba_step", 2)) == middle
+
+
 ATTENDS: dict[str, Callable[[Mapping[str, object], int, int], bool]] = {
     "attn_layer_indices": lambda config, layer, n_layers: _is_listed(config, layer),
     "attn_layer_period": lambda config, layer, n_layers: _is_at_offset(config, layer),
     "attn_type_list": lambda config, layer, n_layers: _is_marked(config, layer),
     "layer_group_size": _is_last_of_group,
+    "mamba_step": _is_middle_of_step,
 }
 """config.json key of a hybrid without a list of kinds -> whether a layer attends by it."""
 

@@ -621,4 +621,5 @@ def active_window(h: Hyperparams) -> int | None:
     """The sliding attention window in positions; None where the network has none or does not use it."""
     defaults = defaults_of(_row_of(h), h.hf_model_type)
     used = h.extra.get("use_sliding_window", defaults.get("use_sliding_window"))
-    return None if used is False else as_int(h.extra.get("sliding_window"), "sliding_window") or None
+    sizes = (as_int(h.extra.get(name), name) for name in ("sliding_window", "attention_window_size"))
+    return None if used is False else next(filter(None, sizes), None)

@@ -831,6 +831,7 @@ CONVERTERS: dict[str, Converter] = {
     "inner_size": Converter(_inner_to, _inner_from),
     "recurrent_layers": Converter(_recurrent_to, _recurrent_from, _every_fourth),
     "attention_layers": Converter(lambda value, scope: _per_layer(value, scope, *_ATTENTION), _most),
+    "most": Converter(from_gguf=_most),
     "mixed_layers": Converter(nothing, _mixed_from, _mixed_fill),
     "block_types": Converter(nothing, _block_types_from, settle=_block_types),
     "listed_layers": Converter(fill=_count_layers),

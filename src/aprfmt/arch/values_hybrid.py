@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, nothing
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, default, nothing
 from aprfmt.arch.fields import as_int, as_mapping
 from aprfmt.arch.grammar import layer_kinds
-from aprfmt.errors import RefusedError
+from aprfmt.errors import CorruptError, RefusedError
+from aprfmt.text import first_few
 
 
 def _attending(scope: Scope) -> list[int] | None:
@@ -208,6 +209,30 @@ def _group_of_layers_from(value: object, scope: Scope) -> object:
     return DEFAULT if not found else found[0] + 1
 
 
+def _mamba_step_from(value: object, scope: Scope) -> object:
+    """The shortest step by which the layers attend that do."""
+    found, n_layers = _attending(scope), scope.h.num_layers
+    if found is None or not n_layers:
+        return DEFAULT
+    for step in range(2, 2 * n_layers + 1):
+        if layer_kinds({"mamba_step": step}, n_layers) == _kinds_of(found, n_layers):
+            return step
+    raise CorruptError(
+        f"{scope.row.gguf}.attention.head_count_kv has heads in the layers {first_few(found)}, which is no step of "
+        "attention layers"
+    )
+
+
+def _heads_by_size_to(value: object, scope: Scope) -> int | None:
+    heads = scope.size("mamba_num_heads")
+    return heads * scope.h.head_dim if heads and scope.h.head_dim else None
+
+
+def _least_rank(scope: Scope) -> int | None:
+    """PLaMo 2's: a sixteenth of the hidden size, but at least 64."""
+    return max(64, scope.h.hidden_size // 16) if scope.h.hidden_size else None
+
+
 HYBRID: dict[str, Converter] = {
     "attention_indices": Converter(nothing, _listed_from),
     "attention_period": Converter(nothing, _period_from),
@@ -233,5 +258,8 @@ HYBRID: dict[str, Converter] = {
     ),
     "limits": Converter(_limits_to, settle=_limits_settle),
     "group_of_layers": Converter(nothing, _group_of_layers_from),
+    "mamba_step": Converter(nothing, _mamba_step_from),
+    "heads_by_size": Converter(_heads_by_size_to, default),
+    "least_rank": Converter(fill=_least_rank),
     "padded_vocab": Converter(settle=_padded_settle),
 }

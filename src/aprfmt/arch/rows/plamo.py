@@ -1,4 +1,4 @@
-"""Rows of the architecture table: PLaMo 3."""
+"""Rows of the architecture table: PLaMo 2, which mixes attention with Mamba, and PLaMo 3, which has windows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from dataclasses import replace
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER,
+    DIMS,
+    GROUPED,
+    HEAD_DIM,
+    NO_WINDOW,
+    RMS_EPS,
+    ROPE,
     VOCAB,
     WINDOW,
     block,
@@ -16,8 +22,12 @@ from aprfmt.arch.rows.parts import (
     linear,
     must_be,
     norm,
+    rename,
     tensor,
 )
+from aprfmt.arch.rows.parts_ssm import mixer
+
+_BLOCKS, _CONTEXT, _WIDTH, _FFN, _HEADS = DIMS
 
 _QKV = "q+2*kv,hidden"
 
@@ -41,7 +51,70 @@ def _layers(*mixer: TensorRow) -> tuple[TensorRow, ...]:
     )
 
 
+_SSM, _ATTENTION = "linear_attention", "full_attention"
+_COUNT, _STATE, _RANK = "mamba_num_heads", "mamba_d_state", "mamba_dt_rank"
+_INNER = f"{_COUNT}*head_dim"
+_MAMBA = (
+    *linear("in_proj", "ssm_in", f"2*{_INNER},hidden"),
+    tensor("conv1d.weight", "ssm_conv1d.weight", f"{_INNER},1,mamba_d_conv", gguf_dims=(f"{_INNER},mamba_d_conv",)),
+    *linear("bcdt_proj", "ssm_x", f"{_RANK}+2*{_STATE},{_INNER}"),
+    *linear("dt_proj", "ssm_dt", f"{_COUNT},{_RANK}"),
+    tensor("dt_bias", "ssm_dt.bias", _COUNT),
+    tensor("A_log", "ssm_a", _COUNT, value="minus_exp"),
+    tensor("D", "ssm_d", _COUNT),
+    tensor("dt_norm_weight", "ssm_dt_norm", _RANK),
+    tensor("B_norm_weight", "ssm_b_norm", _STATE),
+    tensor("C_norm_weight", "ssm_c_norm", _STATE),
+    *linear("out_proj", "ssm_out", f"hidden,{_INNER}"),
+)
+_TWO = {
+    "num_key_value_heads": 4, "num_attention_heads": 32, "hidden_size": 4096, "hidden_size_per_head": 128,
+    "num_hidden_layers": 32, "intermediate_size": 13312, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "attention_window_size": 2048, "mamba_enabled": True, "mamba_step": 2, _STATE: 64, "mamba_d_conv": 4, _COUNT: 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
 ROWS: tuple[Architecture, ...] = (
+    Architecture(
+        id="plamo2",
+        gguf="plamo2",
+        hf_class="Plamo2ForCausalLM",
+        model_type="plamo2",
+        hf_classes=("Plamo2ForCausalLM", "PLaMo2ForCausalLM"),
+        model_types=("plamo2",),
+        required={"attention.head_count_kv": ""},
+        tensors=_layers(
+            *mixer("mixer.", _MAMBA, _SSM),
+            *linear("mixer.qkv_proj", "attn_qkv", _QKV, layers=_ATTENTION),
+            tensor("mixer.q_weight", "attn_q_norm.weight", "heads,head_dim", layers=_ATTENTION),
+            tensor("mixer.k_weight", "attn_k_norm.weight", "kv_heads,head_dim", layers=_ATTENTION),
+            *linear("mixer.o_proj", "attn_output", "hidden,q", layers=_ATTENTION),
+        ),
+        keys=(
+            VOCAB,
+            _BLOCKS,
+            replace(_HEADS, via="most"),
+            replace(GROUPED, kind="i32[]", via="attention_layers"),
+            _CONTEXT,
+            _WIDTH,
+            *rename((HEAD_DIM,), head_dim="hidden_size_per_head"),
+            RMS_EPS,
+            ROPE,
+            Key("ssm.state_size", (_STATE,)),
+            Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            Key("ssm.time_step_rank", (_COUNT,)),
+            Key("ssm.inner_size", via="heads_by_size"),
+            Key("ssm.group_count", constant=0),
+            _FFN,
+            Key("", (_RANK,), via="least_rank"),
+            Key("", ("mamba_step",), via="mamba_step"),
+            Key("", ("attention_window_size",)),
+            Key("", ("full_attention_idx",), "i32[]"),
+            must_be("mamba_enabled", True),
+        ),
+        defaults={"": _TWO},
+        differs=(NO_WINDOW,),
+    ),
     Architecture(
         id="plamo3",
         gguf="plamo3",
