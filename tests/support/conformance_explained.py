@@ -228,6 +228,9 @@ EXPLAINED: tuple[Explained, ...] = (
     ),
 )
 
+HANGS = {"plamo2": "llama.cpp never ends its work on the converter's file: its first layer has no heads"}
+"""Rows of which llama.cpp is not asked to load the converter's GGUF, and why."""
+
 
 def explain(case_id: str, name: str) -> str | None:
     """Why the key or tensor differs in that case; None where nothing explains it."""

@@ -93,7 +93,7 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             VOCAB,
             _BLOCKS,
-            replace(_HEADS, via="most"),
+            replace(_HEADS, kind="u32[]", via="most"),
             replace(GROUPED, kind="i32[]", via="attention_layers"),
             _CONTEXT,
             _WIDTH,
