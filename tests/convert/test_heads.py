@@ -13,8 +13,14 @@ from arch_models import build, find_case, write_checkpoint, write_tokenizers
 import aprfmt
 from aprfmt.arch.heads import head_of
 from aprfmt.cli.main import run
+from aprfmt.errors import AprError, RefusedError
+from aprfmt.formats import gguf_write
+from aprfmt.formats.gguf import GgufNative, GgufType
+from aprfmt.formats.gguf_write import KV
+from aprfmt.formats.out import OutTensor
 from aprfmt.inspection.describe import inspect
 from aprfmt.inspection.validate import validate
+from aprfmt.io.pipe import FileLayout, WriteOptions, write_file
 
 torch = pytest.importorskip("torch")
 
@@ -163,3 +169,59 @@ def test_inspect_shows_the_head_of_every_container(
         assert len(shown.labels) == 1 or tuple(head["labels"]) == shown.labels
         assert run(["inspect", str(tmp_path / name)]) == 0
         assert f"{shown.task}, {len(shown.labels)} output" in " ".join(capsys.readouterr().out.split())
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What is done to the folder of a BertForSequenceClassification of three outputs, and what is said of it."""
+
+    what: str
+    config: Mapping[str, object] = field(default_factory=dict)
+    without: str = ""
+    said: str = ""
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Bad("more names than outputs", {"id2label": dict.fromkeys("0123", "x")}, said="num_labels 4.*classifier"),
+        Bad("fewer names than outputs", {"id2label": {"0": "a", "1": "b"}}, said="num_labels 2.*classifier"),
+        Bad("names that are a list", {"id2label": ["a", "b", "c"]}, said="id2label is not an object"),
+        Bad("no classifier", without="classifier.weight", said="missing: classifier.weight"),
+        Bad("no pooler", without="bert.pooler.dense.bias", said="missing: bert.pooler.dense.bias"),
+    ],
+    ids=lambda bad: bad.what,
+)
+def test_a_head_that_contradicts_its_config_is_refused(bad: Bad, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    build(find_case("bert_classifier"), tmp_path / "m", write_tokenizers(tmp_path / "tok", ["bert"], 4000))
+    path, weights = tmp_path / "m" / "config.json", tmp_path / "m" / "model.safetensors"
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(bad.config)))
+    save_file({name: t for name, t in load_file(weights).items() if name != bad.without}, weights, {"format": "pt"})
+    for target in ("m.apr", "m.gguf"):
+        with pytest.raises(AprError, match=bad.said):
+            aprfmt.convert_model(tmp_path / "m", tmp_path / target)
+        assert not (tmp_path / target).exists()
+
+
+def test_a_gguf_whose_outputs_have_other_names_fails(tmp_path: Path) -> None:
+    build(find_case("bert_classifier"), tmp_path / "m", write_tokenizers(tmp_path / "tok", ["bert"], 4000))
+    aprfmt.export_model(tmp_path / "m", tmp_path / "m.gguf", dtype="f32")
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        native = model.native_as(GgufNative)
+        assert native is not None
+        pairs, key = native.parts[0].kv, "bert.classifier.output_labels"
+        entries: list[KV | bytes] = [bytes(pairs.raw(name)) for name in pairs if name != key]
+        tensors = [
+            OutTensor(n, t.dtype, t.shape, t.n_bytes, lambda t=t: [bytes(t.raw())])  # type: ignore[misc]
+            for n, t in model.tensors.items()
+        ]
+        entries.append((key, (GgufType.ARRAY, GgufType.STRING), ["yes", "no"]))
+        layout = gguf_write.layout(entries, tensors)
+        write_file(str(tmp_path / "bad.gguf"), FileLayout("bad.gguf", layout), WriteOptions(fsync=False))
+    report = validate(tmp_path / "bad.gguf")
+    assert not report.passed
+    assert any("num_labels 2" in check.message for check in report.checks if check.status == "fail")
+    with pytest.raises(RefusedError, match="num_labels 2"):
+        aprfmt.import_model(tmp_path / "bad.gguf", tmp_path / "m.apr")

@@ -6,6 +6,8 @@ The modules that each folder gets, and what of them llama.cpp must compute, are 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from converter_peer import CONVERTER, ConverterPeer
 from llama_peer import LlamaPeer
 
 import aprfmt
+from aprfmt.errors import RefusedError
+from aprfmt.inspection.validate import validate
 
 torch = pytest.importorskip("torch")
 
@@ -219,3 +223,63 @@ def test_the_converter_writes_the_same_layers(repository: Repository, tmp_path: 
     assert {key: keys.get(key) for key in wanted if "dense" in key or "pooling" in key or "_out" in key} == {
         key: value for key, value in wanted.items() if "dense" in key or "pooling" in key or "_out" in key
     }
+
+
+def _edit(path: str, **changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        _write_json(folder / path, json.loads((folder / path).read_text()) | changes)
+
+    return edit
+
+
+def _put(path: str, data: bytes | None) -> Callable[[Path], None]:
+    def put(folder: Path) -> None:
+        (folder / path).unlink() if data is None else (folder / path).write_bytes(data)
+
+    return put
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What is done to the repository of EmbeddingGemma's kind, and what is said of it."""
+
+    what: str
+    spoil: Callable[[Path], None]
+    said: str
+    case: str = "gemma_embedding"
+
+
+_BAD = (
+    Bad("list that is no JSON", _put("modules.json", b"[{"), r"modules\.json is not JSON", "bert"),
+    Bad("pooling without config", _put("1_Pooling/config.json", None), r"1_Pooling/config\.json is missing"),
+    Bad("layer without config", _put("2_Dense/config.json", None), r"2_Dense/config\.json is missing"),
+    Bad("config that is a list", _put("2_Dense/config.json", b"[]"), r"2_Dense/config\.json is missing or no JSON"),
+    Bad("layer without weights", _put("3_Dense/model.safetensors", None), "3_Dense.*missing|missing.*3_Dense"),
+    Bad("layer that says no sizes", _edit("2_Dense/config.json", in_features=None), "does not say in_features"),
+    Bad("sizes that are no sizes", _edit("2_Dense/config.json", out_features=-3), "which are sizes"),
+    Bad("layer for another width", _edit("2_Dense/config.json", in_features=32), "takes 32 values, .* gives 64"),
+    Bad("layers that do not fit", _edit("3_Dense/config.json", in_features=95), "takes 95 values, .* gives 96"),
+    Bad("weights of another shape", _edit("3_Dense/config.json", out_features=63), r"asks for a weight of \[63, 96\]"),
+)
+
+
+@pytest.mark.parametrize("bad", _BAD, ids=lambda bad: bad.what)
+def test_what_is_missing_or_does_not_fit_is_refused(bad: Bad, tmp_path: Path) -> None:
+    case = next(r for r in REPOSITORIES if r.case == bad.case and not r.left)
+    write(case, tmp_path / "m")
+    bad.spoil(tmp_path / "m")
+    for target in ("m.apr", "m.gguf"):
+        with pytest.raises(RefusedError, match=bad.said):
+            aprfmt.convert_model(tmp_path / "m", tmp_path / target)
+        assert not (tmp_path / target).exists()
+    report = validate(tmp_path / "m")
+    assert not report.passed
+    assert [check for check in report.checks if check.status == "fail" and re.search(bad.said, check.message)]
+
+
+def test_pickled_weights_of_a_layer_are_carried_as_a_file(tmp_path: Path) -> None:
+    write(next(r for r in REPOSITORIES if r.case == "bert" and r.dense), tmp_path / "m")
+    (tmp_path / "m" / "2_Dense" / "model.safetensors").rename(tmp_path / "m" / "2_Dense" / "pytorch_model.bin")
+    aprfmt.import_model(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.export_model(tmp_path / "m.apr", tmp_path / "back", format="hf")
+    assert _files(tmp_path / "back") == _files(tmp_path / "m")

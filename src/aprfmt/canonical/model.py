@@ -33,7 +33,7 @@ from aprfmt.canonical.tower import TowerPart, read_tower
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UsageError
-from aprfmt.formats import hf_files, hfdir, safetensors
+from aprfmt.formats import hf_files, hf_modules, hfdir, safetensors
 from aprfmt.formats.apr_metadata import FILES_PREFIX
 from aprfmt.formats.gguf import GgufNative
 from aprfmt.formats.hfdir import HfNative
@@ -576,6 +576,13 @@ def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
     """Warnings about the tokenizer. Raises RefusedError, UnmappedError for a model that could not be loaded again."""
     if c.all_tensors and c.arch is not None:
         _check_network(c, c.arch, allow_unmapped=allow_unmapped)
+    for file, problem, tensor in hfdir.modules_problems(c.model):
+        raise RefusedError(
+            f"{file} {problem}",
+            path=c.model.path,
+            tensor=tensor,
+            hint=f"fetch the repository again, or take {hf_modules.MODULES_NAME} out of the folder",
+        )
     return check_vocabulary(c)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aprfmt.types import Json, JsonObject
+from aprfmt.types import Json, JsonObject, Shape
 
 MODULES_NAME = "modules.json"
 
@@ -30,6 +30,7 @@ _WORDS = {"lasttoken": "last"}
 _TYPE = "sentence_transformers.models."
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _NETWORKS = ("Transformer", "MLMTransformer", "CLIPModel")
 _WITHOUT_CONFIG = ("Normalize",)
 
@@ -98,6 +99,51 @@ def read_modules(text_file: TextFile) -> dict[str, object]:
         elif module.kind not in (*_NETWORKS, "Pooling", *_WITHOUT_CONFIG):
             others.append(module.kind)
     return found | ({"other_modules": others} if others else {})
+
+
+Problem: TypeAlias = tuple[str, str, str | None]
+"""(file, what is wrong with it, the tensor concerned)."""
+
+
+def module_problems(
+    text_file: TextFile, shapes: Mapping[str, Shape], has_file: Callable[[str], bool], hidden: int | None
+) -> Iterator[Problem]:
+    """What in the modules of a folder is missing or contradicts itself.
+
+    `shapes` are those of the folder's tensors, row-major, a module's behind the name of its folder; `has_file` tells
+    whether a file is there, `hidden` is the width of the network.
+    """
+    raw = text_file(MODULES_NAME)
+    if raw is not None and _json(raw) is None:
+        yield MODULES_NAME, "is not JSON", None
+    width = hidden
+    for module in modules_of(text_file):
+        if module.kind in ("Pooling", "Dense") and module.config is None:
+            yield (
+                f"{module.path}/config.json",
+                f"is missing or no JSON object, and {MODULES_NAME} names the module",
+                None,
+            )
+        elif module.kind == "Dense":
+            yield from _dense_problems(module, shapes, has_file, width)
+            width = module.width("out")
+
+
+def _dense_problems(
+    module: Module, shapes: Mapping[str, Shape], has_file: Callable[[str], bool], width: int | None
+) -> Iterator[Problem]:
+    """`width` is how many values come before; None where that is unknown."""
+    sizes, path = (module.width("in"), module.width("out")), f"{module.path}/config.json"
+    if None in sizes:
+        yield path, "does not say in_features and out_features, which are sizes", None
+        return
+    if width is not None and sizes[0] != width:
+        yield path, f"takes {sizes[0]} values, and what comes before it gives {width}", None
+    name = f"{module.path}.linear.weight"
+    if name in shapes and shapes[name] != (sizes[1], sizes[0]):
+        yield path, f"asks for a weight of {[sizes[1], sizes[0]]}, which is {list(shapes[name])}", name
+    if name not in shapes and not any(has_file(f"{module.path}/{file}") for file in _WEIGHTS):
+        yield f"{module.path}/{_WEIGHTS[0]}", "is missing, the weights of the module", None
 
 
 def _json(raw: bytes | None) -> Json:

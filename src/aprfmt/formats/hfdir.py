@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from aprfmt.formats.hf_files import (
     read_text_file,
     select_files,
 )
-from aprfmt.formats.hf_modules import read_modules
+from aprfmt.formats.hf_modules import Problem, module_problems, read_modules
 from aprfmt.formats.safetensors import Shard, read_shard
 from aprfmt.io.source import is_file, is_folder
 from aprfmt.limits import MAX_CARRIED_FILES, MAX_SPLITS, MAX_TEXT_BYTES
@@ -161,6 +162,20 @@ def _load_hparams(native: HfNative) -> Hyperparams:
     h = from_hf_config(config_of(native) or {})
     h.extra |= read_modules(native.text_file)
     return h
+
+
+def modules_problems(model: Model) -> list[Problem]:
+    """What is missing or contradicts itself in the modules of a folder; [] for anything else."""
+    native = model.native_as(HfNative)
+    if native is None:
+        return []
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors.entries}
+    there = partial(_has_file, native.folder)
+    return list(module_problems(native.text_file, shapes, there, model.hparams.hidden_size))
+
+
+def _has_file(folder: Path, name: str) -> bool:
+    return is_file(folder / name)
 
 
 def config_of(native: HfNative) -> JsonObject | None:

@@ -21,6 +21,7 @@ from aprfmt.formats import apr2
 from aprfmt.formats.apr_metadata import SOURCE_KEY
 from aprfmt.formats.apr_shards import JoinedNative
 from aprfmt.formats.gguf import GgufNative
+from aprfmt.formats.hfdir import HfNative, modules_problems
 from aprfmt.inspection.describe import EMBEDDING, HEAD, REQUIRED_DIMS, first_tensor
 from aprfmt.inspection.stats import BLOCK_VALUES, Stats, blocks
 from aprfmt.io.digest import KINDS
@@ -281,6 +282,13 @@ def _shapes(subject: Subject) -> Iterator[Check]:
     check_shapes(found.arch, found.hparams, shapes)
 
 
+def _modules(subject: Subject) -> Iterator[Check]:
+    if subject.model.native_as(HfNative) is None:
+        yield Check("skip", "the file is no folder with modules")
+    for file, problem, tensor in modules_problems(subject.model):
+        yield Check("fail", f"{file} {problem}", tensor)
+
+
 def _vocabulary(subject: Subject) -> Iterator[Check]:
     tokenizer, embedding = subject.model.tokenizer, subject.embedding
     if tokenizer is None or embedding is None or len(embedding.shape) != 2:
@@ -359,6 +367,7 @@ RULES = (
     Rule("adapter.pairs", 0, "every factor of the adapter has its other half, of the same rank", _adapter),
     Rule("names.complete", 10, "all tensors of the architecture are present, and no others", _names),
     Rule("shapes.match", 5, "shapes agree with the dimensions in the metadata", _shapes),
+    Rule("repository.modules", 0, "what comes behind the network is there and fits", _modules),
     Rule("tokenizer.size", 4, "the tokenizer fits the embedding", _vocabulary),
     Rule("tokenizer.special", 3, "special tokens are in the vocabulary", _special_ids),
     Rule("metadata.required", 3, "architecture and dimensions are stated", _required_keys),
