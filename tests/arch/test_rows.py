@@ -135,7 +135,8 @@ def test_rows_are_found(row: Architecture) -> None:
         elif fact.word.startswith("tokenizer."):
             kv[fact.word] = fact.value
         else:
-            kv[f"{row.gguf}.{fact.word}"] = False if fact.value == "False" else int(fact.value or 1)
+            number = fact.value == "" or fact.value.isdigit()
+            kv[f"{row.gguf}.{fact.word}"] = int(fact.value or 1) if number else fact.value != "False" and fact.value
     found = find_gguf(kv, tensors)
     plain = (
         next(other for other in ARCHITECTURES.values() if other.gguf == row.gguf and not other.when)

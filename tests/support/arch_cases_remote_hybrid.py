@@ -52,6 +52,18 @@ _LING_LIMITS: dict[str, Any] = {
 }  # fmt: skip
 
 
+# As openjev/openjev has its language model; llama.cpp's converter writes the same from build 11434 on.
+_JEV: dict[str, Any] = {
+    **_SIZES, "attention_bias": False, "full_attention_interval": 2, "head_dim": 16, "hidden_act": "silu",
+    "intermediate_size": 96, "layer_types": ["linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+    "model_type": "qwen3_5_text", "num_hidden_layers": 2, "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e7, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25
+    },
+}  # fmt: skip
+
+
 def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
     """A variant under another name of the class."""
     row = id.partition("/")[0]
@@ -84,6 +96,7 @@ CASES: tuple[ArchCase, ...] = (
         {"model_type": "plamo2", **_PLAMO2, "attention_window_size": 8}, llama_cpp_cannot=NO_WINDOW,
     ),
     _other("plamo2/head", "PLaMo2ForCausalLM", _PLAMO2 | {"tie_word_embeddings": False}),
+    *remote("openjev", "OpenJevModel", _JEV),
     *remote("plamo3", "Plamo3ForCausalLM", _PLAMO3),
     _other("plamo3/tied", "PLaMo3ForCausalLM", _PLAMO3 | {"tie_word_embeddings": True, "num_key_value_heads": 4}),
 )  # fmt: skip

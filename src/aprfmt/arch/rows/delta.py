@@ -176,6 +176,10 @@ _QWEN3_NEXT_DEFAULTS = {
 }  # fmt: skip
 
 
+_QWEN3_5_ROW = _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4})
+_TEMPERATURES = {"choice": 0.85, "score": 0.85, "noul": 0.85 * 1.829074}
+"""What OpenJev divides the logits of answers by, for each type of question."""
+
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="qwen3_next",
@@ -190,7 +194,21 @@ ROWS: tuple[Architecture, ...] = (
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
         defaults={"": _QWEN3_NEXT_DEFAULTS},
     ),
-    _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4}),
+    _QWEN3_5_ROW,
+    replace(
+        _QWEN3_5_ROW,
+        id="openjev",
+        hf_class="OpenJevModel",
+        hf_classes=("OpenJevModel",),
+        bare_classes=(),
+        model_types=(),
+        when="decision.type=openjev",
+        keys=(
+            *_QWEN3_5_ROW.keys,
+            Key("decision.type", kind="str", constant="openjev"),
+            *(Key(f"decision.temperature.{kind}", kind="f32", constant=t) for kind, t in _TEMPERATURES.items()),
+        ),
+    ),
     _qwen3_5(
         "qwen3_5_moe",
         "qwen35moe",
