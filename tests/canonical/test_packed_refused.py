@@ -186,7 +186,6 @@ def test_rows_laid_out_for_a_gpu_are_refused() -> None:
         ({"quant_method": "hqq"}, "hqq"),
         ({"quant_method": "torchao"}, "torchao"),
         ({"quant_method": 7}, "does not name"),
-        ({"group_size": 64, "bits": 4}, "MLX"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "gptq", "is_marlin_format": True}, "Marlin"),
         ({"quant_method": "gptq", "pack_dtype": "int64"}, "int64"),

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from aprfmt.arch import hparams as hp
-from aprfmt.arch import names, rope
+from aprfmt.arch import mlx, names, rope
 from aprfmt.arch.converter import check_layers
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
@@ -175,6 +175,7 @@ def canonical(
     elsewhere = outside(row, hparams, model.tensors) if row is not None else set[str]()
     packs = packing(model, row, hparams, decoding, elsewhere, allow_unmapped=allow_unmapped)
     tensors, others, copies = name_tensors(model, row, hparams, allow_unmapped, packs, elsewhere)
+    tensors = _from_mlx(row, hparams, tensors) if decoding.decode and model.convention != "gguf" else tensors
     if row is not None:
         _complete_from_tensors(row, hparams, tensors, model.convention == "gguf")
     dropped = copies | _drop_tied_head(row, tensors, hparams, model.convention == "gguf")
@@ -612,7 +613,8 @@ def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
         return shapes
     kept = {name: shape for name, shape in shapes.items() if name not in c.packs.parts}
     own = (p for p in c.packs.weights if p.pieces[0].name not in c.outside)
-    return kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in own}
+    found = kept | {names.canonical_name(c.arch, p.name) or p.name: p.shape for p in own}
+    return mlx.checkpoint_shapes(c.arch, c.hparams, found) if c.model.convention != "gguf" else found
 
 
 def check_vocabulary(c: Canonical) -> list[str]:
@@ -740,7 +742,12 @@ def _named(
                 link = link_of(h, match, shapes)
                 done |= set(link.gguf)
                 yield from _from_gguf(from_gguf, link)
-        elif allow_unmapped or names.is_gguf_only(row, tensor.name) or names.ignorable(row, tensor.name):
+        elif (
+            allow_unmapped
+            or names.is_gguf_only(row, tensor.name)
+            or names.ignorable(row, tensor.name)
+            or mlx.link_from(row, h, tensor.name, {tensor.name: tensor.shape}) is not None
+        ):
             yield CanonicalTensor(tensor.name, (tensor,))
         else:
             nearest = names.nearest(row, tensor.name, "gguf" if model.convention == "gguf" else "hf")
@@ -750,6 +757,31 @@ def _named(
                 tensor=tensor.name,
                 hint="check --arch, or carry it under its own name with --allow-unmapped",
             )
+
+
+def _from_mlx(
+    row: Architecture | None, h: Hyperparams, tensors: dict[str, CanonicalTensor]
+) -> dict[str, CanonicalTensor]:
+    """The tensors under the names and in the shapes of a checkpoint, those that mlx_lm has otherwise among them."""
+    if row is None or mlx.network_of(row) is None:
+        return tensors
+    shapes = {name: t.shape for name, t in tensors.items()}
+    out: dict[str, CanonicalTensor] = {}
+    for name, tensor in tensors.items():
+        link = mlx.link_from(row, h, name, shapes)
+        row_map = mlx.turned(row, name, tensor.shape) if tensor.shape[-1:] == (1,) else None
+        if link is not None and name == link.gguf[0]:
+            _check_whole(link.gguf, tensors)
+            pieces = tuple(tensors[part].pieces[0] for part in link.gguf)
+            out |= {
+                made: CanonicalTensor(made, pieces, link.row_map, position, inverse=True)
+                for position, made in enumerate(link.hf)
+            }
+        elif row_map is not None:
+            out[name] = CanonicalTensor(name, tensor.pieces, row_map)
+        elif link is None:
+            out[name] = tensor
+    return out
 
 
 def _check_whole(link_names: Sequence[str], there: Collection[str]) -> None:
@@ -824,7 +856,7 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     """
     out: list[CanonicalTensor] = []
     for name, link in _walk(row, h, tensors):
-        out += [tensors[name]] if link is None else _to_gguf(link, tensors)
+        out += [tensors[name]] if link is None else to_link(link, tensors)
     head, embedding = names.head(row), tensors.get(names.embedding(row))
     if row.head_never and head in tensors:
         raise RefusedError(
@@ -853,8 +885,8 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     return out
 
 
-def _to_gguf(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
-    """The GGUF tensors of a link, made of those of the checkpoint."""
+def to_link(link: Link, tensors: Mapping[str, CanonicalTensor]) -> list[CanonicalTensor]:
+    """The tensors on the GGUF side of a link, made of those of the checkpoint. Raises RefusedError where one lacks."""
     _check_whole(link.hf, tensors)
     parts = [tensors[name] for name in link.hf]
     if all(part.link is link and part.inverse for part in parts):  # made of these very tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from aprfmt.arch import names
@@ -17,7 +17,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture
 from aprfmt.codecs import plain
 from aprfmt.codecs.dtypes import DTYPES
-from aprfmt.codecs.packed import FLOATS_BY_TORCH, METHODS, SCHEMES, Decoded, Scheme, weight_arguments
+from aprfmt.codecs.packed import FLOATS_BY_TORCH, METHODS, SCHEMES, Blocks, Decoded, Scheme, weight_arguments
 from aprfmt.codecs.stream import STEP
 from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.formats.hf_files import parse_object, read_text_file
@@ -42,7 +42,7 @@ _KEYS = ("quantization_config", "compression_config", "quantization")
 
 # Endings that no tensor has but a piece of a packed weight; none may be left when all weights are found.
 _MARKS = (
-    ".qweight", ".qzeros", ".scales", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv",
+    ".qweight", ".qzeros", ".scales", ".biases", ".g_idx", ".weight_packed", ".weight_scale", ".weight_scale_inv",
     ".weight_scale_2", ".weight_global_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx",
     ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4",
     ".SCB", ".weight_format", ".pre_quant_scale", "_proj_scale_inv", "_proj_blocks", "_proj_scales",
@@ -55,6 +55,7 @@ _ASIDE = (
 )  # fmt: skip
 
 _STORED_PACKED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I32", "U32")
+_MLX_METHOD = "mlx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,11 @@ class PackedTensor:
 
     Attributes:
         name: its Hugging Face name, "model.layers.0.mlp.up_proj.weight".
-        dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to.
+        dtype: F32, F16 or BF16: what it was packed from, or what it is decoded to; that of `blocks` where there are.
         form: its scheme, shape and settings.
         pieces: the stored tensors it is made of, in the order of the form's endings.
         values: gives the values; None for a form whose pieces tell no more than their shapes: made when it is read.
+        blocks: gives GGML blocks of the same codes and scales, of which it then is a tensor.
     """
 
     name: str
@@ -92,6 +94,7 @@ class PackedTensor:
     form: PackedForm
     pieces: tuple[Tensor, ...]
     values: Decoded | None = None
+    blocks: Blocks | None = None
 
     @property
     def shape(self) -> Shape:
@@ -122,10 +125,13 @@ class PackedTensor:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the decoded weight."""
         size, end = DTYPES[self.dtype].block_bytes, offset + len(buffer)
-        done, decoded = 0, self.decoded
-        for start in range(offset // size, -(-end // size), STEP):
-            stop = min(start + STEP, -(-end // size))
-            data = plain.encode(self.dtype, decoded.between(start, stop)).view("u1").data
+        done, decoded, step = 0, self.decoded, STEP // DTYPES[self.dtype].block
+        for start in range(offset // size, -(-end // size), step):
+            stop = min(start + step, -(-end // size))
+            if self.blocks is not None:
+                data = memoryview(self.blocks.between(start, stop))
+            else:
+                data = plain.encode(self.dtype, decoded.between(start, stop)).view("u1").data
             part = data[max(0, offset - start * size) : end - start * size]
             buffer[done : done + len(part)] = part
             done += len(part)
@@ -173,7 +179,7 @@ class Packing:
 
     def losses(self) -> list[str]:
         """A sentence a scheme for the report of an output that holds the weights decoded."""
-        counts = Counter(weight.scheme for weight in self.weights) if self.decoded else {}
+        counts = Counter(w.scheme for w in self.weights if w.blocks is None) if self.decoded else {}
         return [f"{n} tensors decoded from {scheme}" for scheme, n in sorted(counts.items())]
 
 
@@ -202,6 +208,8 @@ def packing(
         return Packing(warning=f"packed weights are kept as stored, and cannot be decoded here: {error}")
     if row is not None and decoding.keep_blocks and any(one.pack for one in row.tensors):
         weights = [weight for weight in weights if not _has_row(row, h, weight)]
+    if decoding.decode and decoding.keep_blocks and decoding.dtype is None:
+        weights = [weight if weight.pieces[0].name in elsewhere else _as_blocks(weight) for weight in weights]
     if not weights:
         return Packing()
     used = {piece.name for weight in weights for piece in weight.pieces}
@@ -215,6 +223,12 @@ def packing(
         return Packing(weights, parts, warning=warning)
     h.extra.pop("quantization_config", None)
     return Packing(weights, parts, decoded=True)
+
+
+def _as_blocks(weight: PackedTensor) -> PackedTensor:
+    """The weight as GGML blocks, where there are some that hold its codes and scales as they are."""
+    blocks = weight.decoded.blocks()
+    return weight if blocks is None else replace(weight, dtype=blocks.dtype, blocks=blocks)
 
 
 def _has_row(row: Architecture, h: Hyperparams, weight: PackedTensor) -> bool:
@@ -279,6 +293,7 @@ def packed_weights(
         found.append(weight)
         used.update(weight.parts)
     _refuse_strays(tensors, used, settings)
+    _refuse_absent(tensors, settings)
     return found
 
 
@@ -344,6 +359,16 @@ def _refuse_strays(tensors: Mapping[str, Tensor], used: set[str], settings: Mapp
         if name.endswith(_MARKS) or (codes and not left_alone(settings, module)):
             what = f"{method}: the tensor belongs to a packed weight that is incomplete or of an unknown kind"
             raise RefusedError(what, tensor=name, hint=UNPACK_HINT)
+
+
+def _refuse_absent(tensors: Mapping[str, Tensor], settings: Mapping[str, object]) -> None:
+    """Refuses MLX settings of a module that has no quantized weight: config and weights are of different models."""
+    if settings["quant_method"] != _MLX_METHOD:
+        return
+    for module, entry in settings.items():
+        if isinstance(entry, dict) and f"{module}.scales" not in tensors:
+            what = f"MLX: config.json gives the quantization of {module}, which has no {module}.scales"
+            raise RefusedError(what, tensor=f"{module}.weight", hint=_CONFIG_HINT)
 
 
 def _refuse_undescribed(tensors: Mapping[str, Tensor]) -> None:
@@ -428,8 +453,8 @@ def _method(settings: Mapping[str, object]) -> str:
         return "bitsandbytes"
     if "config_groups" in settings:
         return "compressed-tensors"
-    if "mode" in settings or set(settings) <= {"group_size", "bits"}:
-        return "MLX"
+    if "mode" in settings or {"group_size", "bits"} <= settings.keys():
+        return _MLX_METHOD
     return "a method that config.json does not name"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,6 +15,7 @@ from aprfmt.codecs.recode import OverflowCount, recode_jobs, stored_bytes
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
+from aprfmt.io.pipe import Item
 from aprfmt.io.source import Buffer
 from aprfmt.model import Tensor
 from aprfmt.text import plural
@@ -82,6 +83,10 @@ class CanonicalTensor:
         piece = self.pieces[0]
         unchanged = self.row_map is None or self.row_map.is_plain
         return piece if unchanged and isinstance(piece, Tensor) else None
+
+    def items(self, unit: int) -> Iterable[Item]:
+        """The same as jobs, in pieces that are multiples of `unit` bytes where that can be."""
+        return self.produced.items(unit)
 
     def chunks(self) -> Iterator[Buffer]:
         """The bytes in Hugging Face order."""

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from aprfmt.codecs import plain
+from aprfmt.codecs import affine, plain
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.codecs.stream import STEP, Piece
-from aprfmt.errors import AprError, RefusedError
+from aprfmt.errors import AprError, RefusedError, UsageError
 from aprfmt.io import jsonx
-from aprfmt.types import Array
+from aprfmt.io.source import Buffer
+from aprfmt.types import Array, Shape
 
 FLOATS = ("F32", "F16", "BF16")
 FLOATS_BY_TORCH = {DTYPES[name].torch: name for name in FLOATS}
@@ -82,6 +83,19 @@ Tile = Callable[[range, range], Array]
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A packed weight as GGML blocks of the same codes and scales.
+
+    Attributes:
+        dtype: of the blocks.
+        between: gives the bytes of blocks start .. stop.
+    """
+
+    dtype: str
+    between: Callable[[int, int], Buffer]
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """A weight that can be decoded.
 
@@ -91,6 +105,7 @@ class Decoded:
         dtype: what it was packed from, where the pieces tell.
         step: most values a tile.
         period: rows after which a tile must end, 0 for none.
+        blocks: finds the GGML blocks that hold the same codes and scales, where there are such.
     """
 
     shape: tuple[int, ...]
@@ -98,6 +113,7 @@ class Decoded:
     dtype: str | None = None
     step: int = STEP
     period: int = 0
+    blocks: Callable[[], Blocks | None] = lambda: None
 
     def between(self, start: int, stop: int) -> Array:
         """The values of flat places start .. stop, 1-d float32."""
@@ -806,6 +822,136 @@ def llm_int8(pieces: Pieces, settings: Settings) -> Decoded:
     return Decoded(weight.shape, tile)
 
 
+# --- MLX: affine groups, and 4- and 8-bit floats with shared exponents ---
+
+_MLX = "MLX"
+
+
+def mlx_settings(settings: Settings, module: str) -> Settings:
+    """What the settings say of `module`: its own entry, else what they say of all of them."""
+    own = settings.get(module)
+    return own if isinstance(own, dict) else settings
+
+
+def _mlx_fields(pieces: Pieces, bits: int, group: int) -> tuple[Shape, int, Tile]:
+    """The shape of the weight, its rows, and what gives the codes of a tile."""
+    words, scales = pieces[".weight"], pieces[".scales"]
+    expect(_MLX, words, ("U32",))
+    *lead, n_words = words.shape
+    if len(words.shape) < 2 or n_words * 32 % bits:
+        raise refusal(_MLX, words.name, f"{list(words.shape)} words hold no rows of {bits}-bit codes", _CONFIG_HINT)
+    n_in = n_words * 32 // bits
+    if n_in % group or scales.shape != (*lead, n_in // group):
+        what = f"{list(words.shape)} words of {bits}-bit codes in groups of {group} do not fit scales of shape"
+        raise refusal(_MLX, words.name, f"{what} {list(scales.shape)}", _CONFIG_HINT)
+
+    def fields(rows: range, columns: range) -> Array:
+        first, stop = columns.start // 32, min(-(-columns.stop // 32) * bits, n_words)
+        found = unpack(region(words, n_words, rows, range(first * bits, stop)), bits)
+        skip = columns.start - 32 * first
+        return found[:, skip : skip + len(columns)]
+
+    return (*lead, n_in), n_elements(tuple(lead)), fields
+
+
+def _mlx_numbers(pieces: Pieces, settings: Settings, default: tuple[int, int]) -> tuple[int, int]:
+    """Bits and group size of a weight."""
+    words = pieces[".weight"]
+    own = mlx_settings(settings, words.name.removesuffix(".weight"))
+    bits, group = own.get("bits", settings.get("bits", default[0])), own.get("group_size", settings.get("group_size"))
+    try:
+        scheme = affine.check(bits, group)
+    except UsageError as error:
+        raise refusal(_MLX, words.name, error.message, _CONFIG_HINT) from error
+    return scheme.bits, scheme.group_size
+
+
+def _mlx_mode(pieces: Pieces, settings: Settings) -> str:
+    own = mlx_settings(settings, pieces[".weight"].name.removesuffix(".weight"))
+    return str(own.get("mode", settings.get("mode", "affine") if own is settings else "affine"))
+
+
+def mlx_affine(pieces: Pieces, settings: Settings) -> Decoded:
+    """MLX's affine mode: codes in words, [..., out, in * bits / 32]; scales and biases [..., out, groups]."""
+    import numpy as np
+
+    words, scales, biases = pieces[".weight"], pieces[".scales"], pieces[".biases"]
+    if (mode := _mlx_mode(pieces, settings)) != "affine":
+        raise refusal(_MLX, words.name, f"has biases, which mode {mode!r} has not", _CONFIG_HINT)
+    bits, group = _mlx_numbers(pieces, settings, (4, 64))
+    shape, n_rows, fields = _mlx_fields(pieces, bits, group)
+    expect(_MLX, scales, FLOATS)
+    expect(_MLX, biases, (scales.dtype,), scales.shape)
+    n_groups = shape[-1] // group
+
+    def numbers(piece: Piece, rows: range, groups: range) -> Array:
+        return region(piece, n_groups, rows, groups).astype(np.float32)
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // group, -(-columns.stop // group))
+        spread = np.arange(columns.start, columns.stop) // group - groups.start
+        scale, bias = (numbers(piece, rows, groups).take(spread, axis=1) for piece in (scales, biases))
+        return affine.dequantize(fields(rows, columns), scale, bias, scales.dtype)
+
+    def blocks() -> Blocks | None:
+        step = max(1, STEP // max(1, n_groups))
+        parts = (
+            (numbers(scales, rows, range(n_groups)), numbers(biases, rows, range(n_groups)))
+            for rows in (range(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+        )
+        dtype = affine.fitting_blocks(bits, parts)
+        return None if dtype is None else Blocks(dtype, partial(between, dtype))
+
+    def between(dtype: str, start: int, stop: int) -> Buffer:
+        per_row = shape[-1] // affine.BLOCK
+        rows = range(start // per_row, -(-stop // per_row))
+        codes = fields(rows, range(shape[-1])).reshape(-1, affine.BLOCK)
+        per_group = group // affine.BLOCK
+        scale, bias = (
+            np.repeat(numbers(piece, rows, range(n_groups)).reshape(-1), per_group) for piece in (scales, biases)
+        )
+        part = slice(start - rows.start * per_row, stop - rows.start * per_row)
+        return affine.write_blocks(dtype, codes[part], scale[part], bias[part])
+
+    return Decoded(shape, tile, scales.dtype, blocks=blocks)
+
+
+_MLX_FLOATS = {"mxfp4": (4, 32, "F8_E8M0"), "nvfp4": (4, 16, "F8_E4M3"), "mxfp8": (8, 32, "F8_E8M0")}
+"""By mode: bits of a value, values that share a scale, what the scales' bytes are."""
+
+
+def mlx_floats(pieces: Pieces, settings: Settings) -> Decoded:
+    """MLX's modes of small floats in words, with a byte for the scale of each group, and perhaps one for all."""
+    import numpy as np
+
+    words, scales = pieces[".weight"], pieces[".scales"]
+    mode = _mlx_mode(pieces, settings)
+    if mode == "affine":
+        missing = words.name.removesuffix("weight") + "biases"
+        raise refusal(_MLX, words.name, f"{missing} is missing")
+    if mode not in _MLX_FLOATS:
+        known = ", ".join(("affine", *_MLX_FLOATS))
+        raise refusal(_MLX, words.name, f"mode {mode!r} is not decoded", f"decoded are: {known}")
+    bits, group, kind = _MLX_FLOATS[mode]
+    if ".global_scale" in pieces:
+        raise refusal(_MLX, words.name, f"mode {mode!r} with a global_scale is not decoded")
+    expect(_MLX, scales, ("U8",))
+    shape, _, fields = _mlx_fields(pieces, bits, group)
+    values = (
+        np.array(FP4_VALUES, np.float32) if bits == 4 else plain.decode("F8_E4M3", bytes(range(256))).astype(np.float32)
+    )
+    n_groups = shape[-1] // group
+
+    def tile(rows: range, columns: range) -> Array:
+        groups = range(columns.start // group, -(-columns.stop // group))
+        scale = region(scales, n_groups, rows, groups, kind).astype(np.float32)
+        spread = np.arange(columns.start, columns.stop) // group - groups.start
+        product: Array = values[fields(rows, columns)] * scale.take(spread, axis=1)
+        return product
+
+    return Decoded(shape, tile, "BF16")
+
+
 # --- the table ---
 
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
@@ -838,6 +984,10 @@ SCHEMES: tuple[Scheme, ...] = (
            partial(bnb4, "nf4")),
     Scheme("bnb-fp4", "FP4", _BNB, _STATE + "fp4", ("U8",), _BNB_NEEDS, _BNB_MAY, ".weight",
            partial(bnb4, "fp4")),
+    Scheme("mlx-affine", "MLX affine", ("mlx",), ".weight", ("U32",), (".scales", ".biases"), (), ".weight",
+           mlx_affine),
+    Scheme("mlx-floats", "MLX floats", ("mlx",), ".weight", ("U32",), (".scales",), (".global_scale",), ".weight",
+           mlx_floats),
     Scheme("bnb-int8", "LLM.int8", _BNB, ".weight", ("I8",), (".SCB",), (".weight_format",), ".weight", llm_int8),
 )  # fmt: skip
 

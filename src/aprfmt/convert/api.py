@@ -259,6 +259,9 @@ def convert_model(
     pre: str | None = None,
     pad_style: str = "llama.cpp",
     shard_size: int | str | None = None,
+    bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | None = None,
     no_mtp: bool = False,
     target_model: PathLike | None = None,
     mmproj: PathLike | bool | None = None,
@@ -289,6 +292,9 @@ def convert_model(
         pre: llama.cpp's name of the pre-tokenizer, where it cannot be detected.
         pad_style: names of padding tokens in a GGUF: "llama.cpp" or "apr".
         shard_size: largest file, in bytes or as "5GB"; 0: one file.
+        bits, group_size: for MLX: bits of a quantized weight (2, 3, 4, 5, 6, 8), and how many of a row share a scale
+            (32, 64, 128).
+        recipe: for MLX, in the place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
         verify: load the GGUF in llama.cpp and generate a little.
     """
     return _convert(locals())
@@ -427,7 +433,7 @@ def _plan(
         model,
         arch=options.arch,
         allow_unmapped=options.allow_unmapped,
-        decoding=_decoding(options.dtype, gguf=target.name == "gguf"),
+        decoding=_decoding(options, target),
         base=_base(model, options),
     )
     if options.no_mtp:
@@ -459,10 +465,12 @@ def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output |
     return apr.copy_shards(model, options) if target.name == "apr-shards" else None
 
 
-def _decoding(dtype: str, *, gguf: bool) -> Decoding:
-    """Packed weights are decoded for a GGUF and for every dtype but "keep"."""
+def _decoding(options: Options, target: Target) -> Decoding:
+    """Packed weights are decoded for a GGUF, to be quantized otherwise, and for every dtype but "keep"."""
+    dtype, gguf = options.dtype, target.name == "gguf"
     if dtype == "keep":
-        return Decoding(decode=gguf, keep_blocks=gguf)
+        otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
+        return Decoding(decode=gguf or otherwise, keep_blocks=gguf)
     # Blocks that a GGUF holds as they are stay so unless floats are asked for.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 

@@ -576,7 +576,8 @@ class RecipeWriter:
 
 def source_names(c: Canonical) -> dict[str, str]:
     """What a checkpoint calls the tensors that have other names in canonical form."""
-    return {t.name: t.pieces[0].name for t in c.all_tensors.values() if t.pieces[0].name != t.name}
+    whole = (t for t in c.all_tensors.values() if t.row_map is None)  # not a part of what another program stacks
+    return {t.name: t.pieces[0].name for t in whole if t.pieces[0].name != t.name}
 
 
 def _bytes_of(tensor: OutTensor) -> Iterator[Buffer]:

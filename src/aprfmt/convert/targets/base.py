@@ -63,6 +63,9 @@ class Options:
     pre: str | None = None
     pad_style: str = "llama.cpp"
     shard_size: int | None = None
+    bits: int | None = None
+    group_size: int | None = None
+    recipe: str | None = None
     verify: bool = False
     plan: bool = False
     force: bool = False
@@ -143,6 +146,12 @@ def _progress(name: str, value: object) -> object:
     return value
 
 
+def _whole(name: str, value: object) -> int:
+    if type(value) is not int:
+        raise _wrong(name, "a whole number", value)
+    return value
+
+
 def _threads(name: str, value: object) -> int:
     if type(value) is not int or not 1 <= value <= MOST_THREADS:
         raise _wrong(name, f"a number from 1 to {MOST_THREADS}", value)
@@ -182,6 +191,8 @@ def _optional(parser: Parser) -> Parser:
 # By name what a type does not tell, the others by the annotation of their field.
 _PARSERS: dict[str, Parser] = {
     "threads": _optional(_threads),
+    "bits": _optional(_whole),
+    "group_size": _optional(_whole),
     "carry": lambda name, value: parse_size(value, least=0, name=name),
     "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
     "shard_size": _optional(lambda name, value: parse_size(value, least=0, name=name)),
@@ -321,7 +332,14 @@ TARGETS: tuple[Target, ...] = (
         adapters="adapter:safetensors_layouts",
     ),
     _BuiltIn("hf", "hf", "HF folder", "hf:layouts", _HF, adapters="adapter:peft_layouts"),
-    _BuiltIn("mlx", "mlx", "MLX folder", "hf:mlx_layouts", _HF, adapters="adapter:mlx_layouts"),
+    _BuiltIn(
+        "mlx",
+        "mlx",
+        "MLX folder",
+        "mlx:layouts",
+        _HF | {"bits", "group_size", "recipe"},
+        adapters="adapter:mlx_layouts",
+    ),
 )
 """The forms that we write."""
 

@@ -46,29 +46,24 @@ _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "
 
 def layouts(c: Canonical, work: Work) -> Output:
     """Every file of a Hugging Face folder for `c`: the imported files themselves where nothing changed."""
-    return _folder(c, work, restorable(c, "hf"), "pt")
+    return folder(c, work, restorable(c, "hf"), "pt")
 
 
-def mlx_layouts(c: Canonical, work: Work) -> Output:
-    """The folder marked as one for MLX; the text files are those of the imported folder."""
-    return _folder(c, work, restorable(c, "hf"), "mlx")
-
-
-def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
+def folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> Output:
     """The folder; `framework` goes into the shards' `__metadata__` ("pt" for transformers, "mlx" for MLX)."""
     losses, shard_bytes = work.losses, work.options.shard_size
-    source = _source_texts(c, recipe)
+    source = source_texts(c, recipe)
     # A config.json of the source names its classes, which expect the names of its weights.
     params = source.get(mistral.PARAMS_NAME) if _is_mistral(c, source, recipe) else None
-    own_names = _source_names(c, recipe) if CONFIG in source and params is None else {}
+    own_names = names_of_source(c, recipe) if CONFIG in source and params is None else {}
     tensors = _hf_tensors(c, work.options.dtype, losses, own_names)
-    texts = envelope.with_folder_fields(c.model, c.info, _with_card(c, _with_edits(c, source), losses))
+    texts = envelope.with_folder_fields(c.model, c.info, with_card(c, with_edits(c, source), losses))
     texts = texts if MODULES_NAME in texts else texts | module_files(c.hparams.extra, c.hparams.hidden_size or 0)
     if c.packs.decoded:
         texts.pop(HF_QUANT, None)
     kept = _keeps_all(c, tensors, own_names) and not (recipe is not None and recipe.is_partial)
     config: bytes | None
-    config, config_kept = _config(c, texts, params, tensors, kept) if not _is_adapter(c) else (None, True)
+    config, config_kept = config_json(c, texts, params, tensors, kept) if not _is_adapter(c) else (None, True)
     if (
         recipe is not None
         and kept
@@ -79,13 +74,13 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     ):
         if texts == source:
             return Output(recipe.layouts(), tensors, lossless=not c.left_out)
-        made = texts | _tokenizer_files(c, texts)
+        made = texts | tokenizer_files(c, texts)
         kept_names = {layout.name for layout in weights}  # the index is a text, too
         written = [FileLayout(n, [Literal(data)]) for n, data in made.items() if n not in kept_names]
         return Output([*written, *recipe.other_layouts(), *weights], tensors)
     if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
-    files = {**({CONFIG: config} if config is not None else {}), **_tokenizer_files(c, texts)}
+    files = {**({CONFIG: config} if config is not None else {}), **tokenizer_files(c, texts)}
     if c.tower is not None and config is not None and CONFIG not in texts:
         whole, preprocessor = whole_config(c.tower, parse_config(config, c.model.path))
         files[CONFIG] = _json(whole)
@@ -103,7 +98,7 @@ def _folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> 
     return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *modules, *shards], tensors)
 
 
-def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
+def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str, bytes]:
     """`texts` with a model card where the source has none and there is something to say."""
     if CARD in texts:
         losses.warnings += provenance.contradictions(texts[CARD], c.info)
@@ -112,7 +107,8 @@ def _with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[st
     return texts if card is None else texts | {CARD: card}
 
 
-def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
+def source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
+    """The text files of the source's folder, by name."""
     if recipe is not None:
         texts = recipe.text_files()
         own = {name: data for name, data in texts.items() if is_tokenizer_file(name)}
@@ -124,7 +120,7 @@ def _source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
     return {}
 
 
-def _config(
+def config_json(
     c: Canonical, texts: Mapping[str, bytes], params: bytes | None, tensors: list[OutTensor], kept: bool
 ) -> tuple[bytes, bool]:
     """config.json, and whether it says what the source's own does; of Mistral's layout `params` counts."""
@@ -176,7 +172,7 @@ def _is_adapter(c: Canonical) -> bool:
     return not c.tensors and bool(c.outside) and not from_gguf(c)
 
 
-def _source_names(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
+def names_of_source(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
     """What the source calls the tensors that have other names here."""
     if c.model.convention == "hf":
         return source_names(c)
@@ -198,7 +194,7 @@ def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     return hp.from_apr(apr_metadata.parse(apr_metadata.dump(metadata)))
 
 
-def _with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
+def with_edits(c: Canonical, texts: dict[str, bytes]) -> dict[str, bytes]:
     """The source's text files with another tokenizer or chat template, where the user gave one."""
     tokenizer = c.tokenizer
     if tokenizer is not c.model.tokenizer:
@@ -236,7 +232,8 @@ def _torch_dtype(tensors: list[OutTensor]) -> str:
     return _TORCH_NAMES.get(most, "bfloat16" if most in EIGHT_BITS else "float32")
 
 
-def _tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+def tokenizer_files(c: Canonical, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The tokenizer's files, made anew where `texts` hold none."""
     if c.tokenizer is None or c.tokenizer.model == NO_VOCABULARY:
         return {}
     if has_vocabulary(texts):
@@ -289,7 +286,7 @@ def _shards(tensors: list[OutTensor], shard_bytes: int, framework: str) -> list[
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
     """One safetensors file for `c`: the imported one itself where nothing changed."""
     recipe = restorable(c, "safetensors")
-    own_names = _source_names(c, recipe)
+    own_names = names_of_source(c, recipe)
     tensors = _hf_tensors(c, work.options.dtype, work.losses, own_names)
     work.losses.others += say_left_behind(c, "a safetensors file has no place for other files")
     if recipe is not None and _keeps_all(c, tensors, own_names) and len(recipe.files) == 1:
@@ -323,11 +320,11 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
         target = outside_dtype(tensor, dtype) if tensor.name in others else _dtype(tensor, wanted)
         losses.note(tensor.original_dtype, target)
-        out.append(tensor.out(_own_name(c, tensor.name, own_names), target, overflow=losses.overflow))
+        out.append(tensor.out(own_name(c, tensor.name, own_names), target, overflow=losses.overflow))
     return out
 
 
-def _own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
+def own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
     """What the tensor `name` is called in a checkpoint: as in the source, else as the family calls it."""
     if name in own_names or c.arch is None:
         return own_names.get(name, name)
@@ -346,5 +343,5 @@ def _dtype(tensor: CanonicalTensor, wanted: str | None) -> str:
 
 def _keeps_all(c: Canonical, tensors: list[OutTensor], own_names: Mapping[str, str]) -> bool:
     """Whether every tensor is there under its name and in its dtype."""
-    own = {_own_name(c, name, own_names): tensor.dtype for name, tensor in c.all_tensors.items()}
+    own = {own_name(c, name, own_names): tensor.dtype for name, tensor in c.all_tensors.items()}
     return all(own.get(t.name) == t.dtype for t in tensors) and not c.packs.decoded

@@ -1,0 +1,171 @@
+"""What mlx_lm calls the tensors of the table's networks, and which of them it quantizes, a row for each difference.
+
+Most networks have the names of their checkpoints. Where mlx_lm stacks experts or takes matrices apart, it holds the
+tensors that a GGUF holds, under names of its own: a row of the table with other names on the GGUF side does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.links import Link, RowMap, link_of
+from aprfmt.arch.names import canonical_name, matches
+from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.types import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class MlxNetwork:
+    """A network of mlx_lm.
+
+    Attributes:
+        rows: ids of the table's rows that it is.
+        stacked: names in a layer of a GGUF ("ffn_gate_exps.weight") -> what mlx_lm calls tensors of the same values and
+            shape, behind the layer's beginning.
+        moved: endings of names in a checkpoint -> what mlx_lm has instead.
+        convolutions: endings of the names of weights [channels, 1, width] that are [channels, width, 1] there.
+        floats: endings of modules that are never quantized.
+        finer: endings of modules that get 8 bits in groups of 64, whatever the others get.
+    """
+
+    rows: tuple[str, ...]
+    stacked: Mapping[str, str] = field(default_factory=dict)
+    moved: Mapping[str, str] = field(default_factory=dict)
+    convolutions: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
+    finer: tuple[str, ...] = ()
+
+    def is_quantized(self, module: str) -> bool:
+        """Whether mlx_lm quantizes `module`, by its name."""
+        return not module.endswith(tuple(c.removesuffix(".weight") for c in self.convolutions) + self.floats)
+
+    def is_convolution(self, name: str) -> bool:
+        """Whether the tensor is one of the `convolutions`."""
+        return bool(self.convolutions) and name.endswith(self.convolutions)
+
+    def is_finer(self, module: str) -> bool:
+        """Whether `module` gets 8 bits whatever the others get."""
+        return bool(self.finer) and module.endswith(self.finer)
+
+
+def _experts(module: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
+    """The stacks of experts below `module`."""
+    named = {"gate": gate, "up": up, "down": down}
+    return {f"ffn_{word}_exps.weight": f"{module}.{name}.weight" for word, name in named.items() if name}
+
+
+_SWITCH = _experts("mlp.switch_mlp")
+_LATENT = {"attn_k_b.weight": "self_attn.embed_q.weight", "attn_v_b.weight": "self_attn.unembed_out.weight"}
+_GATE_PROJ = {"mlp.gate.weight": "mlp.gate.gate_proj.weight"}
+
+_NETWORKS = (
+    MlxNetwork((
+        "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2",
+        "ernie4_5", "exaone", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm2",
+        "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3", "seed_oss", "smollm3", "stablelm",
+        "starcoder2", "xverse",
+    )),
+    MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
+    MlxNetwork(("qwen2_moe", "olmoe"), _SWITCH),
+    MlxNetwork(("qwen3_moe", "mellum"), _SWITCH, finer=("mlp.gate",)),
+    MlxNetwork(("mixtral", "phimoe"), _experts("block_sparse_moe.switch_mlp")),
+    MlxNetwork(("deepseek",), _SWITCH, floats=("mlp.gate",)),
+    MlxNetwork(("deepseek_v3", "deepseek_v32"), _SWITCH | _LATENT, floats=("mlp.gate",)),
+    MlxNetwork(("dots1",), _experts("mlp.experts"), floats=("mlp.gate",)),
+    MlxNetwork(("afmoe",), _experts("mlp.experts"), finer=("mlp.router.gate",)),
+    MlxNetwork(("bailing_moe",), _SWITCH, _GATE_PROJ, finer=("mlp.gate.gate_proj",)),
+    MlxNetwork(
+        ("granitemoe",),
+        _experts("block_sparse_moe.switch_mlp"),
+        finer=("block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"),
+    ),
+    MlxNetwork(
+        ("jamba",),
+        _experts("feed_forward.switch_mlp"),
+        convolutions=("mamba.conv1d.weight",),
+        finer=("router",),
+    ),
+    MlxNetwork(("mamba", "falcon_mamba", "nemotron_h"), convolutions=("mixer.conv1d.weight",)),
+    MlxNetwork(
+        ("nemotron_h_moe",),
+        _experts("mixer.switch_mlp", "", "fc1", "fc2"),
+        convolutions=("mixer.conv1d.weight",),
+        floats=("mixer.gate",),
+    ),
+    MlxNetwork(
+        ("lfm2_moe",),
+        _experts("feed_forward.switch_mlp"),
+        {f"feed_forward.{a}.weight": f"feed_forward.{b}.weight"
+         for a, b in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))},
+        convolutions=("conv.conv.weight",),
+        finer=("feed_forward.gate",),
+    ),
+)  # fmt: skip
+
+NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for row in network.rows}
+"""By the id of the table's row."""
+
+
+@cache
+def mlx_row(row: Architecture) -> Architecture:
+    """The tensors of the `row` that mlx_lm has otherwise, as a row whose GGUF side has mlx_lm's names and shapes."""
+    network = NETWORKS[row.id]
+    found = tuple(changed for tensor in row.tensors if (changed := _changed(network, tensor)) is not None)
+    return replace(row, tensors=found, gguf_only=(), prefixes=(), drafts=())
+
+
+def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
+    """The row with mlx_lm's names in the place of a GGUF's, None where it has the checkpoint's."""
+    begin, layer, _ = tensor.hf[0].partition("{n}.")
+    in_layer = [name.removeprefix("blk.{n}.") for name in tensor.gguf]
+    if in_layer and not tensor.pack and all(name in network.stacked for name in in_layer):
+        return replace(tensor, gguf=tuple(begin + layer + network.stacked[name] for name in in_layer))
+    name = tensor.hf[0]
+    own = TensorRow((name,), (), tensor.dims[:1], tensor.need, layers=tensor.layers)
+    for old, new in network.moved.items():
+        if len(tensor.hf) == 1 and name.endswith(f".{old}") and "{e}" not in name:
+            return replace(own, gguf=(name.removesuffix(old) + new,))
+    return None
+
+
+def network_of(row: Architecture | None) -> MlxNetwork | None:
+    """mlx_lm's network for a row of the table, None where it has none or its tensors are not known here."""
+    return NETWORKS.get(row.id) if row is not None else None
+
+
+def turned(row: Architecture, name: str, shape: Shape) -> RowMap | None:
+    """What brings a convolution of mlx_lm [channels, width, 1] into a checkpoint's shape, and back: the bytes stay.
+
+    None for any other tensor.
+    """
+    network = network_of(row)
+    if network is None or not network.is_convolution(name) or len(shape) != 3 or 1 not in shape[1:]:
+        return None
+    return RowMap((shape,), ((shape[0], shape[2], shape[1]),), flat=True)
+
+
+def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
+    """The link of a tensor that only mlx_lm calls `name`, its own names and shapes on the GGUF side; None for others.
+
+    `shapes` are those of the folder's tensors. Raises RefusedError as `link_of` does.
+    """
+    if network_of(row) is None or canonical_name(row, name) is not None:
+        return None
+    found = matches(mlx_row(row), name, "gguf")
+    return link_of(h, found[0], {name: shapes[name]}) if found else None
+
+
+def checkpoint_shapes(row: Architecture, h: Hyperparams, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Names and shapes that tensors under mlx_lm's names have in a checkpoint; those of all others as they are."""
+    out: dict[str, Shape] = {}
+    for name, shape in shapes.items():
+        if (link := link_from(row, h, name, shapes)) is not None:
+            out |= zip(link.hf, link.row_map.before, strict=True)
+        elif shape[1:] and shape[-1] == 1 and (row_map := turned(row, name, shape)) is not None:
+            out[name] = row_map.after[0]
+        else:
+            out[name] = shape
+    return out

@@ -1,0 +1,305 @@
+"""MLX's affine blocks: groups of unsigned codes, each with a scale and a bias, in three tensors; numpy only.
+
+A value is `scale * code + bias`, in the dtype of scale and bias, rounded after each of the two steps as MLX does. Codes
+of 2 to 8 bits run on through 32-bit words, lowest bits first. The quantiser gives the bits that `mx.quantize` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+
+from aprfmt.codecs import plain
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.stream import whole_units
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.io.pipe import CHUNK_BYTES, Item, Job, item_bytes
+from aprfmt.io.source import Buffer
+from aprfmt.types import Array, Shape
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+PARTS = ("weight", "scales", "biases")
+"""The tensors of a quantized module, by what follows its name."""
+
+_LEAST_SCALE = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """How the weights of a module are quantized.
+
+    Attributes:
+        bits: of a code, one of BITS.
+        group_size: values that share scale and bias, one of GROUP_SIZES.
+    """
+
+    bits: int = 4
+    group_size: int = 64
+
+    def part_shape(self, shape: Shape, part: str) -> Shape:
+        """The shape of one of the PARTS of a weight of `shape`."""
+        columns = shape[-1] * self.bits // 32 if part == "weight" else shape[-1] // self.group_size
+        return (*shape[:-1], columns)
+
+
+def check(bits: object, group_size: object) -> Affine:
+    """The two numbers as a scheme. Raises UsageError where MLX has no such one."""
+    if type(bits) is not int or bits not in BITS:
+        known = ", ".join(map(str, BITS))
+        raise UsageError(f"MLX has no affine codes of {bits!r} bits", hint=f"--bits is one of: {known}")
+    if type(group_size) is not int or group_size not in GROUP_SIZES:
+        known = ", ".join(map(str, GROUP_SIZES))
+        raise UsageError(f"MLX has no groups of {group_size!r} values", hint=f"--group-size is one of: {known}")
+    return Affine(bits, group_size)
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Codes, uint8 [..., n], as 32-bit words [..., n * bits / 32]; n * bits is a multiple of 32."""
+    import numpy as np
+
+    if bits == 8:
+        octets = np.ascontiguousarray(codes)
+    elif bits in (2, 4):
+        per_byte = 8 // bits
+        octets = codes[..., ::per_byte].copy()
+        for i in range(1, per_byte):
+            octets |= codes[..., i::per_byte] << bits * i
+    else:  # eight codes are `bits` bytes
+        eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint64)
+        fields = np.zeros(eights.shape[:-1], np.uint64)
+        for i in range(8):
+            fields |= eights[..., i] << np.uint64(bits * i)
+        octets = fields.astype("<u8")[..., None].view("u1")[..., :bits]
+        octets = np.ascontiguousarray(octets).reshape(*codes.shape[:-1], -1)
+    return octets.view("<u4")
+
+
+def quantize(values: Array, affine: Affine, *, codes: bool = True) -> tuple[Array, Array, Array]:
+    """Codes uint8 [groups, group_size], scales and biases float32 [groups] of float32 values [groups, group_size].
+
+    The end of the range that is farther from zero is hit exactly, and so is zero: the scale is what divides that end
+    without a remainder. Scales and biases are rounded to the weight's dtype by whoever stores them; the codes are of
+    the unrounded ones. Without `codes` there are none.
+    """
+    import numpy as np
+
+    steps = np.float32((1 << affine.bits) - 1)
+    low, high = values.min(axis=1), values.max(axis=1)
+    below = np.abs(low) > np.abs(high)
+    with np.errstate(all="ignore"):
+        scale = np.maximum((high - low) / steps, np.float32(_LEAST_SCALE))
+        np.negative(scale, out=scale, where=~below)
+        edge = np.where(below, low, high)
+        whole = np.rint(edge / scale)
+        hit = whole != 0
+        scale = np.divide(edge, whole, out=scale, where=hit)
+        bias = np.where(hit, edge, np.float32(0))
+        if not codes:
+            return np.empty((0, affine.group_size), "u1"), scale, bias
+        fields = values - bias[:, None]
+        fields /= scale[:, None]
+        np.rint(fields, out=fields)
+        np.clip(fields, 0, steps, out=fields)
+        return fields.astype("u1"), scale, bias
+
+
+def dequantize(codes: Array, scales: Array, biases: Array, dtype: str) -> Array:
+    """The float32 values that MLX computes in `dtype` from codes and float32 scales and biases that broadcast."""
+    products = rounded(codes * scales, dtype)
+    products += biases
+    return rounded(products, dtype)
+
+
+def rounded(values: Array, dtype: str) -> Array:
+    """Float32 values as those of `dtype` that are nearest."""
+    if dtype == "F32":
+        return values
+    stored = plain.encode(dtype, values.reshape(-1)).view("u1").data
+    return plain.decode(dtype, stored).astype("<f4", copy=False).reshape(values.shape)
+
+
+# --- writing: three tensors of one stream of values ---
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A weight as the three tensors of a quantized module.
+
+    The codes are made piece by piece; the scales and biases of a piece are kept until they are written, too, and
+    computed again where a piece is asked for that is not there.
+
+    Attributes:
+        name: of the weight, for errors.
+        shape: of the weight; `affine` divides its rows into whole groups.
+        dtype: of its values, and of scales and biases: F32, F16 or BF16.
+        values: gives the stored bytes of the weight in that dtype; pieces had better be whole groups.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    affine: Affine
+    values: Callable[[int], Iterable[Item]]
+    _kept: dict[int, list[bytes | None]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def items(self, part: str) -> Iterator[Item]:
+        """The stored bytes of one of the PARTS."""
+        unit = self.affine.group_size * DTYPES[self.dtype].block_bytes
+        pieces = whole_units(self.values(unit), unit, max(1, CHUNK_BYTES // unit) * unit)
+        for number, item in enumerate(pieces):
+            n_groups = item_bytes(item) // unit
+            of_group = self.affine.bits * self.affine.group_size // 8
+            size = of_group if part == "weight" else DTYPES[self.dtype].block_bytes
+            yield Job(n_groups * size, partial(self._make, item, number, part))
+
+    def _make(self, item: Item, number: int, part: str) -> Buffer:
+        if part != "weight":
+            which = PARTS.index(part) - 1
+            with self._lock:
+                kept = self._kept.get(number)
+                found = kept[which] if kept is not None else None
+                if kept is not None:
+                    kept[which] = None
+                    if not any(kept):
+                        del self._kept[number]
+            if found is not None:
+                return found
+        data = item.run() if isinstance(item, Job) else item
+        groups = plain.decode(self.dtype, data).astype("<f4", copy=False).reshape(-1, self.affine.group_size)
+        codes, scale, bias = quantize(groups, self.affine, codes=part == "weight")
+        rest = [self._stored(scale), self._stored(bias)]
+        if part != "weight":
+            return rest[PARTS.index(part) - 1]
+        with self._lock:
+            self._kept[number] = [*rest]
+        return pack(codes.reshape(-1), self.affine.bits).view("u1").data
+
+    def _stored(self, numbers: Array) -> bytes:
+        import numpy as np
+
+        if not np.isfinite(numbers).all():
+            raise RefusedError(
+                "MLX: a group of values has no finite scale", tensor=self.name, hint="apr validate shows such values"
+            )
+        return plain.encode(self.dtype, numbers).tobytes()
+
+
+# --- blocks of GGML that hold the same codes and scales ---
+
+BLOCK = 32
+_HALVES = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+"""Blocks without a minimum: what is taken from a code."""
+BITS_OF_BLOCKS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8}
+"""The GGML types that are affine groups of 32, and the bits of their codes."""
+_FITTING = {2: ("Q4_1",), 3: ("Q4_1",), 4: ("Q4_0", "Q4_1"), 5: ("Q5_0", "Q5_1"), 8: ("Q8_0",)}
+
+
+def _field_names(dtype: str) -> list[tuple[str, str]]:
+    scales = [("d", "<f2")] if dtype in _HALVES else [("d", "<f2"), ("m", "<f2")]
+    high = [("high", "4u1")] if dtype.startswith("Q5") else []
+    return [*scales, *high, ("codes", "32u1" if dtype == "Q8_0" else "16u1")]
+
+
+def read_blocks(dtype: str, data: Buffer) -> tuple[Array, Array, Array]:
+    """Codes uint8 [blocks, 32], scales and biases float32 [blocks] of GGML blocks: nothing is rounded."""
+    import numpy as np
+
+    blocks = np.frombuffer(data, np.dtype(_field_names(dtype)))
+    stored, scales = blocks["codes"], blocks["d"].astype(np.float32)
+    if dtype == "Q8_0":
+        codes = stored ^ np.uint8(0x80)  # two's complement to an offset of 128
+    else:
+        codes = np.concatenate([stored & 15, stored >> 4], axis=1)
+        if dtype.startswith("Q5"):
+            codes |= np.unpackbits(blocks["high"], axis=1, bitorder="little") << 4
+    biases = blocks["m"].astype(np.float32) if "m" in (blocks.dtype.names or ()) else scales * -_HALVES[dtype]
+    return codes, scales, biases
+
+
+def write_blocks(dtype: str, codes: Array, scales: Array, biases: Array) -> Buffer:
+    """GGML blocks of codes uint8 [blocks, 32] and float32 scales and biases [blocks], which `dtype` holds exactly."""
+    import numpy as np
+
+    blocks = np.empty(len(codes), np.dtype(_field_names(dtype)))
+    blocks["d"] = scales
+    if dtype not in _HALVES:
+        blocks["m"] = biases
+    if dtype == "Q8_0":
+        blocks["codes"] = codes ^ np.uint8(0x80)
+    else:
+        blocks["codes"] = codes[:, :16] & 15 | codes[:, 16:] << 4
+        if dtype.startswith("Q5"):
+            blocks["high"] = np.packbits(codes >> 4, axis=1, bitorder="little")
+    return blocks.view("u1").data
+
+
+def fitting_blocks(bits: int, parts: Iterable[tuple[Array, Array]]) -> str | None:
+    """The GGML type that holds codes of `bits` bits with all of the (scales, biases), float32, as they are, or None."""
+    import numpy as np
+
+    left = list(_FITTING.get(bits, ()))
+    for scales, biases in parts:
+        if not _is_half(scales):
+            return None
+        left = [
+            dtype
+            for dtype in left
+            if (np.array_equal(scales * -_HALVES[dtype], biases) if dtype in _HALVES else _is_half(biases))
+        ]
+        if not left:
+            return None
+    return left[0] if left else None
+
+
+def _is_half(values: Array) -> bool:
+    """Whether every value is one of F16."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        same = np.array_equal(values.astype(np.float16).astype(np.float32), values)
+    return bool(same and np.isfinite(values).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """A weight of GGML blocks as the three tensors of a quantized module with groups of 32; nothing is rounded.
+
+    Attributes:
+        name: of the weight, for errors.
+        dtype: of the blocks, one of BITS_OF_BLOCKS.
+        values: gives the blocks; pieces had better be whole ones.
+    """
+
+    name: str
+    dtype: str
+    values: Callable[[int], Iterable[Item]]
+
+    @property
+    def affine(self) -> Affine:
+        """Bits of the codes, in groups of 32."""
+        return Affine(BITS_OF_BLOCKS[self.dtype], BLOCK)
+
+    def items(self, part: str) -> Iterator[Item]:
+        """The stored bytes of one of the PARTS; scales and biases are F16."""
+        unit = DTYPES[self.dtype].block_bytes
+        for item in whole_units(self.values(unit), unit, max(1, CHUNK_BYTES // unit) * unit):
+            size = 4 * self.affine.bits if part == "weight" else 2
+            yield Job(item_bytes(item) // unit * size, partial(self._make, item, part))
+
+    def _make(self, item: Item, part: str) -> Buffer:
+        import numpy as np
+
+        codes, scales, biases = read_blocks(self.dtype, item.run() if isinstance(item, Job) else item)
+        if part == "weight":
+            return pack(codes.reshape(-1), self.affine.bits).view("u1").data
+        if not _is_half(biases) or not _is_half(scales):
+            raise RefusedError(
+                f"MLX: F16 does not hold the biases of {self.dtype} blocks with scales this large",
+                tensor=self.name,
+                hint="quantize the values anew: --dtype bf16 --bits 4",
+            )
+        return (scales if part == "scales" else biases).astype(np.float16).view("u1").data

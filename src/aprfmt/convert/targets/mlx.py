@@ -1,0 +1,275 @@
+"""Canonical form -> a folder for MLX: mlx_lm's names, weights in affine groups, and a config.json that says so.
+
+Weights whose GGML blocks are affine groups of 32 travel without a rounding; all others are quantized as mlx_lm does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.links import find_link
+from aprfmt.arch.mlx import MlxNetwork, mlx_row, network_of, turned
+from aprfmt.canonical import envelope
+from aprfmt.canonical.model import Canonical, hf_side, to_link
+from aprfmt.canonical.packed import HF_QUANT, without_packing
+from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
+from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, Quantized, Regrouped, check
+from aprfmt.codecs.dtypes import DTYPES, n_elements
+from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.recipe import restorable
+from aprfmt.convert.targets import hf
+from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.formats import HF_INDEX_SUFFIX, safetensors
+from aprfmt.formats.hf_files import parse_config
+from aprfmt.formats.hfdir import INDEX_NAME
+from aprfmt.formats.out import OutTensor, group_by_size
+from aprfmt.io.pipe import FileLayout, Item, Literal
+from aprfmt.text import first_few, plural
+
+RECIPES = {"mixed_2_6": (2, 6), "mixed_3_4": (3, 4), "mixed_3_6": (3, 6), "mixed_4_6": (4, 6)}
+"""mlx_lm's mixes: bits of most weights, and of those that matter most."""
+
+_FINER = Affine(8, 64)
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def layouts(c: Canonical, work: Work) -> Output:
+    """Every file of an MLX folder for `c`: quantized where that is asked for or the source's blocks are affine groups.
+
+    Raises UsageError for bits and group sizes that MLX does not have, RefusedError for a network whose tensors mlx_lm
+    calls otherwise than is known here, and where no weight can be quantized as asked.
+    """
+    options = work.options
+    asked = [value for value in (options.bits, options.group_size, options.recipe) if value is not None]
+    if not asked and (c.packs.weights and not c.packs.decoded):
+        return hf.layouts(c, work) if restorable(c, "hf") else hf.folder(c, work, None, "mlx")
+    network = network_of(c.arch)
+    blocks = options.dtype == "keep" and any(t.dtype in BITS_OF_BLOCKS for t in c.tensors.values())
+    if not asked and not (blocks and network is not None):
+        return hf.folder(c, work, restorable(c, "hf"), "mlx")
+    if options.recipe is not None and options.recipe not in RECIPES:
+        raise UsageError(f"unknown recipe {options.recipe!r}", hint="one of: " + ", ".join(RECIPES))
+    if options.recipe is not None and options.bits is not None:
+        raise UsageError(
+            "--recipe and --bits exclude each other", hint="a recipe says itself how many bits weights get"
+        )
+    default = check(4 if options.bits is None else options.bits, options.group_size or _group_size(c, asked))
+    if network is None:
+        name = c.hparams.hf_architecture or c.hparams.architecture or "this network"
+        raise RefusedError(
+            f"what mlx_lm calls the tensors of {name} is not known here, so it cannot be quantized for MLX",
+            path=c.model.path,
+            hint="export it without --bits and quantize it there: mlx_lm.convert -q",
+        )
+    return _quantized(c, work, network, _Plan(network, default, options.recipe, c.hparams.num_layers or 0, bool(asked)))
+
+
+def _group_size(c: Canonical, asked: Sequence[object]) -> int:
+    """The default of mlx_lm; of a source that has such blocks theirs."""
+    blocks = any(tensor.dtype in BITS_OF_BLOCKS for tensor in c.tensors.values())
+    return BLOCK if blocks and not asked else 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Which modules are quantized, and how; not `asked` for, only blocks that are affine groups are."""
+
+    network: MlxNetwork
+    default: Affine
+    recipe: str | None
+    n_layers: int
+    asked: bool
+
+    def of(self, tensor: CanonicalTensor) -> Affine | None:
+        """How the weight is to be quantized, None for one that stays in floats."""
+        module = tensor.name.removesuffix(".weight")
+        is_weight = tensor.name.endswith(".weight") and len(tensor.shape) >= 2 and is_float(tensor.dtype)
+        if not is_weight or not self.network.is_quantized(module):
+            return None
+        if not self.asked:
+            bits = BITS_OF_BLOCKS.get(tensor.dtype)
+            return None if bits is None else Affine(bits, BLOCK)
+        if tensor.shape[-1] % self.default.group_size:
+            return None
+        if self.recipe is not None:
+            return replace(self.default, bits=self._recipe_bits(module))
+        return _FINER if self.network.is_finer(module) else self.default
+
+    def _recipe_bits(self, module: str) -> int:
+        """More bits for the head, and for V and the last matrix of the MLP in the first, the last and each third layer
+        between.
+        """
+        low, high = RECIPES[self.recipe or ""]
+        layer = next((int(word) for word in module.split(".") if word.isdecimal()), 0)
+        eighth = self.n_layers // 8
+        outer = layer < eighth or layer >= 7 * self.n_layers // 8
+        chosen = outer or (layer - eighth) % 3 == 2
+        of_kind = any(word in module for word in ("v_proj", "v_a_proj", "v_b_proj", "down_proj"))
+        return high if "lm_head" in module or (chosen and of_kind) else low
+
+
+def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Output:
+    losses, recipe = work.losses, restorable(c, "hf")
+    wanted = plain_dtype(work.options.dtype)
+    if wanted not in (None, *_FLOATS):
+        raise UsageError(
+            f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="--bits says how weights are stored"
+        )
+    for part in c.outside_parts():
+        losses.add(f"{part.stay} behind: mlx_lm has no place for such tensors")
+    plain: list[OutTensor] = []
+    outs: list[OutTensor] = []
+    schemes: dict[str, Affine] = {}
+    uneven: list[str] = []
+    for tensor in _mlx_side(c):
+        dtype = wanted or (tensor.dtype if tensor.dtype in _FLOATS or not is_float(tensor.dtype) else "F16")
+        if not is_float(tensor.dtype):
+            dtype = tensor.dtype
+        module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
+        out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
+        plain.append(out)
+        if scheme is None:
+            losses.note(tensor.original_dtype, dtype)
+            outs.append(out)
+            if plan.asked and len(tensor.shape) == 2 and tensor.shape[-1] % plan.default.group_size:
+                uneven.append(tensor.name)
+            continue
+        if tensor.shape[-1] % scheme.group_size:
+            what = f"mlx_lm gives it groups of {scheme.group_size}, which do not divide rows of {tensor.shape[-1]}"
+            raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export it without --bits")
+        schemes[module] = scheme
+        if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
+            outs += _parts(
+                module, tensor.shape, "F16", scheme, Regrouped(tensor.name, tensor.dtype, tensor.items).items
+            )
+            continue
+        losses.changed[tensor.original_dtype, f"MLX's {scheme.bits} bits in groups of {scheme.group_size}"] += 1
+        values = Quantized(tensor.name, tensor.shape, dtype, scheme, partial(_values, out))
+        outs += _parts(module, tensor.shape, dtype, scheme, values.items)
+    if not schemes:
+        what = f"groups of {plan.default.group_size} divide the rows of no weight"
+        name = uneven[0] if uneven else None
+        raise RefusedError(what, path=c.model.path, tensor=name, hint="choose a smaller one with --group-size")
+    if uneven:
+        losses.warnings.append(
+            f"{plural(len(uneven), 'weight')} stayed in floats, as groups of {plan.default.group_size} do not divide "
+            f"the rows: {first_few(uneven)}"
+        )
+    source = hf.source_texts(c, recipe)
+    texts = envelope.with_folder_fields(c.model, c.info, hf.with_card(c, hf.with_edits(c, source), losses))
+    texts.pop(HF_QUANT, None)
+    kept = wanted is None and not c.packs.decoded and hf.CONFIG in source
+    config, _ = hf.config_json(c, texts, None, plain, kept)
+    settings = _settings(schemes, plan)
+    files = {hf.CONFIG: _config(c, config, texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
+    files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
+    n_params = sum(n_elements(tensor.shape) for tensor in plain)
+    shards = _shards(outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
+    others = recipe.other_layouts() if recipe is not None else []
+    if recipe is None:
+        losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
+    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], outs)
+
+
+def _mlx_side(c: Canonical) -> Iterator[CanonicalTensor]:
+    """The tensors under mlx_lm's names and in its shapes."""
+    assert c.arch is not None
+    row, tensors = mlx_row(c.arch), {t.name: t for t in hf_side(c.arch, c.tensors)}
+    shapes = {name: t.shape for name, t in tensors.items()}
+    done: set[str] = set()
+    for name, tensor in tensors.items():
+        if name in done:
+            continue
+        link = find_link(row, c.hparams, name, shapes, "hf")
+        if link is None or name not in link.hf:
+            row_map = turned(c.arch, name, tensor.shape) if tensor.shape[-1:] != (1,) else None
+            yield tensor if row_map is None else CanonicalTensor(name, (tensor.piece(),), row_map)
+            continue
+        done |= set(link.hf)
+        yield from to_link(link, tensors)
+
+
+def _values(out: OutTensor, unit: int) -> Iterator[Item]:
+    return iter(out.chunks())
+
+
+def _parts(
+    module: str, shape: tuple[int, ...], dtype: str, scheme: Affine, items: Callable[[str], Iterator[Item]]
+) -> list[OutTensor]:
+    """The tensors of a quantized module; of its three the codes are written first."""
+    parts = []
+    for part in PARTS:
+        own, stored = scheme.part_shape(shape, part), "U32" if part == "weight" else dtype
+        n_bytes = DTYPES[stored].n_bytes(own)
+        parts.append(OutTensor(f"{module}.{part}", stored, own, n_bytes, partial(items, part), n_bytes))
+    return [replace(parts[0], held_bytes=parts[1].n_bytes + parts[2].n_bytes), *parts[1:]]
+
+
+def _settings(schemes: Mapping[str, Affine], plan: _Plan) -> dict[str, object]:
+    """What config.json says: one scheme for all, and the modules that have another, all of them under a recipe."""
+    default = plan.default if plan.asked else Counter(schemes.values()).most_common(1)[0][0]
+    settings: dict[str, object] = _entry(default)
+    finer = {m for m in schemes if plan.asked and plan.recipe is None and plan.network.is_finer(m)}
+    named = {m: s for m, s in schemes.items() if s != default or plan.recipe or m in finer}
+    return settings | {m: _entry(s, with_mode=m not in finer) for m, s in named.items()}
+
+
+def _entry(scheme: Affine, *, with_mode: bool = True) -> dict[str, object]:
+    numbers: dict[str, object] = {"group_size": scheme.group_size, "bits": scheme.bits}
+    return numbers | ({"mode": "affine"} if with_mode else {})  # mlx_lm leaves it out where the network asks for 8 bits
+
+
+def _config(c: Canonical, config: bytes, generation: bytes | None, settings: Mapping[str, object]) -> bytes:
+    """config.json as mlx_lm writes it: sorted, with the end tokens of the generation config.
+
+    Most networks of mlx_lm read rope parameters and numbers of experts under the keys of transformers 4 alone, and take
+    others for absent.
+    """
+    told = without_packing(parse_config(config, c.model.path))
+    ends = parse_config(generation, c.model.path).get("eos_token_id") if generation is not None else None
+    told |= {"eos_token_id": ends} if ends else {}
+    told |= {"quantization": settings, "quantization_config": settings}
+    told.pop("_name_or_path", None)
+    told |= {key: value for key, value in older_keys(told).items() if key not in told}
+    return _json(dict(sorted(told.items())))
+
+
+def older_keys(config: Mapping[str, object]) -> dict[str, object]:
+    """What config.json says under the keys of transformers 5, under those of transformers 4."""
+    told = as_mapping(config.get("rope_parameters"))
+    rope, local = (as_mapping(told.get(kind)) for kind in ("full_attention", "sliding_attention"))
+    rope = rope or told
+    found: dict[str, object] = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    if rope:
+        is_scaled = rope.get("rope_type", "default") != "default"
+        found["rope_scaling"] = {k: v for k, v in rope.items() if k not in found} if is_scaled else None
+    if "rope_theta" in local:
+        found["rope_local_base_freq"] = local["rope_theta"]
+    if "num_local_experts" in config:
+        found["num_experts"] = config["num_local_experts"]
+    return found
+
+
+def _json(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, indent=4).encode()  # ASCII and no newline at the end, as mlx_lm writes it
+
+
+def _shards(tensors: list[OutTensor], shard_bytes: int, n_params: int) -> list[FileLayout]:
+    """The weights and their index, which mlx_lm writes for one file, too."""
+    groups = group_by_size(tensors, shard_bytes, lambda tensor: tensor.n_bytes)
+    names = [f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1)]
+    names = ["model.safetensors"] if len(groups) == 1 else names
+    weight_map = {t.name: name for name, group in zip(names, groups, strict=True) for t in group}
+    total = {"total_size": sum(t.n_bytes for t in tensors), "total_parameters": n_params}
+    index = {"metadata": total, "weight_map": dict(sorted(weight_map.items()))}
+    written = [
+        FileLayout(name, safetensors.layout(group, {"format": "mlx"}))
+        for name, group in zip(names, groups, strict=True)
+    ]
+    return [*written, FileLayout(INDEX_NAME, [Literal(_json(index))])]
