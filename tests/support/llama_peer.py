@@ -69,6 +69,19 @@ class LlamaPeer:
         """Loads a file, weights and all, and computes nothing. Raises LlamaError."""
         self._ask("load", gguf=str(gguf))
 
+    def embed(self, text: Path, mmproj: Path, media: Any) -> Any:
+        """What mtmd gives the language model `text` for an image, [height, width, 3] bytes, or for samples of float32.
+
+        (tokens, width) float32. Raises LlamaError.
+        """
+        import numpy as np
+
+        with tempfile.TemporaryDirectory() as folder:
+            given, out = Path(folder, "media.npy"), Path(folder, "embedded.npy")
+            np.save(given, media)
+            self._ask("embed", text=str(text), mmproj=str(mmproj), media=str(given), out=str(out))
+            return np.load(out)
+
     def vocabulary(self, gguf: Path) -> Vocabulary:
         """The tokenizer of a file."""
         size = self._ask("vocabulary_size", gguf=str(gguf))
@@ -138,6 +151,7 @@ def _serve() -> None:
         "logits": _logits,
         "embedding": _embedding,
         "load": _load_whole,
+        "embed": _embed,
         "vocabulary_size": _vocabulary_size,
         "tokenize": _tokenize,
         "quantize": _quantize,
@@ -149,6 +163,9 @@ def _serve() -> None:
         print(_SAID[-1], end="", file=sys.stderr, flush=True)  # for the case that it dies
 
     llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
+    import llama_cpp.mtmd_cpp as mtmd
+
+    mtmd._libmtmd.mtmd_log_set(keep, ctypes.c_void_p(0))
     for line in sys.stdin:
         name, arguments = json.loads(line)
         _SAID.clear()
@@ -187,6 +204,45 @@ _LOADED: dict[tuple[object, ...], Any] = {}
 
 def _load_whole(llama_cpp: Any, gguf: str) -> None:
     _load(llama_cpp, gguf, vocab_only=False)
+
+
+def _embed(llama_cpp: Any, text: str, mmproj: str, media: str, out: str) -> None:
+    import llama_cpp.mtmd_cpp as mtmd
+    import numpy as np
+
+    model = _load(llama_cpp, text, vocab_only=False)
+    options = mtmd.mtmd_context_params_default()
+    options.use_gpu, options.n_threads, options.warmup, options.flash_attn_type = False, 1, False, 0
+    context = mtmd.mtmd_init_from_file(mmproj.encode(), model, options)
+    if not context:
+        raise ValueError("mtmd does not load the file")
+    given = np.load(media)
+    if given.ndim == 1:
+        bitmap = mtmd.mtmd_bitmap_init_from_audio(len(given), given.ctypes.data_as(ctypes.POINTER(ctypes.c_float)))
+    else:
+        data = given.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        bitmap = mtmd.mtmd_bitmap_init(given.shape[1], given.shape[0], data)
+    chunks = mtmd.mtmd_input_chunks_init()
+    prompt = mtmd.mtmd_input_text()
+    marker: bytes = mtmd.mtmd_default_marker()
+    prompt.text, prompt.text_len, prompt.add_special, prompt.parse_special = marker, len(marker), False, True
+    code = mtmd.mtmd_tokenize(context, chunks, ctypes.byref(prompt), (ctypes.c_void_p * 1)(bitmap), 1)
+    if code:
+        raise ValueError(f"mtmd does not prepare the input (code {code})")
+    width, found = llama_cpp.llama_model_n_embd(model), []
+    for i in range(mtmd.mtmd_input_chunks_size(chunks)):
+        chunk = mtmd.mtmd_input_chunks_get(chunks, i)
+        if mtmd.mtmd_input_chunk_get_type(chunk) == 0:
+            continue  # text
+        if code := mtmd.mtmd_encode_chunk(context, chunk):
+            raise ValueError(f"mtmd does not compute the input (code {code})")
+        pointer = mtmd.mtmd_get_output_embd(context)
+        shape = (mtmd.mtmd_input_chunk_get_n_tokens(chunk), width)
+        found.append(np.ctypeslib.as_array(pointer, shape=shape).copy())
+    np.save(out, np.concatenate(found))
+    mtmd.mtmd_input_chunks_free(chunks)
+    mtmd.mtmd_bitmap_free(bitmap)
+    mtmd.mtmd_free(context)
 
 
 def _vocabulary_size(llama_cpp: Any, gguf: str) -> int:

@@ -14,6 +14,9 @@ _VISION = {
 }
 _PIXTRAL = {"model_type": "pixtral", **_VISION, "head_dim": 8}
 _MROPE = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+_QWEN = ((112, 224), (168, 168), (224, 112))
+_NO_BREAK = "the converter passes over the language model's tensors, and mtmd does not load what it writes"
+_SOUNDS = ((320000,), (200000,))
 
 CASES = (
     TowerCase(
@@ -24,6 +27,7 @@ CASES = (
         preprocessor={**IMAGES, "image_seq_length": 4},
         renames=((r"^vision_tower\.", "vision_tower.vision_model."),),
         drops=r"vision_model\.head\.",
+        feed="pixels",
     ),
     TowerCase(
         "qwen2_vl_vision",
@@ -33,6 +37,8 @@ CASES = (
             "vision_config": {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "patch_size": 14},
         },
         "Qwen2VLConfig",
+        feed="merged",
+        images=_QWEN,
     ),
     TowerCase(
         "qwen2_5_vl_vision",
@@ -45,20 +51,33 @@ CASES = (
             },
         },
         "Qwen2_5_VLConfig",
+        feed="merged",
+        images=_QWEN,
     ),
     TowerCase(
         "pixtral_vision",
         "LlavaForConditionalGeneration",
-        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**_PIXTRAL, "hidden_act": "silu"}},
+        {
+            "text_config": {**TEXT, "model_type": "mistral"},
+            "vision_config": {**_PIXTRAL, "patch_size": 16, "image_size": 96, "hidden_act": "silu"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
         "LlavaConfig",
         tokens=("[IMG_BREAK]",),
+        differs={r"token_embd\.img_break": _NO_BREAK},
+        feed="sized",
+        images=((64, 64), (96, 48), (48, 96)),
     ),
     TowerCase(
         "mistral3_vision",
         "Mistral3ForConditionalGeneration",
-        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": _PIXTRAL},
+        {"text_config": {**TEXT, "model_type": "mistral"}, "vision_config": {**_PIXTRAL, "image_size": 168}},
         "Mistral3Config",
         tokens=("[IMG_BREAK]",),
+        differs={r"token_embd\.img_break": _NO_BREAK},
+        feed="sized",
+        images=((112, 112), (84, 112), (56, 168)),
     ),
     TowerCase(
         "qwen2_audio_tower",
@@ -71,6 +90,8 @@ CASES = (
             },
         },
         "Qwen2AudioConfig",
+        feed="mel",
+        images=_SOUNDS,
     ),
     TowerCase(
         "voxtral_tower",
@@ -83,5 +104,7 @@ CASES = (
             },
         },
         "VoxtralConfig",
+        feed="mel",
+        images=_SOUNDS,
     ),
 )

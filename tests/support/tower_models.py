@@ -58,7 +58,11 @@ class TowerCase:
         extra: tensors of a made checkpoint that no row names, with their shapes.
         differs: patterns of keys and tensors in which llama.cpp's converter differs -> why.
         converter_cannot: why the converter does not convert the model; empty where it does.
-        mtmd_cannot: why llama.cpp's mtmd does not compute what transformers computes; empty where it does.
+        lost: pattern of a source's tensors that a folder made of two GGUFs lacks, as these hold what is made of them.
+        feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
+            has no such network.
+        images: (height, width) of three images that no preprocessor changes, or numbers of samples of two sounds.
+        mtmd_cannot: why mtmd does not compute what transformers computes; empty where it does.
     """
 
     id: str
@@ -73,6 +77,9 @@ class TowerCase:
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     converter_cannot: str = ""
+    lost: str = ""
+    feed: str = ""
+    images: tuple[tuple[int, ...], ...] = ((56, 56), (56, 56), (56, 56))
     mtmd_cannot: str = ""
 
     @property

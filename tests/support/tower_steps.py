@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arch_models import relative_error
 from conformance_steps import list_keys, list_tensors
 from converter_peer import ConverterError, ConverterPeer
+from llama_peer import LlamaError, LlamaPeer
+from tower_feed import media, transformers_embeddings
 from tower_models import TowerCase, build_tower
 
-STEPS = ("gguf", "peer", "folder", "back")
+STEPS = ("gguf", "peer", "folder", "back", "mtmd")
+
+TOLERANCE = 1e-2
+"""Of embeddings, relative."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Found:
 class TowerBench:
     """Runs cases. Use in `with`."""
 
-    def __init__(self, tokenizer: Path, peer: ConverterPeer | None) -> None:
-        self._tokenizer, self._peer = tokenizer, peer
+    def __init__(self, tokenizer: Path, peer: ConverterPeer | None, llama: LlamaPeer | None) -> None:
+        self._tokenizer, self._peer, self._llama = tokenizer, peer, llama
 
     def run(self, case: TowerCase, work: Path) -> dict[str, Found]:
         """Every step of the case in the empty folder `work`; a step that fails by an error says so."""
@@ -50,6 +56,7 @@ class TowerBench:
             "peer": lambda: self._compare(case, source, work),
             "folder": lambda: self._folder(saved, work),
             "back": lambda: self._back(case, saved, work),
+            "mtmd": lambda: self._embeddings(case, saved, work),
         }
         found: dict[str, Found] = {}
         for name, step in steps.items():
@@ -124,6 +131,26 @@ class TowerBench:
         wrong += _other_values(case, saved, work / "back")
         return Found("; ".join(wrong[:6]))
 
+    def _embeddings(self, case: TowerCase, saved: Path, work: Path) -> Found:
+        from aprfmt.convert.api import export_model
+
+        if self._llama is None or not case.feed:
+            return Found(note="not asked" if case.feed else "transformers has no such network")
+        text, towers = work / "mtmd_text.gguf", work / "mtmd_towers.gguf"
+        export_model(saved, text, dtype="f32")
+        export_model(saved, towers, mmproj=True, dtype="f32")
+        inputs = [media(size, seed) for seed, size in enumerate(case.images)]
+        wanted = transformers_embeddings(saved, case.model_class, case.feed, inputs)
+        try:
+            found = [self._llama.embed(text, towers, given) for given in inputs]
+        except LlamaError as error:
+            return Found(note=case.mtmd_cannot) if case.mtmd_cannot else Found(str(error))
+        errors = [relative_error(a, b) for a, b in zip(found, wanted, strict=True)]
+        said = ", ".join(f"{list(a.shape)} {error:.1e}" for a, error in zip(found, errors, strict=True))
+        if max(errors) <= TOLERANCE:
+            return Found("mtmd computes it, which the case says it cannot" if case.mtmd_cannot else "", said)
+        return Found(note=case.mtmd_cannot) if case.mtmd_cannot else Found(f"{said}, {list(wanted[0].shape)} expected")
+
 
 def _contents(gguf: Path) -> dict[str, Any]:
     import aprfmt
@@ -161,6 +188,8 @@ def _other_values(case: TowerCase, saved: Path, back: Path) -> list[str]:
         for name, tensor in a.tensors.items():
             found = values.pop(_spelled(name, values), None)
             if found is None:
+                if case.lost and re.search(case.lost, name):
+                    continue
                 if not case.drops or not re.search(case.drops, _published(case, name)):
                     wrong.append(f"{name} is absent")
                 continue
@@ -197,8 +226,8 @@ def tokenizer_folder(work: Path) -> Path:
 
 def run_one(case: TowerCase, *, peer: bool = True) -> dict[str, Found]:
     """Every step of one case, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as place, ConverterPeer() as converter:
+    with tempfile.TemporaryDirectory() as place, ConverterPeer() as converter, LlamaPeer() as llama:
         work = Path(place)
-        bench = TowerBench(tokenizer_folder(work), converter if peer else None)
+        bench = TowerBench(tokenizer_folder(work), converter if peer else None, llama)
         (work / "case").mkdir()
         return bench.run(case, work / "case")

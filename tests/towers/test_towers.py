@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from converter_peer import ConverterPeer
+from llama_peer import LlamaPeer
 from tower_models import all_tower_cases
 from tower_steps import STEPS, Found, TowerBench, tokenizer_folder
 
@@ -22,8 +24,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, llama_cpp_converter: Path) -> 
     pytest.importorskip("transformers")
     work = tmp_path_factory.mktemp("towers")
     done: dict[str, dict[str, Found]] = {}
-    with ConverterPeer() as peer:
-        bench = TowerBench(tokenizer_folder(work), peer)
+    with ConverterPeer() as peer, LlamaPeer() as llama:
+        bench = TowerBench(tokenizer_folder(work), peer, llama if find_spec("llama_cpp") else None)
 
         def get(case_id: str) -> dict[str, Found]:
             if case_id not in done:

@@ -11,7 +11,7 @@ from itertools import islice
 
 from aprfmt.arch.grammar import dims_of, evaluate, has_layer, is_needed, shape_of, size_words, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Architecture, TensorRow
+from aprfmt.arch.row import Architecture, TensorRow, Tower
 from aprfmt.arch.rows.wrappers import BEGINNINGS
 from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.errors import RefusedError, UnmappedError
@@ -183,7 +183,8 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
     """Whether the GGUF tensor `name` follows from the rest of the network, so that a checkpoint has none for it."""
     if name in arch.gguf_only or name in arch.copies:
         return True
-    return bool(arch.flat_norms) and any(template in arch.flat_norms for template, *_ in _templates(name))
+    made = arch.made if isinstance(arch, Tower) else arch.flat_norms
+    return bool(made) and any(template in made for template, *_ in _templates(name))
 
 
 def is_hf_only(arch: Architecture, name: str) -> bool:

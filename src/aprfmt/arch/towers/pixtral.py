@@ -21,8 +21,8 @@ from aprfmt.arch.towers.parts import (
 _V = "vision_tower."
 _MM = "multi_modal_projector."
 _PREFIXES = (("model.vision_tower.", _V), (f"model.{_MM}", _MM))
-_BREAK = ("v.token_embd.img_break",)
-"""A row of the language model's embedding, which some files hold once more."""
+_BREAK = {"v.token_embd.img_break": "row_of_token:[IMG_BREAK]"}
+"""What stands behind each row of an image, a row of the language model's embedding."""
 _PAIRS = ("swap:num_attention_heads,2,hidden_size/num_attention_heads/2",)
 
 _TENSORS = (
@@ -74,7 +74,7 @@ TOWERS: tuple[Tower, ...] = (
             *linear(f"{_MM}patch_merger.merging_layer", "mm.patch_merger", f"{WIDTH},{WIDTH}*{_SIDE}*{_SIDE}"),
         ),
         keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
-        gguf_only=_BREAK,
+        made=_BREAK,
         defaults={"": {**_DEFAULTS, _SIDE: 2}},
         config={"vision_config.model_type": "pixtral"},
     ),
@@ -90,7 +90,7 @@ TOWERS: tuple[Tower, ...] = (
         prefixes=_PREFIXES,
         tensors=_TENSORS,
         keys=_KEYS,
-        gguf_only=_BREAK,
+        made=_BREAK,
         defaults={"": _DEFAULTS},
         config={"vision_config.model_type": "pixtral"},
     ),
