@@ -49,7 +49,7 @@ APRFMT = (
         "    if runs is not None:\n        return not runs\n", "    if runs is not None:\n        return True\n"),
     Mutation("a checksum of parts is not shifted", "aprfmt/io/crc.py",
         "test_crc.py::test_it_is_zlibs",
-        "    while n_bytes:\n        lowest", "    while n_bytes < 0:\n        lowest"),
+        "    return _product(_shift(n_bytes), first) ^ second", "    return first ^ second"),
     Mutation("reads beyond the end are not refused", "aprfmt/io/source.py",
         "test_gguf_hostile.py::test_refused",
         "        if offset < 0 or n_bytes < 0 or offset + n_bytes > self.size:",

@@ -18,7 +18,7 @@ from typing import Any
 
 from arch_models import _fill, n_tokens, quiet_transformers, randomise
 
-CASE_FILES = ("basic",)
+CASE_FILES = ("basic", "vit")
 """tower_cases_NAME.py, each with CASES."""
 
 VOCAB = -1

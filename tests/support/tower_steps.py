@@ -214,7 +214,7 @@ def _published(case: TowerCase, name: str) -> str:
 
 
 def _core(name: str) -> str:
-    return re.sub(r"^(model\.)?(language_model\.)?(model\.)?|vision_model\.", "", name)
+    return re.sub(r"^(model\.)?((language|text)_model\.)?(model\.)?|vision_model\.", "", name)
 
 
 def tokenizer_folder(work: Path) -> Path:

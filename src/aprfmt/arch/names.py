@@ -19,8 +19,6 @@ from aprfmt.text import first_few
 from aprfmt.types import Shape
 
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
-_DOT_NUMBER = re.compile(r"\.(0|[1-9][0-9]{0,5})(?![^.])")
-"""The same behind a dot: twice as fast, since nothing is looked at but dots."""
 _MAX_NUMBERS = 8
 
 
@@ -57,16 +55,13 @@ def _only_reading(name: str) -> _Reading | None:
     """The reading of `name` that leaves no number in it, as _templates gives it; None if there is none."""
     if "{" in name:
         return None
-    if name[:1].isdecimal():  # rarely
-        found = _only_reading(f".{name}")
-        return None if found is None else (found[0][1:], *found[1:])
-    parts = _DOT_NUMBER.split(name, 3)
+    parts = _NUMBER.split(name, 3)
     if len(parts) == 5:
         head, layer, middle, expert, tail = parts
-        return f"{head}.{{n}}{middle}.{{e}}{tail}", int(layer), int(expert)
+        return f"{head}{{n}}{middle}{{e}}{tail}", int(layer), int(expert)
     if len(parts) == 3:
         head, layer, tail = parts
-        return f"{head}.{{n}}{tail}", int(layer), None
+        return f"{head}{{n}}{tail}", int(layer), None
     return (name, None, None) if len(parts) == 1 else None
 
 

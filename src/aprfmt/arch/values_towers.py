@@ -7,6 +7,7 @@ from math import isqrt
 
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
 from aprfmt.arch.fields import as_int
+from aprfmt.arch.values_towers_vit import VIT_CONVERTERS
 from aprfmt.errors import RefusedError
 
 _SCALE = 4
@@ -68,6 +69,7 @@ def _pattern_from(value: object, scope: Scope) -> object:
 
 
 TOWER_CONVERTERS: dict[str, Converter] = {
+    **VIT_CONVERTERS,
     "optional": Converter(),
     "pooled_patches": Converter(_pooled_to, _pooled_from),
     "activation": Converter(_activation_to, _activation_from),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from aprfmt.arch import names
 from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
@@ -23,6 +24,7 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
+from aprfmt.types import Shape
 
 _CONFIG = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -163,9 +165,22 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
             path=model.path,
             hint="it belongs to another model: give the mmproj that was published with this one",
         )
+    _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})
     tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
     _check(row, h, tensors)
     return replace(c, outside={**c.outside, **tensors, **others}, tower=TowerPart(row, h))
+
+
+def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
+    """Sizes that no key of the GGUF says, from the first tensor that is as long."""
+    wanted = {key.hf[0].rpartition(".")[2]: key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via}
+    for part in row.tensors:
+        if len(part.gguf) != 1 or part.gguf_dims or part.transposed or not wanted:
+            continue
+        shape = shapes.get(names.spell(part.gguf[0], 0 if "{n}" in part.gguf[0] else None))
+        for word, size in zip(dims_of(part.dims[0]), shape or (), strict=False):
+            if word in wanted:
+                h.extra[wanted.pop(word)] = size
 
 
 def _check(row: Tower, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> None:

@@ -10,7 +10,7 @@ import math
 import threading
 import zlib
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -157,39 +157,9 @@ def crc32_of_range(source: Source, start: int, end: int) -> int:
 def combine(first: int, second: int, n_bytes: int) -> int:
     """CRC-32 of two parts laid end to end, from their own; the second part has `n_bytes` bytes.
 
-    A CRC is the rest of a polynomial over GF(2) modulo the CRC's; bytes that follow multiply it by x^(8 n), here by the
-    powers of two that n is a sum of. It holds the interpreter's lock, hence the tables: most pieces are of 2^k bytes.
+    A CRC is the rest of a polynomial over GF(2) modulo the CRC's; bytes that follow multiply it by x^(8 n).
     """
-    while n_bytes:
-        lowest = n_bytes & -n_bytes
-        n_bytes ^= lowest
-        a, b, c, d = _times(lowest)
-        first = a[first & 255] ^ b[first >> 8 & 255] ^ c[first >> 16 & 255] ^ d[first >> 24]
-    return first ^ second
-
-
-@cache
-def _times(n_bytes: int) -> tuple[list[int], list[int], list[int], list[int]]:
-    """The products of x^(8 n) and each byte of a CRC, lowest byte first; n is a power of two."""
-    product, products = _power(n_bytes), [0] * 32
-    for bit in reversed(range(32)):  # the bit below stands for one power of x more
-        products[bit] = product
-        product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
-    a, b, c, d = ([0] * 256 for _ in range(4))
-    for start, table in zip((0, 8, 16, 24), (a, b, c, d), strict=True):
-        for value in range(1, 256):
-            lowest = value & -value
-            table[value] = table[value ^ lowest] ^ products[start + lowest.bit_length() - 1]
-    return a, b, c, d
-
-
-@cache
-def _power(n_bytes: int) -> int:
-    """x^(8 n) modulo the CRC's polynomial, where n is a power of two."""
-    if n_bytes == 1:
-        return _ONE >> 8
-    root = _power(n_bytes // 2)
-    return _product(root, root)
+    return _product(_shift(n_bytes), first) ^ second
 
 
 def _product(a: int, b: int) -> int:
@@ -200,4 +170,16 @@ def _product(a: int, b: int) -> int:
             out ^= b
         a = a << 1 & 0xFFFFFFFF
         b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _shift(n_bytes: int) -> int:
+    """x^(8 n) modulo the CRC's polynomial, by repeated squaring."""
+    out, square = _ONE, _ONE >> 8
+    while n_bytes:
+        if n_bytes & 1:
+            out = _product(square, out)
+        square = _product(square, square)
+        n_bytes >>= 1
     return out

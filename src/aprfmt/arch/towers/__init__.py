@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import Tower
-from aprfmt.arch.towers import pixtral, qwen, siglip, whisper
+from aprfmt.arch.towers import pixtral, qwen, siglip, vit, whisper
 
-_FILES = (siglip, qwen, pixtral, whisper)
+_FILES = (siglip, qwen, pixtral, whisper, vit)
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
 """Of rows that share a class or a projector without a condition, the first counts."""

@@ -93,10 +93,9 @@ def _with_digests(c: Canonical, layout: FileLayout) -> FileLayout:
 def check_metadata(metadata: Mapping[str, object]) -> None:
     """Raises AprError for metadata that could not be read again.
 
-    What is large and was read or made a moment ago is left out: vocabulary, record of the source, true dtypes.
+    The vocabulary and the record of the source are left out: both are large, and were read or made a moment ago.
     """
-    large = (SOURCE_KEY, TRUE_DTYPES_KEY)
-    rest = {k: v for k, v in metadata.items() if k not in large and not k.startswith(("tokenizer.", "aprfmt.tok"))}
+    rest = {k: v for k, v in metadata.items() if k != SOURCE_KEY and not k.startswith(("tokenizer.", "aprfmt.tok"))}
     hp.from_apr(apr_metadata.parse(apr_metadata.dump(rest)))
 
 

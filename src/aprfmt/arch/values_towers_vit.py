@@ -1,0 +1,39 @@
+"""Converters of the keys of plain vision transformers."""
+
+from __future__ import annotations
+
+from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.fields import as_float, as_int
+from aprfmt.errors import RefusedError
+
+
+def _inverse_to(value: object, scope: Scope) -> object:
+    ratio = as_float(value, scope.name) or 0.0
+    if not 0 < ratio <= 1:
+        raise RefusedError(f"{scope.name} is {value!r:.40}, not a share of 1")
+    return int(1.0 / ratio)
+
+
+def _inverse_from(value: object, scope: Scope) -> object:
+    factor = as_int(value, scope.name)
+    return 1 / factor if factor else DEFAULT
+
+
+def _ffn_of_ratio(scope: Scope) -> object:
+    width, ratio = (
+        scope.size("vision_config.hidden_size"),
+        as_float(scope.config("vision_config.mlp_ratio"), scope.name),
+    )
+    return round(width * ratio) if width and ratio else None
+
+
+def _ratio_from(value: object, scope: Scope) -> object:
+    width, ffn = (as_int(scope.gguf(f"vision.{name}_length"), name) for name in ("embedding", "feed_forward"))
+    return ffn / width if width and ffn else DEFAULT
+
+
+VIT_CONVERTERS: dict[str, Converter] = {
+    "inverse": Converter(_inverse_to, _inverse_from),
+    "ffn_of_ratio": Converter(fill=_ffn_of_ratio),
+    "ratio_of_ffn": Converter(from_gguf=_ratio_from),
+}

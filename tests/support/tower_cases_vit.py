@@ -1,0 +1,112 @@
+"""Cases of towers that are plain vision transformers."""
+
+from __future__ import annotations
+
+from tower_models import IMAGES, TEXT, VOCAB, TowerCase
+
+_VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+_LLAMA = {**TEXT, "model_type": "llama"}
+_SMOL = {
+    "text_config": _LLAMA,
+    "vision_config": {**_VIT, "patch_size": 14, "image_size": 56},
+    "scale_factor": 2,
+    "vocab_size": VOCAB,
+}
+
+CASES = (
+    TowerCase(
+        "idefics3_vision",
+        "Idefics3ForConditionalGeneration",
+        _SMOL,
+        "Idefics3Config",
+        preprocessor={**IMAGES, "size": {"longest_edge": 112}},
+    ),
+    TowerCase("idefics3_vision/smolvlm", "SmolVLMForConditionalGeneration", _SMOL, "SmolVLMConfig"),
+    TowerCase(
+        "intern_vision",
+        "InternVLChatModel",
+        {
+            "model_type": "internvl_chat",
+            "downsample_ratio": 0.5,
+            "min_dynamic_patch": 1,
+            "max_dynamic_patch": 12,
+            "llm_config": {**TEXT, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6},
+            "vision_config": {
+                **_VIT,
+                "num_hidden_layers": 4,
+                **{"architectures": ["InternVisionModel"], "model_type": "intern_vit_6b", "patch_size": 14},
+                **{"image_size": 56, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qk_normalization": False},
+            },
+        },
+    ),
+    TowerCase(
+        "janus_vision",
+        "JanusForConditionalGeneration",
+        {
+            "text_config": _LLAMA,
+            "vision_config": {
+                **{"hidden_size": 32, "mlp_ratio": 2.0, "num_hidden_layers": 3, "num_attention_heads": 4},
+                **{"patch_size": 14, "image_size": 56, "projection_dim": 64},
+            },
+            "vq_config": {
+                **{"embed_dim": 4, "num_embeddings": 16, "base_channels": 32, "channel_multiplier": [1, 1]},
+                **{"num_res_blocks": 1, "latent_channels": 32, "projection_dim": 64, "image_token_embed_dim": 64},
+            },
+        },
+        "JanusConfig",
+        drops=r"^model\.(generation_|vqmodel\.)",
+    ),
+    TowerCase(
+        "llama4_vision",
+        "Llama4ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                **{"intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1},
+                "interleave_moe_layer_step": 2,
+            },
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
+                **{"patch_size": 14, "image_size": 56, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 40},
+                **{"projector_output_dim": 40, "vision_output_dim": 40},
+            },
+        },
+        "Llama4Config",
+        renames=((r"^model\.", ""),),
+        differs={
+            r"\.(ln2|attn_post_norm)\.": "its names for Gemma 4 took the second norm, which llama.cpp reads as ln2"
+        },
+    ),
+    TowerCase(
+        "lfm2_vl_vision",
+        "Lfm2VlForConditionalGeneration",
+        {
+            "text_config": {
+                **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
+                **{"num_key_value_heads": 2, "vocab_size": VOCAB, "full_attn_idxs": [1], "conv_L_cache": 3},
+                **{"block_ff_dim": 96, "block_auto_adjust_ff_dim": False, "layer_types": ["conv", "full_attention"]},
+            },
+            "vision_config": {**_VIT, "patch_size": 16, "num_patches": 64},
+            "downsample_factor": 2,
+            "projector_hidden_size": 80,
+        },
+        "Lfm2VlConfig",
+        renames=((r"^model\.vision_tower\.(?!vision_model)", "model.vision_tower.vision_model."),),
+        drops=r"vision_model\.head\.",
+    ),
+    TowerCase(
+        "youtu_vl_vision",
+        "YoutuVLForConditionalGeneration",
+        {
+            **TEXT,
+            **{"model_type": "youtu_vl", "q_lora_rank": 32, "kv_lora_rank": 16, "qk_rope_head_dim": 8},
+            **{"qk_nope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4, "rms_norm_eps": 1e-6},
+            "vision_config": {
+                **_VIT,
+                **{"patch_size": 14, "model_type": "siglip2_vision_model", "spatial_merge_size": 2},
+                **{"window_size": 112, "fullatt_block_indexes": [1, 2], "layer_norm_eps": 1e-6},
+                "hidden_act": "gelu_pytorch_tanh",
+            },
+        },
+    ),
+)
