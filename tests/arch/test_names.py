@@ -96,7 +96,7 @@ def test_names_are_llama_cpps(arch: Architecture) -> None:
 )  # fmt: skip
 def test_odd_names_are_unknown(name: str) -> None:
     for arch in ARCHITECTURES.values():
-        assert names.gguf_name(arch, name) is None
+        assert names.gguf_name(arch, name, Hyperparams()) is None
 
 
 def test_find() -> None:
@@ -187,3 +187,16 @@ def test_shapes() -> None:
             with pytest.raises(RefusedError, match="hyper-parameters ask for") as info:
                 names.check_shapes(LLAMA, h, {**shapes, name: wrong})
             assert info.value.tensor == name
+
+
+def test_layers_of_a_second_stack_are_numbered_behind_the_first_in_a_gguf() -> None:
+    arch, h = ARCHITECTURES["hrm_text"], Hyperparams(num_layers=24, extra={"num_layers_per_stack": 3})
+    high = "model.H_module.layers.2.mlp.down_proj.weight"
+    assert names.gguf_name(arch, high, h) == "blk.5.ffn_down.weight"
+    for number, (first, layer) in enumerate(
+        [("", 0), ("", 1), ("", 2), *[("num_layers_per_stack", n) for n in range(3)]]
+    ):
+        found = names.in_stacks(names.matches(arch, f"blk.{number}.ffn_down.weight", "gguf"), h)
+        assert [(match.row.first, match.layer) for match in found] == [(first, layer)]
+    beyond = names.in_stacks(names.matches(arch, "blk.6.ffn_down.weight", "gguf"), h)
+    assert {match.layer for match in beyond} == {6}

@@ -16,7 +16,6 @@ from conformance_results import kept
 
 WITHOUT_ROW = {
     "GraniteSwitchForCausalLM": "a stack of adapters with an empty slot before it",
-    "HrmTextForCausalLM": "a second stack of layers that a GGUF numbers behind the first",
     "Qwen4ExpForCausalLM": "tables of n-grams with hash constants of 45 bits",
     "Qwen4ExpForConditionalGeneration": "the same",
 }

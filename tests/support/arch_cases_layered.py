@@ -1,9 +1,10 @@
-"""Cases of decoders whose layers differ in their heads and widths, with the config.json of a published model."""
+"""Cases of decoders whose layers differ in heads and widths, or come in two stacks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from arch_cases_common import TIED, YARN, family
 from arch_cases_remote import LLAMA3, remote
 from arch_models import VOCAB, ArchCase
 
@@ -42,10 +43,16 @@ _NEMOTRON: dict[str, Any] = {
     ],
 }  # fmt: skip
 _LONE = {"block_configs": [_block(2, 6.0), _block(2, None), *[_block(2, 6.0)] * 3]}
+_HRM: dict[str, Any] = {"prefix_lm": False}
 
 CASES: tuple[ArchCase, ...] = (
     *remote("openelm", "OpenELMForCausalLM", _OPENELM, {
         "alike": {"num_kv_heads": [2] * 3, "num_query_heads": [4] * 3, "ffn_multipliers": [4.0] * 3},
+    }),
+    *family("hrm_text", "HrmText", _HRM, {
+        "tied": TIED, "scale": {"embedding_scale": 3.5}, "cycles": {"H_cycles": 1, "L_cycles": 2}, "yarn": YARN,
+        "head_dim": {"head_dim": 24}, "one": {"num_hidden_layers": 1, "initializer_range": 0.1},
+        "prefix": ({"prefix_lm": True}, "its attention is causal: a prompt does not see itself as a whole"),
     }),
     *remote("deci", "DeciLMForCausalLM", _DECI),
     ArchCase("deci/blocks", "deci", "", "DeciLMForCausalLM", _NEMOTRON),

@@ -306,7 +306,7 @@ def row_tensors(
         for layer in (
             (layers or range(evaluate(part.depth, sizes_of(h)) or 0)) if in_layer else () if layers else (None,)
         ):
-            taken = made & {names.spell(name, layer) for name in part.gguf}
+            taken = made & {*names.gguf_names(part, layer, h)}
             if (
                 taken
                 or part.pack  # the same in floats stands beside it
@@ -314,7 +314,7 @@ def row_tensors(
                 or (layer is not None and not has_layer(part.layers, h, layer))
             ):
                 continue
-            made |= {names.spell(name, layer) for name in part.gguf}
+            made |= {*names.gguf_names(part, layer, h)}
             for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
                 shape = shape_of(dims, sizes_of(h, layer))
                 if None in shape:

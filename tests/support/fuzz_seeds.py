@@ -339,11 +339,12 @@ def _gguf_keys(tokenizer: str) -> list[Any]:
 
 
 def _gguf_values(vocab: int) -> Values:
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.arch.names import gguf_name
     from aprfmt.arch.table import ARCHITECTURES
 
     values = stored(_arrays(vocab))
-    return {gguf_name(ARCHITECTURES["llama"], name) or name: value for name, value in values.items()}
+    return {gguf_name(ARCHITECTURES["llama"], name, Hyperparams()) or name: value for name, value in values.items()}
 
 
 def _gguf(at: Path, tokenizer: str = "gpt2", *, version: int = 3, more: tuple[Any, ...] = ()) -> Files:

@@ -97,10 +97,11 @@ GGUF_KEYS: dict[str, tuple[gguf.GGUFValueType, Any]] = {
 
 def gguf_names(arrays: Weights) -> Weights:
     """The arrays under GGUF names, rows as they are."""
+    from aprfmt.arch.hyperparams import Hyperparams
     from aprfmt.arch.names import gguf_name
     from aprfmt.arch.table import ARCHITECTURES
 
-    return {gguf_name(ARCHITECTURES["llama"], name) or name: array for name, array in arrays.items()}
+    return {gguf_name(ARCHITECTURES["llama"], name, Hyperparams()) or name: array for name, array in arrays.items()}
 
 
 def write_gguf(path: Path, arrays: Weights, keys: Mapping[str, tuple[gguf.GGUFValueType, Any]] = GGUF_KEYS) -> Path:

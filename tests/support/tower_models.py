@@ -183,14 +183,14 @@ def tower_tensors(row: Any, h: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     for part in row.tensors:
         depth = evaluate(part.depth, sizes_of(h)) if "{n}" in part.hf[0] else None
         for layer in range(depth or 0) if "{n}" in part.hf[0] else (None,):
-            taken = made & {names.spell(name, layer) for name in part.gguf}
+            taken = made & {*names.gguf_names(part, layer, h)}
             if (
                 taken
                 or not is_needed(row, part.need, h)
                 or (layer is not None and not has_layer(part.layers, h, layer))
             ):
                 continue
-            made |= {names.spell(name, layer) for name in part.gguf}
+            made |= {*names.gguf_names(part, layer, h)}
             for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
                 shape = shape_of(dims, sizes_of(h, layer))
                 if None in shape:

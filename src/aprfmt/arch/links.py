@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 from aprfmt.arch.grammar import evaluate, factor_of, has_layer, is_unwanted, parse_order, shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.names import Match, expand, fits, matches, spell
+from aprfmt.arch.names import Match, expand, fits, gguf_names, in_stacks, matches
 from aprfmt.arch.row import INT32, PACKS, PLUS_ROW, PRODUCT, Architecture, TensorRow
 from aprfmt.errors import RefusedError
 from aprfmt.text import first_few
@@ -410,7 +410,7 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     Raises RefusedError where the hyper-parameters do not tell shapes or orders, or contradict the tensors.
     """
     row, layer = match.row, match.layer
-    gguf = tuple(spell(name, layer) for name in row.gguf)
+    gguf = gguf_names(row, layer, h)
     # One more name than there can be experts is enough to show that the number in the config is wrong.
     most = max([len(shapes), *(shapes[name][0] for name in gguf if shapes.get(name))])
     hf = tuple(name for template in row.hf for name in expand(row, template, h, layer, most + 1))
@@ -525,10 +525,12 @@ def find_link(arch: Architecture, h: Hyperparams, name: str, shapes: Mapping[str
     """
 
     def is_whole(m: Match) -> bool:
-        templates = m.row.hf if side == "hf" else m.row.gguf
-        return all(name in shapes for t in templates for name in expand(m.row, t, h, m.layer))
+        if side == "gguf":
+            return all(name in shapes for name in gguf_names(m.row, m.layer, h))
+        return all(name in shapes for t in m.row.hf for name in expand(m.row, t, h, m.layer))
 
     found = matches(arch, name, side)
+    found = in_stacks(found, h) if side == "gguf" else found
     # A name may stand in two rows for two kinds of layers, or of networks.
     found.sort(
         key=lambda m: (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import islice
@@ -101,6 +101,26 @@ def matches(arch: Architecture, name: str, side: str = "hf") -> list[Match]:
 def is_known(arch: Architecture, name: str, side: str = "hf") -> bool:
     """Whether `matches` finds any."""
     return _reading(arch, name, side) is not None
+
+
+def in_stacks(found: list[Match], h: Hyperparams) -> list[Match]:
+    """Rows found by a GGUF name, with the layer counted in its own stack: a GGUF may number one behind another."""
+    if not any(match.row.first for match in found):
+        return found
+    sizes = sizes_of(h)
+    counted = []
+    for match in found:
+        first, depth = evaluate(match.row.first or "0", sizes), evaluate(match.row.depth, sizes)
+        if match.layer is None or first is None or depth is None or 0 <= match.layer - first < depth:
+            layer = match.layer if match.layer is None or first is None else match.layer - first
+            counted.append(replace(match, layer=layer))
+    return counted or found
+
+
+def gguf_names(row: TensorRow, layer: int | None, h: Hyperparams) -> tuple[str, ...]:
+    """The names that the row's tensors of a layer have in a GGUF."""
+    first = evaluate(row.first, sizes_of(h)) or 0 if row.first else 0
+    return tuple(spell(name, None if layer is None else layer + first) for name in row.gguf)
 
 
 def spell(template: str, layer: int | None, expert: int | None = None) -> str:
@@ -230,11 +250,11 @@ def head(arch: Architecture | None) -> str:
     return (arch and special(arch, "output.weight")) or "lm_head.weight"
 
 
-def gguf_name(arch: Architecture, name: str) -> str | None:
+def gguf_name(arch: Architecture, name: str, h: Hyperparams) -> str | None:
     """The GGUF name of the (first) tensor that the Hugging Face tensor `name` goes into; None if it has none."""
     found = _reading(arch, name)
-    gguf = _index(arch, "hf")[found[0]][0][0].gguf if found is not None else ()
-    return spell(gguf[0], found[1]) if found is not None and gguf else None
+    row = _index(arch, "hf")[found[0]][0][0] if found is not None else None
+    return gguf_names(row, found[1], h)[0] if found is not None and row is not None and row.gguf else None
 
 
 def nearest(arch: Architecture, name: str, side: str = "hf") -> str:
@@ -259,7 +279,7 @@ def check_tensors(arch: Architecture, hparams: Hyperparams, names: Collection[st
     count_of = cache(lambda count, layer: evaluate(count, sizes(layer)))
     lies_in = cache(lambda layers, layer: has_layer(layers, hparams, layer))
     for name in names:
-        _check_name(arch, name, depths, count_of, lies_in)
+        _check_name(arch, name, depths, count_of, lies_in, hparams)
 
     def layers_of(row: TensorRow) -> Sequence[int | None]:
         # A crafted layer count must cost no more than the tensors that are there.
@@ -326,6 +346,7 @@ def _check_name(
     depths: Mapping[str, int],
     count_of: Callable[[str, int | None], int | None],
     lies_in: Callable[[str, int], bool],
+    h: Hyperparams,
 ) -> None:
     """`count_of` is a size in a layer, `lies_in` tells whether a layer is one of those that a row means."""
     if is_gguf_only(arch, name) or ignorable(arch, name):
@@ -341,6 +362,9 @@ def _check_name(
         )
     template, layer, expert = found
     rows = _index(arch, side)[template]
+    if side == "gguf" and any(row.first for row, _ in rows):
+        counted = in_stacks(matches(arch, name, side), h)
+        rows, layer = [(match.row, match.position) for match in counted], counted[0].layer
     first, depth = rows[0][0], rows[0][0].depth
     if layer is not None and layer >= depths[depth]:
         what = "layers" if depth == "layers" else f"such layers ({depth})"
@@ -362,7 +386,9 @@ def _alternatives(arch: Architecture) -> list[list[TensorRow]]:
     """The rows in groups of which a network needs one: those that make the same GGUF tensor."""
     groups: list[list[TensorRow]] = []
     for row in arch.tensors:
-        same = [g for g in groups if set(row.gguf) & set(g[0].gguf) and row.layers == g[0].layers]
+        same = [
+            g for g in groups if set(row.gguf) & set(g[0].gguf) and (row.layers, row.first) == (g[0].layers, g[0].first)
+        ]
         for group in same:
             group.append(row)
         if not same:
@@ -376,7 +402,7 @@ def _absent(group: list[TensorRow], h: Hyperparams, present: set[str], layer: in
     for row in group:
         if layer is not None and not has_layer(row.layers, h, layer):
             return []
-        if any(spell(name, layer) in present for name in row.gguf):
+        if any(name in present for name in gguf_names(row, layer, h)):
             return []
         wanted = [name for template in row.hf for name in expand(row, template, h, layer, len(present) + 1)]
         absent = [name for name in wanted if name not in present]
@@ -498,13 +524,14 @@ def order(arch: Architecture, name: str) -> tuple[int, int, int, int, int, str]:
 @cache
 def _places(arch: Architecture) -> dict[str, tuple[int, int, int]]:
     """Template -> (part of the network, stack of layers, position in the table), as they are in `order`."""
-    words = dict.fromkeys(row.depth for row in arch.tensors if "{n}" in row.hf[0])
-    stacks = {depth: number for number, depth in enumerate(words)}
+    words = dict.fromkeys((row.depth, row.first) for row in arch.tensors if "{n}" in row.hf[0])
+    stacks = {stack: number for number, stack in enumerate(words)}
     positions = {row: i for i, row in enumerate(arch.tensors)}
     first_layer = next((i for row, i in positions.items() if "{n}" in row.hf[0]), 0)
     places = {}
     for template, entries in _index(arch, "hf").items():
         position = positions[entries[0][0]]
         part = (0 if position < first_layer else 2) if "{n}" not in template else 1
-        places[template] = part, stacks[entries[0][0].depth] if part == 1 else 0, position
+        row = entries[0][0]
+        places[template] = part, stacks[row.depth, row.first] if part == 1 else 0, position
     return places

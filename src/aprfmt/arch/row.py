@@ -66,6 +66,8 @@ class TensorRow:
         cut: the same of its last rows, where values are mapped.
         flat: whether `order` permutes single values, whatever the shape.
         depth: what `{n}` counts, a size: the decoder's layers of a network that has an encoder's too.
+        first: the number that a GGUF gives the first of these layers, a size, where it numbers them behind those of
+            another stack; "" for 0.
     """
 
     hf: tuple[str, ...]
@@ -86,6 +88,7 @@ class TensorRow:
     skip: str = ""
     cut: str = ""
     depth: str = "layers"
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -401,7 +401,39 @@ def _of_blocks(name: str) -> Converter:
     )
 
 
+def _scale_of_range(value: object, scope: Scope) -> object:
+    """One over the range of the first weights, where the config does not name the scale."""
+    spread = as_float(scope.config("initializer_range"), "initializer_range")
+    return 1 / spread if value is None and spread else DEFAULT
+
+
+def _passes(scope: Scope, layers: int) -> int | None:
+    """How many layers a token passes, of two stacks that run in cycles."""
+    high, low = scope.size("H_cycles"), scope.size("L_cycles")
+    return None if high is None or low is None else layers * high * (low + 1)
+
+
+def _layers_of_stack_settle(value: object, scope: Scope) -> object:
+    """A config that is silent counts the layers of a stack where others count all that a token passes."""
+    layers = scope.h.num_layers
+    if value is not None or layers is None:
+        return DEFAULT
+    return ConfigKeys({scope.name: layers, "num_hidden_layers": _passes(scope, layers)})
+
+
+def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
+    layers = as_int(value, scope.name)
+    passed = None if layers is None else _passes(scope, layers)
+    if passed is not None and passed != scope.h.num_layers:
+        raise RefusedError(
+            f"num_hidden_layers is {scope.h.num_layers}, but {scope.name}, H_cycles and L_cycles make it {passed}"
+        )
+    return layers
+
+
 LAYER_CONVERTERS: dict[str, Converter] = {
+    "scale_of_range": Converter(settle=_scale_of_range),
+    "layers_of_stack": Converter(_layers_of_stack_to, settle=_layers_of_stack_settle),
     "layer_types": LAYER_TYPES,
     "last_full_layer_types": replace(
         LAYER_TYPES, fill=lambda scope: _last_full(layer_types_fill(scope)), settle=_last_full_settle

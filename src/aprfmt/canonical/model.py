@@ -738,7 +738,7 @@ def _named(
             yield CanonicalTensor(tensor.name, (tensor,))
         elif tensor.name in from_gguf:
             if tensor.name not in done:  # a link comes in the place of the first of its tensors
-                match = _matching(row, names.matches(row, tensor.name, "gguf"), tensor, h, shapes)
+                match = _matching(row, names.in_stacks(names.matches(row, tensor.name, "gguf"), h), tensor, h, shapes)
                 link = link_of(h, match, shapes)
                 done |= set(link.gguf)
                 yield from _from_gguf(from_gguf, link)
@@ -819,7 +819,7 @@ def _matching(arch: Architecture, found: list[Match], tensor: Tensor, h: Hyperpa
         key=lambda m: (
             m.layer is not None and not has_layer(m.row.layers, h, m.layer),
             bool(m.row.pack) != (tensor.dtype == "MXFP4"),
-            any(names.spell(name, m.layer) not in there for name in m.row.gguf),
+            any(name not in there for name in names.gguf_names(m.row, m.layer, h)),
             is_unwanted(arch, m.row.need, h),
         ),
     )

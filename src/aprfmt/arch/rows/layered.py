@@ -1,10 +1,10 @@
-"""Rows of the architecture table: decoders whose layers differ in their heads and widths."""
+"""Rows of the architecture table: decoders whose layers differ in their heads and widths, or come in two stacks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Difference, Key
+from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DIMS,
     GROUPED,
@@ -27,6 +27,7 @@ from aprfmt.arch.rows.parts import (
     norm,
     rename,
     split,
+    tensor,
 )
 
 _SIZES = (*DIMS, GROUPED)
@@ -34,6 +35,33 @@ _BY_BLOCK = {"intermediate_size": "block_widths", "num_heads": "block_heads", "n
 _BLOCK_SIZES = tuple(
     replace(key, kind="u32[]", via=_BY_BLOCK[key.field]) if key.field in _BY_BLOCK else key for key in _SIZES
 )
+
+_STACK = "num_layers_per_stack"
+
+
+def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
+    """Layers with gated attention and norms without weights; published checkpoints have its matrices in two."""
+    sides = {"gate_proj": "attn_gate", "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v"}
+    halves = dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden")
+    quarters = {f"{name}.weight": "q,hidden" for name in sides.values()}
+    return block(
+        split("attn.gqkv_proj.weight", "4*q,hidden", quarters),
+        *(row for hf, gguf in sides.items() for row in linear(f"self_attn.{hf}", gguf, "q,hidden")),
+        *linear("attn.o_proj", "attn_output", "hidden,q"),
+        *linear("self_attn.o_proj", "attn_output", "hidden,q"),
+        split("mlp.gate_up_proj.weight", "2*ffn,hidden", halves),
+        *gated_mlp(),
+        hf=f"model.{module}.layers.{{n}}.",
+        depth=_STACK,
+        first=first,
+    )
+
+
+_HRM = {
+    "num_attention_heads": 12, "hidden_act": "silu", "max_position_embeddings": 2048, "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "head_dim": 128,
+    "H_cycles": 2, "L_cycles": 3, "prefix_lm": True,
+}  # fmt: skip
 
 ROWS: tuple[Architecture, ...] = (
     # As apple/OpenELM-270M has it.
@@ -123,5 +151,44 @@ ROWS: tuple[Architecture, ...] = (
         ),
         differs=(Difference("llama.cpp's deci leaves out a layer that has attention but no MLP", "lone_attention"),),
         defaults={"": {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}},
+    ),
+    # What runs H_cycles times: L_cycles times the low stack, then the high one.
+    Architecture(
+        id="hrm_text",
+        gguf="hrm_text",
+        **hf_names("HrmText", "hrm_text"),
+        gguf_only=(),
+        required={f"hrm.{key}": "" for key in ("layers_per_stack", "h_cycles", "l_cycles")},
+        tensors=(
+            embedding(),
+            tensor("model.z_L_init", "hrm.z_l_init", "hidden"),
+            *_stack("L_module"),
+            *_stack("H_module", _STACK),
+            *head(),
+        ),
+        keys=(
+            *DIMS,
+            ROPE,
+            RMS_EPS,
+            HEAD_DIM,
+            ROPE_DIM,
+            Key("", ("initializer_range",), "f32"),
+            Key("embedding_scale", ("embedding_scale",), "f32", via="scale_of_range"),
+            Key("hrm.h_cycles", ("H_cycles",)),
+            Key("hrm.l_cycles", ("L_cycles",)),
+            Key("hrm.layers_per_stack", (_STACK,), via="layers_of_stack"),
+            Key("hrm.prefix_lm", ("prefix_lm",), "bool"),
+            SILU,
+            must_be("attention_bias", False),
+            must_be("mlp_bias", False),
+        ),
+        defaults={"": _HRM},
+        differs=(
+            Difference(
+                "llama.cpp's tokens see only those before them: a prompt whose tokens all see each other (prefix_lm) "
+                "gets other logits",
+                "prefix_lm",
+            ),
+        ),
     ),
 )

@@ -173,15 +173,18 @@ def fused_experts(gate_up: str, down: str, layers: str = "") -> tuple[TensorRow,
 
 
 def block(
-    *rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.", depth: str = "layers"
+    *rows: TensorRow, hf: str = "model.layers.{n}.", gguf: str = "blk.{n}.", depth: str = "layers", first: str = ""
 ) -> tuple[TensorRow, ...]:
-    """Rows of a layer: their names get the prefixes; `depth` is how many layers there are."""
+    """Rows of a layer: their names get the prefixes; `depth` is how many layers there are, `first` the number of the
+    first in a GGUF."""
 
     def named(row: TensorRow) -> TensorRow:
         names = (tuple(hf + name for name in row.hf), tuple(gguf + name for name in row.gguf))
         return TensorRow(*names, *_rest(row))
 
-    return tuple(map(named, rows)) if depth == "layers" else tuple(replace(named(row), depth=depth) for row in rows)
+    if depth == "layers":
+        return tuple(map(named, rows))
+    return tuple(replace(named(row), depth=depth, first=first) for row in rows)
 
 
 def optional(*rows: TensorRow) -> tuple[TensorRow, ...]:

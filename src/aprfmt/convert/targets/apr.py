@@ -190,7 +190,7 @@ def _check_lengths(c: Canonical, tensors: Sequence[OutTensor]) -> None:
 
 
 def _gguf_name(c: Canonical, name: str) -> str:
-    return (names.gguf_name(c.arch, name) if c.arch is not None else None) or name
+    return (names.gguf_name(c.arch, name, c.hparams) if c.arch is not None else None) or name
 
 
 def _with_envelope(

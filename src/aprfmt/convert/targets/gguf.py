@@ -255,7 +255,7 @@ def _stored_dtypes(c: Canonical, tensors: list[OutTensor]) -> dict[str, str]:
     out = {t.name: t.dtype for t in tensors}
     wide = {}
     for t in (c.tensors | _outside(c)).values():
-        target = out.get((names.gguf_name(c.arch, t.name) if c.arch else None) or t.name, t.dtype)
+        target = out.get((names.gguf_name(c.arch, t.name, c.hparams) if c.arch else None) or t.name, t.dtype)
         if target != t.dtype and DTYPES[t.dtype].kind == "plain" and is_exact(t.dtype, target):
             wide[t.name] = t.dtype
     return wide
@@ -478,7 +478,7 @@ def gguf_names(c: Canonical) -> list[str]:
     if c.arch is None:
         return list(c.tensors)
     found = (m for t in c.tensors for m in names.matches(c.arch, t)[:1])
-    made = {names.spell(name, m.layer) for m in found for name in m.row.gguf}
+    made = {name for m in found for name in names.gguf_names(m.row, m.layer, c.hparams)}
     return [*made, *(t for t in c.tensors if not names.matches(c.arch, t))]
 
 
