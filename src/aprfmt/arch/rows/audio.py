@@ -6,33 +6,15 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    LAYER_EPS,
-    ROPE,
-    SILU,
-    VOCAB,
-    attention,
-    block,
-    final_norm,
-    flag,
-    gated_mlp,
-    gelu,
-    linear,
-    must_be,
-    norm,
-    plain_mlp,
-    rename,
-    tensor,
+    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, SILU, VOCAB, attention, block, final_norm, flag, gated_mlp, gelu,
+    linear, must_be, norm, plain_mlp, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
 _SOUND_KEYS = (
     "features_length", "attention.group_norm_epsilon", "attention.group_norm_groups", "posnet.embedding_length",
     "posnet.block_count", "convnext.embedding_length", "convnext.block_count",
-)  # fmt: skip
+)
 _POS, _NEXT = "posnet.n_embd", "convnext.n_embd"
 
 
@@ -51,8 +33,7 @@ def _posnet(n: int) -> tuple[TensorRow, ...]:
         named = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "proj_out": "attn_output"} if n == 2 else {}
         layers = (_column(f"{hf}.{a}", f"{gguf}.{b}", f"{_POS},{_POS},1") for a, b in named.items())
         return (
-            *_column(f"{hf}.norm", f"{gguf}.attn_norm", "", of_weight=True),
-            *(row for two in layers for row in two),
+            *_column(f"{hf}.norm", f"{gguf}.attn_norm", "", of_weight=True), *(row for two in layers for row in two),
         )
     halves = (
         (
@@ -71,61 +52,38 @@ def _placeless(dims: str, *names: str) -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="wavtokenizer_dec",
-        required=dict.fromkeys(_SOUND_KEYS, ""),
-        gguf="wavtokenizer-dec",
-        hf_class="WavTokenizerDec",
-        model_type="wavtokenizer_dec",
-        hf_classes=("WavTokenizerDec",),
-        bare_classes=("WavTokenizerDec",),
-        model_types=("wavtokenizer_dec",),
-        no_vocabulary=True,
+        id="wavtokenizer_dec", required=dict.fromkeys(_SOUND_KEYS, ""), gguf="wavtokenizer-dec",
+        hf_class="WavTokenizerDec", model_type="wavtokenizer_dec", hf_classes=("WavTokenizerDec",),
+        bare_classes=("WavTokenizerDec",), model_types=("wavtokenizer_dec",), no_vocabulary=True,
         tensors=(
             tensor("backbone.embedding.weight", "token_embd.weight", "vocab,n_embd_features"),
             *_column("backbone.embed", "conv1d", f"{_POS},n_embd_features,7"),
-            *(row for n in range(6) for row in _posnet(n)),
-            *norm("backbone.norm", "token_embd_norm", _POS, REQUIRED),
+            *(row for n in range(6) for row in _posnet(n)), *norm("backbone.norm", "token_embd_norm", _POS, REQUIRED),
             *block(
-                tensor("dwconv.weight", "dw.weight", f"{_NEXT},1,7"),
-                tensor("dwconv.bias", "dw.bias", f"{_NEXT},1"),
-                *norm("norm", "norm", _NEXT, REQUIRED),
-                *linear("pwconv1", "pw1", f"ffn,{_NEXT}", REQUIRED),
-                *linear("pwconv2", "pw2", f"{_NEXT},ffn", REQUIRED),
-                tensor("gamma.weight", "gamma.weight", _NEXT),
-                hf="backbone.convnext.{n}.",
-                gguf="convnext.{n}.",
-                depth="convnext.n_layer",
+                tensor("dwconv.weight", "dw.weight", f"{_NEXT},1,7"), tensor("dwconv.bias", "dw.bias", f"{_NEXT},1"),
+                *norm("norm", "norm", _NEXT, REQUIRED), *linear("pwconv1", "pw1", f"ffn,{_NEXT}", REQUIRED),
+                *linear("pwconv2", "pw2", f"{_NEXT},ffn", REQUIRED), tensor("gamma.weight", "gamma.weight", _NEXT),
+                hf="backbone.convnext.{n}.", gguf="convnext.{n}.", depth="convnext.n_layer",
             ),
             *norm("backbone.final_layer_norm", "output_norm", _NEXT, REQUIRED),
             *linear("head.out", "output", f"hidden,{_NEXT}", REQUIRED),
         ),
         keys=(
             *rename(DIMS, num_layers="n_layer", intermediate_size="n_ff", num_heads="n_head"),
-            replace(LAYER_EPS, hf=("layer_norm_epsilon",)),
-            VOCAB,
-            Key("features_length", ("n_embd_features",)),
+            replace(LAYER_EPS, hf=("layer_norm_epsilon",)), VOCAB, Key("features_length", ("n_embd_features",)),
             Key("attention.group_norm_epsilon", ("group_norm_epsilon",), "f32"),
-            Key("attention.group_norm_groups", ("group_norm_groups",)),
-            Key("posnet.embedding_length", (_POS,)),
-            Key("posnet.block_count", ("posnet.n_layer",), allowed=(6,)),
-            Key("convnext.embedding_length", (_NEXT,)),
-            Key("convnext.block_count", ("convnext.n_layer",)),
-            ENCODER[0],
+            Key("attention.group_norm_groups", ("group_norm_groups",)), Key("posnet.embedding_length", (_POS,)),
+            Key("posnet.block_count", ("posnet.n_layer",), allowed=(6,)), Key("convnext.embedding_length", (_NEXT,)),
+            Key("convnext.block_count", ("convnext.n_layer",)), ENCODER[0],
         ),
-        gguf_only=(),
-        ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
+        gguf_only=(), ignored=("codebook.cluster_size", "codebook.embed_avg", "codebook.inited"),
         defaults={"": {"layer_norm_epsilon": 1e-6, "tie_word_embeddings": False}},
     ),
     # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
     Architecture(
-        id="qwen3_tts_talker",
-        gguf="qwen3tts",
-        hf_class="Qwen3TTSTalkerForConditionalGeneration",
-        model_type="qwen3_tts_talker",
-        hf_classes=("Qwen3TTSTalkerForConditionalGeneration",),
-        model_types=("qwen3_tts_talker",),
-        when="tensors=text_embd.weight",
-        gguf_only=(),
+        id="qwen3_tts_talker", gguf="qwen3tts", hf_class="Qwen3TTSTalkerForConditionalGeneration",
+        model_type="qwen3_tts_talker", hf_classes=("Qwen3TTSTalkerForConditionalGeneration",),
+        model_types=("qwen3_tts_talker",), when="tensors=text_embd.weight", gguf_only=(),
         tensors=(
             *_placeless("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
             *_placeless("vocab_size,hidden", "talker.model.codec_embedding.weight"),
@@ -134,77 +92,46 @@ ROWS: tuple[Architecture, ...] = (
             *_placeless("hidden,text_hidden_size", "talker.text_projection.linear_fc2.weight"),
             *_placeless("hidden", "talker.text_projection.linear_fc2.bias"),
             *block(
-                *norm("input_layernorm", "attn_norm"),
-                *attention(qk_norm="head_dim"),
-                *norm("post_attention_layernorm", "ffn_norm"),
-                *gated_mlp(),
-                hf="talker.model.layers.{n}.",
+                *norm("input_layernorm", "attn_norm"), *attention(qk_norm="head_dim"),
+                *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(), hf="talker.model.layers.{n}.",
             ),
-            *final_norm("talker.model.norm"),
-            *linear("talker.codec_head", "output", "vocab_size,hidden"),
+            *final_norm("talker.model.norm"), *linear("talker.codec_head", "output", "vocab_size,hidden"),
         ),
         keys=(
-            *DECODER,
-            SILU,
-            must_be("attention_bias", False),
-            Key("vocab_size", ("text_vocab_size",), field="vocab_size"),
-            Key("", ("vocab_size",)),
-            Key("", ("text_hidden_size",)),
-            Key("", via="folded"),
+            *DECODER, SILU, must_be("attention_bias", False),
+            Key("vocab_size", ("text_vocab_size",), field="vocab_size"), Key("", ("vocab_size",)),
+            Key("", ("text_hidden_size",)), Key("", via="folded"),
         ),
         defaults={
             "": {
-                "rms_norm_eps": 1e-6,
-                "tie_word_embeddings": False,
-                "max_position_embeddings": 32768,
-                "text_hidden_size": 2048,
-                "text_vocab_size": 151936,
-                "vocab_size": 3072,
-                "attention_bias": False,
+                "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
+                "text_hidden_size": 2048, "text_vocab_size": 151936, "vocab_size": 3072, "attention_bias": False,
             }
         },
     ),
     Architecture(
-        id="pocket_tts",
-        gguf="pockettts",
-        hf_class="PocketTTSModel",
-        model_type="pocket_tts",
+        id="pocket_tts", gguf="pockettts", hf_class="PocketTTSModel", model_type="pocket_tts",
         hf_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
-        bare_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
-        model_types=("pocket_tts",),
-        when="tensors=text_embd.weight",
-        gguf_only=(),
+        bare_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"), model_types=("pocket_tts",),
+        when="tensors=text_embd.weight", gguf_only=(),
         tensors=(
             *_placeless("vocab,hidden", "model.embed_tokens.weight"),
             *_placeless("hidden,latent_dim", "model.audio_prompt_proj.weight", "model.audio_latent_proj.weight"),
             *_placeless("latent_dim", "model.bos_latent"),
             *block(
-                *norm("input_layernorm", "attn_norm", bias=REQUIRED),
-                *attention("attention_bias", "attention_bias"),
-                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
-                *plain_mlp(None, "mlp.fc1", "mlp.fc2"),
+                *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("attention_bias", "attention_bias"),
+                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED), *plain_mlp(None, "mlp.fc1", "mlp.fc2"),
             ),
             *final_norm(bias=REQUIRED),
         ),
         keys=(
-            *DIMS,
-            GROUPED,
-            ROPE,
-            LAYER_EPS,
-            HEAD_DIM,
-            flag("attention_bias"),
-            gelu(),
-            Key("", ("flow_head_config",)),
+            *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, flag("attention_bias"), gelu(), Key("", ("flow_head_config",)),
             Key("", via="folded"),
         ),
         defaults={
             "": {
-                "layer_norm_eps": 1e-5,
-                "max_position_embeddings": 8192,
-                "latent_dim": 32,
-                "attention_bias": False,
-                "hidden_act": "gelu_pytorch_tanh",
-                "pad_token_id": 3,
+                "layer_norm_eps": 1e-5, "max_position_embeddings": 8192, "latent_dim": 32, "attention_bias": False,
+                "hidden_act": "gelu_pytorch_tanh", "pad_token_id": 3,
             }
         },
     ),

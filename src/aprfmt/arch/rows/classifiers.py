@@ -18,12 +18,7 @@ _OUTPUT = "tensors=cls.output.weight"
 
 
 def _classifier(
-    base: str,
-    classes: tuple[str, ...],
-    inside: str,
-    *head: TensorRow,
-    when: str = _OUTPUT,
-    keys: tuple[Key, ...] = (),
+    base: str, classes: tuple[str, ...], inside: str, *head: TensorRow, when: str = _OUTPUT, keys: tuple[Key, ...] = (),
     differs: tuple[Difference, ...] = (),
 ) -> Architecture:
     """The row `base` inside classes that put `inside` before its names, with a head on it."""
@@ -37,17 +32,10 @@ def _classifier(
         if part.need != HEAD and own.isdisjoint((*part.hf, *(inside + name for name in part.hf)))
     )
     return replace(
-        row,
-        id=f"{base}_classifier",
-        hf_class=classes[0],
-        hf_classes=classes,
-        bare_classes=classes,
-        model_types=(),
-        tensors=(*network, *head),
-        keys=(*row.keys, *LABELS, *keys),
+        row, id=f"{base}_classifier", hf_class=classes[0], hf_classes=classes, bare_classes=classes, model_types=(),
+        tensors=(*network, *head), keys=(*row.keys, *LABELS, *keys),
         prefixes=tuple((beginning, inside) for beginning in {"": None, **dict(row.prefixes)} if beginning != inside),
-        when="&".join(filter(None, (row.when, when))),
-        differs=(*row.differs, *differs),
+        when="&".join(filter(None, (row.when, when))), differs=(*row.differs, *differs),
     )
 
 
@@ -71,52 +59,30 @@ _SOFTMAX = Difference("llama.cpp gives the softmax of the scores, transformers t
 ROWS: tuple[Architecture, ...] = (
     _classifier("roberta", ("RobertaForSequenceClassification",), "roberta.", *_ROBERTA_HEAD),
     _classifier(
-        "xlm-roberta",
-        ("XLMRobertaForSequenceClassification", "CamembertForSequenceClassification"),
-        "roberta.",
+        "xlm-roberta", ("XLMRobertaForSequenceClassification", "CamembertForSequenceClassification"), "roberta.",
         *_ROBERTA_HEAD,
     ),
     _classifier(
-        "distilbert",
-        ("DistilBertForSequenceClassification",),
-        "distilbert.",
-        *_dense("pre_classifier"),
-        *_outputs("classifier"),
-        differs=(_RELU,),
+        "distilbert", ("DistilBertForSequenceClassification",), "distilbert.", *_dense("pre_classifier"),
+        *_outputs("classifier"), differs=(_RELU,),
     ),
     _classifier(
-        "bert",
-        ("BertForSequenceClassification",),
-        "bert.",
-        *_dense("bert.pooler.dense"),
-        *_outputs("classifier"),
+        "bert", ("BertForSequenceClassification",), "bert.", *_dense("bert.pooler.dense"), *_outputs("classifier"),
         when=f"tensors=cls.weight&{_OUTPUT}",
     ),
     _classifier(
-        "modernbert",
-        ("ModernBertForSequenceClassification",),
-        "model.",
-        *linear("head.dense", "cls", "hidden,hidden"),
-        *norm("head.norm", "cls.norm"),
-        *_outputs("classifier"),
+        "modernbert", ("ModernBertForSequenceClassification",), "model.", *linear("head.dense", "cls", "hidden,hidden"),
+        *norm("head.norm", "cls.norm"), *_outputs("classifier"),
         keys=(must_be("classifier_bias", False), must_be("classifier_activation", "gelu")),
     ),
     _classifier("neobert", ("NeoBERTForSequenceClassification",), "model.", *_dense("dense"), *_outputs("classifier")),
     _classifier(
-        "jina_bert_v2",
-        ("JinaBertForSequenceClassification",),
-        "bert.",
-        *linear("classifier", "cls", "num_labels,hidden", REQUIRED),
-        when="tensors=cls.weight",
-        keys=(must_be("num_labels", 1),),
-        differs=(_NO_POOLER,),
+        "jina_bert_v2", ("JinaBertForSequenceClassification",), "bert.",
+        *linear("classifier", "cls", "num_labels,hidden", REQUIRED), when="tensors=cls.weight",
+        keys=(must_be("num_labels", 1),), differs=(_NO_POOLER,),
     ),
     _classifier(
-        "qwen3",
-        ("Qwen3ForSequenceClassification",),
-        "",
-        *_outputs("score", None),
-        keys=(Key("pooling_type", constant=4),),
-        differs=(_SOFTMAX,),
+        "qwen3", ("Qwen3ForSequenceClassification",), "", *_outputs("score", None),
+        keys=(Key("pooling_type", constant=4),), differs=(_SOFTMAX,),
     ),
 )

@@ -6,25 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    HEAD_DIM,
-    RMS_EPS,
-    ROPE,
-    ROPE_DIM,
-    More,
-    block,
-    convert,
-    embedding,
-    final_norm,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    split,
-    tensor,
+    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, block, convert, embedding, final_norm, gated_mlp,
+    head, linear, must_be, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
 
@@ -57,14 +40,12 @@ def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
     v_order, qkv_order = (_V_ORDER, _QKV_ORDER) if tiled else ((), ())
     kernel = "linear_conv_kernel_dim"
     rows = (
-        *projections,
-        tensor("A_log", "ssm_a", _V_HEADS, order=v_order, value="minus_exp"),
+        *projections, tensor("A_log", "ssm_a", _V_HEADS, order=v_order, value="minus_exp"),
         tensor("dt_bias", "ssm_dt.bias", _V_HEADS, order=v_order),
         tensor(
             "conv1d.weight", "ssm_conv1d.weight", f"{_QKV},1,{kernel}", gguf_dims=(f"{_QKV},{kernel}",), order=qkv_order
         ),
-        *norm("norm", "ssm_norm", _V_DIM),
-        *linear("out_proj", "ssm_out", f"hidden,{_V}", columns=v_order),
+        *norm("norm", "ssm_norm", _V_DIM), *linear("out_proj", "ssm_out", f"hidden,{_V}", columns=v_order),
     )
     return tuple(
         replace(row, hf=tuple(f"linear_attn.{name}" for name in row.hf), layers="linear_attention") for row in rows
@@ -73,13 +54,11 @@ def _delta_net(*projections: TensorRow, tiled: bool) -> tuple[TensorRow, ...]:
 
 _FUSED = _delta_net(
     split(
-        "in_proj_qkvz.weight",
-        f"{_QKV}+{_V},hidden",
+        "in_proj_qkvz.weight", f"{_QKV}+{_V},hidden",
         {"attn_qkv.weight": f"{_QKV},hidden", "attn_gate.weight": f"{_V},hidden"},
         order=(f"deal:{_K_HEADS},{_K_DIM},{_K_DIM},{_RUN},{_RUN}",),
     ),
-    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"),
-    tiled=False,
+    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"), tiled=False,
 )
 """Qwen3-Next: one projection for Q, K, V and Z, dealt out by the heads of K; another for beta and alpha."""
 
@@ -87,14 +66,12 @@ _SEPARATE = _delta_net(
     *linear("in_proj_qkv", "attn_qkv", f"{_QKV},hidden", order=_QKV_ORDER),
     *linear("in_proj_z", "attn_gate", f"{_V},hidden", order=_V_ORDER),
     *linear("in_proj_b", "ssm_beta", f"{_V_HEADS},hidden", order=_V_ORDER),
-    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER),
-    tiled=True,
+    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER), tiled=True,
 )
 
 _MLP = gated_mlp()
 _EXPERTS = (
-    *router_and_experts(),
-    *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size"),
+    *router_and_experts(), *shared_expert("mlp.shared_expert", "shared_expert_intermediate_size"),
     *linear("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "1,hidden"),
 )
 
@@ -103,48 +80,34 @@ def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
     return (
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm", value="plus_one"),
-            *_attention(),
-            *layer,
-            *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
-            *draft_layer("plus_one"),
+            *norm("input_layernorm", "attn_norm", value="plus_one"), *_attention(), *layer,
+            *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"), *draft_layer("plus_one"),
         ),
-        *final_norm(value="plus_one"),
-        *head(),
+        *final_norm(value="plus_one"), *head(),
     )
 
 
 def _keys(*family: Key, experts: bool) -> tuple[Key, ...]:
     count, used, width = EXPERTS
     return (
-        *(convert(DIMS, intermediate_size="if_given") if experts else DIMS),
-        GROUPED,
-        ROPE,
-        RMS_EPS,
-        *((count, used) if experts else ()),
-        HEAD_DIM,
+        *(convert(DIMS, intermediate_size="if_given") if experts else DIMS), GROUPED, ROPE, RMS_EPS,
+        *((count, used) if experts else ()), HEAD_DIM,
         *((width, Key("expert_shared_feed_forward_length", ("shared_expert_intermediate_size",))) if experts else ()),
-        Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)),
-        Key("ssm.state_size", (_K_DIM,)),
-        Key("ssm.group_count", (_K_HEADS,)),
-        Key("ssm.time_step_rank", (_V_HEADS,)),
+        Key("ssm.conv_kernel", ("linear_conv_kernel_dim",)), Key("ssm.state_size", (_K_DIM,)),
+        Key("ssm.group_count", (_K_HEADS,)), Key("ssm.time_step_rank", (_V_HEADS,)),
         Key("ssm.inner_size", (_V_DIM,), via="inner_size"),
         Key("attention.recurrent_layers", ("layer_types",), "bool[]", via="recurrent_layers", draft=False),
-        Key("full_attention_interval", ("full_attention_interval",)),
-        ROPE_DIM,
-        must_be("attention_bias", False),
-        must_be("hidden_act", "silu"),
-        replace(MTP, hf=("mtp_num_hidden_layers", *MTP.hf)),
-        *family,
+        Key("full_attention_interval", ("full_attention_interval",)), ROPE_DIM, must_be("attention_bias", False),
+        must_be("hidden_act", "silu"), replace(MTP, hf=("mtp_num_hidden_layers", *MTP.hf)), *family,
     )
 
 
 _DEFAULTS = {
-    "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False, "attention_bias": False, "head_dim": 256, "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-}  # fmt: skip
+    "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "attention_bias": False, "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
 _SECTIONS = Key("rope.dimension_sections", (), "i32[]", via="qwen3_5_sections")
 
 
@@ -155,25 +118,12 @@ def _qwen3_5(
     model_type = f"{id}_text"
     classes = (f"{name}ForCausalLM", f"{name}TextModel")
     return Architecture(
-        id=model_type,
-        required={"rope.dimension_sections": ""},
-        gguf=gguf,
-        hf_class=classes[0],
-        model_type=model_type,
-        hf_classes=(*classes, f"{name}ForConditionalGeneration", f"{name}Model"),
-        bare_classes=(classes[1],),
+        id=model_type, required={"rope.dimension_sections": ""}, gguf=gguf, hf_class=classes[0], model_type=model_type,
+        hf_classes=(*classes, f"{name}ForConditionalGeneration", f"{name}Model"), bare_classes=(classes[1],),
         model_types=(model_type, id),
-        tensors=_decoder(*_SEPARATE, *layer),
-        keys=(*keys, _SECTIONS),
-        drafts=mtp_names(),
+        tensors=_decoder(*_SEPARATE, *layer), keys=(*keys, _SECTIONS), drafts=mtp_names(),
         defaults={"": _DEFAULTS | defaults},
     )
-
-
-_QWEN3_NEXT_DEFAULTS = {
-    **_DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-}  # fmt: skip
 
 
 _QWEN3_5_ROW = _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4})
@@ -182,44 +132,29 @@ _TEMPERATURES = {"choice": 0.85, "score": 0.85, "noul": 0.85 * 1.829074}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="qwen3_next",
-        gguf="qwen3next",
-        hf_class="Qwen3NextForCausalLM",
-        model_type="qwen3_next",
-        hf_classes=("Qwen3NextForCausalLM", "Qwen3NextModel"),
-        bare_classes=("Qwen3NextModel",),
+        id="qwen3_next", gguf="qwen3next", hf_class="Qwen3NextForCausalLM", model_type="qwen3_next",
+        hf_classes=("Qwen3NextForCausalLM", "Qwen3NextModel"), bare_classes=("Qwen3NextModel",),
         model_types=("qwen3_next",),
-        tensors=_decoder(*_FUSED, *_EXPERTS),
-        drafts=mtp_names(),
+        tensors=_decoder(*_FUSED, *_EXPERTS), drafts=mtp_names(),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
-        defaults={"": _QWEN3_NEXT_DEFAULTS},
+        defaults={"": {
+            **_DEFAULTS, "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        }},
     ),
     _QWEN3_5_ROW,
     replace(
-        _QWEN3_5_ROW,
-        id="openjev",
-        hf_class="OpenJevModel",
-        hf_classes=("OpenJevModel",),
-        bare_classes=(),
-        model_types=(),
-        when="decision.type=openjev",
+        _QWEN3_5_ROW, id="openjev", hf_class="OpenJevModel", hf_classes=("OpenJevModel",), bare_classes=(),
+        model_types=(), when="decision.type=openjev",
         keys=(
-            *_QWEN3_5_ROW.keys,
-            Key("decision.type", kind="str", constant="openjev"),
+            *_QWEN3_5_ROW.keys, Key("decision.type", kind="str", constant="openjev"),
             *(Key(f"decision.temperature.{kind}", kind="f32", constant=t) for kind, t in _TEMPERATURES.items()),
         ),
     ),
     _qwen3_5(
-        "qwen3_5_moe",
-        "qwen35moe",
-        "Qwen3_5Moe",
-        _EXPERTS,
-        _keys(experts=True),
+        "qwen3_5_moe", "qwen35moe", "Qwen3_5Moe", _EXPERTS, _keys(experts=True),
         {
-            "num_key_value_heads": 2,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
+            "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
         },
     ),

@@ -8,24 +8,8 @@ from dataclasses import replace
 from aprfmt.arch.row import OPTIONAL, PLUS_ROW, Architecture, Key, TensorRow
 from aprfmt.arch.rows import gemma4
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    DIMS,
-    GROUPED,
-    PAIRS,
-    RMS_EPS,
-    ROPE,
-    ROPE_DIM,
-    SILU,
-    SLIDING_LAYERS,
-    VOCAB,
-    WINDOW,
-    attention,
-    block,
-    gated_mlp,
-    linear,
-    must_be,
-    norm,
-    tensor,
+    DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block,
+    gated_mlp, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import hf_only
 
@@ -35,21 +19,17 @@ _OWN_VOCABULARY = (
 )
 """Of a draft with fewer tokens: how far the other model's number of each is from its own, and which ones they are."""
 
-_EAGLE3_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-    "norm_before_residual": False, "norm_before_fc": False, "attention_bias": False,
-}  # fmt: skip
 _DFLASH_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768,
-    "use_sliding_window": False, "block_size": 16,
-}  # fmt: skip
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 32768, "use_sliding_window": False,
+    "block_size": 16,
+}
 
 _MUSE_GLIMMER_DEFAULTS = {
     "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 5, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072,
     "sliding_window": 2048, "use_sliding_window": True, "rope_theta": 500000.0, "bos_token_id": 200000,
     "eos_token_id": 200001, "pad_token_id": 200018, "mask_token_id": 201818,
-}  # fmt: skip
+}
 
 
 def _convolutions() -> tuple[TensorRow, ...]:
@@ -63,20 +43,14 @@ def _convolutions() -> tuple[TensorRow, ...]:
 
 
 _LAYER = (
-    *norm("input_layernorm", "attn_norm"),
-    *attention(qk_norm="head_dim"),
-    tensor("self_attn.sinks", "attn_sinks.weight", "heads", OPTIONAL),
-    *norm("post_attention_layernorm", "ffn_norm"),
-    *gated_mlp(),
-    *_convolutions(),
+    *norm("input_layernorm", "attn_norm"), *attention(qk_norm="head_dim"),
+    tensor("self_attn.sinks", "attn_sinks.weight", "heads", OPTIONAL), *norm("post_attention_layernorm", "ffn_norm"),
+    *gated_mlp(), *_convolutions(),
 )
 _GEMMA4_LAYER = (
-    *norm("input_layernorm", "attn_norm"),
-    *(row for row in attention(qk_norm="head_dim") if "v_proj" not in row.hf[0]),
-    *norm("post_attention_layernorm", "post_attention_norm"),
-    *norm("pre_feedforward_layernorm", "ffn_norm"),
-    *gated_mlp(),
-    *norm("post_feedforward_layernorm", "post_ffw_norm"),
+    *norm("input_layernorm", "attn_norm"), *(row for row in attention(qk_norm="head_dim") if "v_proj" not in row.hf[0]),
+    *norm("post_attention_layernorm", "post_attention_norm"), *norm("pre_feedforward_layernorm", "ffn_norm"),
+    *gated_mlp(), *norm("post_feedforward_layernorm", "post_ffw_norm"),
     tensor("layer_scalar", "layer_output_scale.weight", "1"),
 )
 
@@ -96,12 +70,9 @@ def _dflash(
     """A small decoder that reads hidden states of the other model's layers; it may have its embedding and head."""
     return (
         tensor("embed_tokens.weight", "token_embd.weight", "vocab,hidden", OPTIONAL),
-        *linear("fc", "fc", "hidden,target_layer_ids*hidden"),
-        *norm("hidden_norm", "enc.output_norm"),
-        *block(*layer, hf="layers.{n}."),
-        *norm("norm", "output_norm"),
-        *linear("lm_head", "output", f"{vocabulary},hidden", need=OPTIONAL),
-        *more,
+        *linear("fc", "fc", "hidden,target_layer_ids*hidden"), *norm("hidden_norm", "enc.output_norm"),
+        *block(*layer, hf="layers.{n}."), *norm("norm", "output_norm"),
+        *linear("lm_head", "output", f"{vocabulary},hidden", need=OPTIONAL), *more,
     )
 
 
@@ -115,28 +86,21 @@ _BLOCKS_AND_LAYERS = (
     Key("tokenizer.ggml.mask_token_id", ("dflash_config.mask_token_id", "mask_token_id")),
 )
 _DFLASH_KEYS = (
-    *DECODER,
-    Key("rope.dimension_count", via="partial_rotary"),
-    Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", via="target_sections"),
-    WINDOW,
-    SLIDING_LAYERS,
-    Key("", ("dflash_config.use_swa",), "bool", via="dflash_window"),
-    Key("", ("dflash_config.swa_window_size",)),
+    *DECODER, Key("rope.dimension_count", via="partial_rotary"),
+    Key("rope.dimension_sections", ("target_rope_sections",), "i32[]", via="target_sections"), WINDOW, SLIDING_LAYERS,
+    Key("", ("dflash_config.use_swa",), "bool", via="dflash_window"), Key("", ("dflash_config.swa_window_size",)),
     Key("attention.value_scale", ("dflash_config.attention_value_scale",), "f32"),
     Key("attention.causal", ("is_causal", "dflash_config.causal"), "bool"),
     *map(_of_dflash, ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")),
     Key("logit_scale", ("output_multiplier", "dflash_config.output_multiplier"), "f32"),
     Key("final_logit_softcapping", ("final_logit_softcapping", "dflash_config.final_logit_softcapping"), "f32"),
     Key("embedding_scale", ("input_embedding_scale", "dflash_config.input_embedding_scale"), "f32"),
-    *_BLOCKS_AND_LAYERS,
-    must_be("attention_bias", False),
-    SILU,
+    *_BLOCKS_AND_LAYERS, must_be("attention_bias", False), SILU,
 )
 _MARKOV_KEYS = (
     Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
     Key("has_confidence_head", ("has_confidence_head",), "bool", via="by_tensor"),
-    Key("", ("draft_vocab_size",), via="draft_vocabulary"),
-    Key("", ("markov_rank",)),
+    Key("", ("draft_vocab_size",), via="draft_vocabulary"), Key("", ("markov_rank",)),
     must_be("markov_head_type", "vanilla"),
 )
 _MARKOV = (
@@ -148,139 +112,88 @@ _MARKOV = (
 _GEMMA4 = next(row for row in gemma4.ROWS if row.id == "gemma4_text")
 _ASSISTANT_DEFAULTS = {
     **_GEMMA4.defaults["gemma4_text"], "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
-}  # fmt: skip
-_GEMMA4_DSPARK_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 131072, "block_size": 16,
-    "rope_theta": 1e6,
-}  # fmt: skip
+}
 _NOT_OF_ASSISTANTS = re.compile(r"attn_[kv]|_exps|_norm_[12]|ffn_gate_inp|per_layer|inp_gate|proj\.|post_norm")
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="eagle3",
-        required={"target_layers": "", "target_hidden_size": ""},
-        gguf="eagle3",
-        hf_class="LlamaForCausalLMEagle3",
-        model_type="llama",
+        id="eagle3", required={"target_layers": "", "target_hidden_size": ""}, gguf="eagle3",
+        hf_class="LlamaForCausalLMEagle3", model_type="llama",
         hf_classes=("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
-        other_names=("Eagle3Speculator",),
-        model_types=(),
-        rope_type=0,
+        other_names=("Eagle3Speculator",), model_types=(), rope_type=0,
         prefixes=(("layers.0.", "midlayer."), ("model.layers.0.", "midlayer."), ("model.", "")),
         tensors=(
             tensor("embed_tokens.weight", "token_embd.weight", "vocab,hidden", OPTIONAL),
             *linear("fc", "fc", "hidden,3*target_hidden_size"),
             *norm("input_norm", "enc.output_norm", "3*target_hidden_size", need="norm_before_fc"),
             *block(
-                *norm("input_layernorm", "attn_norm"),
-                *norm("hidden_norm", "attn_norm_2"),
+                *norm("input_layernorm", "attn_norm"), *norm("hidden_norm", "attn_norm_2"),
                 *linear("self_attn.q_proj", "attn_q", "q,2*hidden", order=PAIRS["q"]),
                 *linear("self_attn.k_proj", "attn_k", "kv,2*hidden", order=PAIRS["kv"]),
                 *linear("self_attn.v_proj", "attn_v", "kv,2*hidden"),
-                *linear("self_attn.o_proj", "attn_output", "hidden,q"),
-                *norm("post_attention_layernorm", "ffn_norm"),
-                *gated_mlp(),
-                hf="midlayer.",
-                gguf="blk.0.",
+                *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
+                *gated_mlp(), hf="midlayer.", gguf="blk.0.",
             ),
-            *norm("norm", "output_norm"),
-            *linear("lm_head", "output", "draft_vocab_size,hidden"),
-            *_OWN_VOCABULARY,
+            *norm("norm", "output_norm"), *linear("lm_head", "output", "draft_vocab_size,hidden"), *_OWN_VOCABULARY,
         ),
         keys=(
-            *DECODER,
-            VOCAB,
-            ROPE_DIM,
+            *DECODER, VOCAB, ROPE_DIM,
             Key("target_layers", ("eagle_aux_hidden_state_layer_ids",), "i32[]", via="eagle_layers"),
             Key("target_hidden_size", ("target_hidden_size",), via="target_width"),
             Key("norm_before_residual", ("norm_before_residual",), "bool"),
-            Key("norm_before_fc", ("norm_before_fc",), "bool"),
-            Key("", ("draft_vocab_size",)),
-            Key("", ("attention_bias",), "bool", constant=False),
-            SILU,
+            Key("norm_before_fc", ("norm_before_fc",), "bool"), Key("", ("draft_vocab_size",)),
+            Key("", ("attention_bias",), "bool", constant=False), SILU,
         ),
-        defaults={"": _EAGLE3_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+            "norm_before_residual": False, "norm_before_fc": False, "attention_bias": False,
+        }},
     ),
     Architecture(
-        id="dflash",
-        required={"target_layers": ""},
-        gguf="dflash",
-        hf_class="DFlashDraftModel",
-        model_type="qwen3",
+        id="dflash", required={"target_layers": ""}, gguf="dflash", hf_class="DFlashDraftModel", model_type="qwen3",
         hf_classes=("DFlashDraftModel", "DFlash2DraftModel", "MuseGlimmerAssistantModel"),
-        other_names=("MuseGlimmerAssistantModel",),
-        model_types=("muse_glimmer_assistant",),
-        gguf_only=(),
+        other_names=("MuseGlimmerAssistantModel",), model_types=("muse_glimmer_assistant",), gguf_only=(),
         prefixes=(("model.", ""), ("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm.")),
-        tensors=_dflash(*_SELECTOR),
-        keys=_DFLASH_KEYS,
+        tensors=_dflash(*_SELECTOR), keys=_DFLASH_KEYS,
         defaults={"": _DFLASH_DEFAULTS, "muse_glimmer_assistant": _MUSE_GLIMMER_DEFAULTS},
     ),
     Architecture(
-        id="gemma4_dspark",
-        required={"target_layers": ""},
-        gguf="dflash",
-        when="tensors=layer_output_scale.weight",
-        hf_class="Gemma4DSparkModel",
-        model_type="gemma4_dspark",
-        hf_classes=("Gemma4DSparkModel",),
-        model_types=(),
+        id="gemma4_dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=layer_output_scale.weight",
+        hf_class="Gemma4DSparkModel", model_type="gemma4_dspark", hf_classes=("Gemma4DSparkModel",), model_types=(),
         prefixes=(("model.", ""), ("confidence_proj.", "confidence_head.proj.")),
         tensors=_dflash(*_MARKOV, layer=_GEMMA4_LAYER),
         keys=(
-            *DIMS,
-            replace(GROUPED, hf=("num_global_key_value_heads",)),
-            ROPE,
-            RMS_EPS,
-            Key("attention.key_length", ("global_head_dim",), field="head_dim", via="global_head"),
-            *_BLOCKS_AND_LAYERS,
-            *_MARKOV_KEYS,
-            Key("", ("layer_types",), "str[]", via="all_full"),
-            Key("embedding_scale", kind="f32", via="root_of_width"),
-            Key("attention.scale", kind="f32", constant=1.0),
+            *DIMS, replace(GROUPED, hf=("num_global_key_value_heads",)), ROPE, RMS_EPS,
+            Key("attention.key_length", ("global_head_dim",), field="head_dim", via="global_head"), *_BLOCKS_AND_LAYERS,
+            *_MARKOV_KEYS, Key("", ("layer_types",), "str[]", via="all_full"),
+            Key("embedding_scale", kind="f32", via="root_of_width"), Key("attention.scale", kind="f32", constant=1.0),
             Key("hidden_activation", ("hidden_activation",), "str", constant="gelu_pytorch_tanh"),
-            must_be("attention_k_eq_v", True),
-            must_be("attention_bias", False),
-            must_be("enable_moe_block", False),
+            must_be("attention_k_eq_v", True), must_be("attention_bias", False), must_be("enable_moe_block", False),
         ),
-        defaults={"": _GEMMA4_DSPARK_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 131072, "block_size": 16,
+            "rope_theta": 1e6,
+        }},
     ),
     Architecture(
-        id="dspark",
-        required={"target_layers": ""},
-        gguf="dflash",
-        when="tensors=markov_w1.weight",
-        hf_class="DSparkDraftModel",
-        model_type="qwen3",
+        id="dspark", required={"target_layers": ""}, gguf="dflash", when="tensors=markov_w1.weight",
+        hf_class="DSparkDraftModel", model_type="qwen3",
         hf_classes=(
-            "DSparkDraftModel",
-            "DSparkSpeculator",
-            "Qwen3DSparkModel",
-            "Lfm2DSparkDraftModel",
-            "LingDSparkModel",
+            "DSparkDraftModel", "DSparkSpeculator", "Qwen3DSparkModel", "Lfm2DSparkDraftModel", "LingDSparkModel",
         ),
-        model_types=(),
-        gguf_only=(),
-        prefixes=(("model.", ""),),
+        model_types=(), gguf_only=(), prefixes=(("model.", ""),),
         tensors=_dflash(*_SELECTOR, *_MARKOV, *_OWN_VOCABULARY, vocabulary="draft_vocab_size"),
         keys=(
-            *_DFLASH_KEYS,
-            Key("", ("aux_hidden_state_layer_ids",), "i32[]"),
-            *_MARKOV_KEYS,
+            *_DFLASH_KEYS, Key("", ("aux_hidden_state_layer_ids",), "i32[]"), *_MARKOV_KEYS,
             must_be("rope_is_neox_style", True),
         ),
         defaults={"": _DFLASH_DEFAULTS},
     ),
     replace(
-        _GEMMA4,
-        id="gemma4_assistant",
-        gguf="gemma4-assistant",
-        hf_class="Gemma4AssistantForCausalLM",
-        model_type="gemma4_assistant",
-        hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
-        model_types=(),
-        inside=("text_config", "gemma4_text"),
+        _GEMMA4, id="gemma4_assistant", gguf="gemma4-assistant", hf_class="Gemma4AssistantForCausalLM",
+        model_type="gemma4_assistant", hf_classes=("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+        model_types=(), inside=("text_config", "gemma4_text"),
         tensors=(
             *linear("pre_projection", "nextn.pre_projection", "hidden,2*backbone_hidden_size"),
             *linear("post_projection", "nextn.post_projection", "backbone_hidden_size,hidden"),
@@ -294,12 +207,10 @@ ROWS: tuple[Architecture, ...] = (
         ),
         keys=(
             *(replace(key, via="") if key.gguf == "attention.shared_kv_layers" else key for key in _GEMMA4.keys),
-            Key("embedding_length_out", ("backbone_hidden_size",)),
-            Key("nextn_predict_layers", via="layer_count"),
+            Key("embedding_length_out", ("backbone_hidden_size",)), Key("nextn_predict_layers", via="layer_count"),
             Key("", ("num_centroids",)),
         ),
-        required={**_GEMMA4.required, "embedding_length_out": ""},
-        head_never=True,
+        required={**_GEMMA4.required, "embedding_length_out": ""}, head_never=True,
         defaults={**_GEMMA4.defaults, "gemma4_text": _ASSISTANT_DEFAULTS, "gemma4_assistant": _ASSISTANT_DEFAULTS},
     ),
 )

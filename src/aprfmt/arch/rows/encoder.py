@@ -6,24 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    LAYER_EPS,
-    RMS_EPS,
-    ROPE,
-    VOCAB,
-    attention,
-    block,
-    embedding,
-    final_norm,
-    gated_mlp,
-    gelu,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    DIMS, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, VOCAB, attention, block, embedding, final_norm, gated_mlp, gelu,
+    linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import CLASSIFIER, ENCODER, HEADS, NO_SCALING, TYPES, classes, hf_only
 
@@ -37,83 +21,52 @@ def _rotary_bert(fused: str, mlp: tuple[TensorRow, ...], bias: str | None) -> tu
         *block(
             *linear(f"{fused}.Wqkv", "attn_qkv", "3*q,hidden", bias),
             *linear(f"{fused}.out_proj", "attn_output", "hidden,q", bias),
-            *norm("norm1", "attn_output_norm", bias=REQUIRED),
-            *mlp,
-            *norm("norm2", "layer_output_norm", bias=REQUIRED),
+            *norm("norm1", "attn_output_norm", bias=REQUIRED), *mlp, *norm("norm2", "layer_output_norm", bias=REQUIRED),
             hf="encoder.layers.{n}.",
         ),
         *hf_only("hidden,hidden", "pooler.dense"),
     )
 
 
-_NOMIC_BERT_DEFAULTS = {
-    "layer_norm_eps": 1e-12, "max_position_embeddings": 2048, "type_vocab_size": 2, "rope_theta": 1000.0,
-    "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
-}  # fmt: skip
-
-
 _NOMIC = Architecture(
-    id="nomic_bert",
-    required={"tokenizer.ggml.token_type_count": ""},
-    gguf="nomic-bert",
-    hf_class="NomicBertModel",
-    model_type="nomic_bert",
-    hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
-    bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
-    model_types=("nomic_bert",),
+    id="nomic_bert", required={"tokenizer.ggml.token_type_count": ""}, gguf="nomic-bert", hf_class="NomicBertModel",
+    model_type="nomic_bert", hf_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER),
+    bare_classes=classes("NomicBert", *HEADS[:2], CLASSIFIER), model_types=("nomic_bert",),
     tensors=(
         *_rotary_bert(
             "attn",
             (
-                *linear("mlp.fc12", "ffn_gate", "ffn,hidden"),
-                *linear("mlp.fc11", "ffn_up", "ffn,hidden"),
+                *linear("mlp.fc12", "ffn_gate", "ffn,hidden"), *linear("mlp.fc11", "ffn_up", "ffn,hidden"),
                 *linear("mlp.fc2", "ffn_down", "hidden,ffn"),
             ),
             None,
         ),
         *hf_only("hidden,hidden", "cls.predictions.transform.dense"),
-        *hf_only("hidden", "cls.predictions.transform.layer_norm"),
-        *hf_only("vocab,hidden", "cls.predictions.decoder"),
-        *hf_only("vocab", "cls.predictions.bias"),
-        *hf_only("num_labels,hidden", "classifier"),
+        *hf_only("hidden", "cls.predictions.transform.layer_norm"), *hf_only("vocab,hidden", "cls.predictions.decoder"),
+        *hf_only("vocab", "cls.predictions.bias"), *hf_only("num_labels,hidden", "classifier"),
     ),
     keys=(
         *rename(
-            DIMS,
-            num_layers=("num_hidden_layers", "n_layer"),
+            DIMS, num_layers=("num_hidden_layers", "n_layer"),
             max_position_embeddings=("max_position_embeddings", "max_trained_positions", "n_positions"),
-            hidden_size=("hidden_size", "n_embd"),
-            intermediate_size=("intermediate_size", "n_inner"),
+            hidden_size=("hidden_size", "n_embd"), intermediate_size=("intermediate_size", "n_inner"),
             num_heads=("num_attention_heads", "n_head"),
         ),
-        ROPE,
-        LAYER_EPS,
-        HEAD_DIM,
-        *ENCODER,
-        TYPES,
-        must_be("hidden_act", "silu"),
+        ROPE, LAYER_EPS, HEAD_DIM, *ENCODER, TYPES, must_be("hidden_act", "silu"),
     ),
-    gguf_only=(),
-    prefixes=(("nomic_bert.", ""),),
-    defaults={"": _NOMIC_BERT_DEFAULTS},
+    gguf_only=(), prefixes=(("nomic_bert.", ""),),
+    defaults={"": {
+        "layer_norm_eps": 1e-12, "max_position_embeddings": 2048, "type_vocab_size": 2, "rope_theta": 1000.0,
+        "hidden_act": "silu", "tie_word_embeddings": True, "pad_token_id": 0,
+    }},
 )
-
-_JINA_EMBEDDINGS_V3_DEFAULTS = {
-    "layer_norm_eps": 1e-5, "max_position_embeddings": 8194, "type_vocab_size": 1, "rope_theta": 20000.0,
-    "hidden_act": "gelu", "tie_word_embeddings": True, "pad_token_id": 1, "bos_token_id": 0,
-    "eos_token_id": 2,
-}  # fmt: skip
 
 
 _JINA3 = Architecture(
-    id="jina_embeddings_v3",
-    required={"tokenizer.ggml.token_type_count": ""},
-    gguf="jina-bert-v3",
-    hf_class="JinaEmbeddingsV3Model",
-    model_type="jina_embeddings_v3",
+    id="jina_embeddings_v3", required={"tokenizer.ggml.token_type_count": ""}, gguf="jina-bert-v3",
+    hf_class="JinaEmbeddingsV3Model", model_type="jina_embeddings_v3",
     hf_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
-    bare_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER),
-    model_types=("jina_embeddings_v3",),
+    bare_classes=classes("JinaEmbeddingsV3", *HEADS, CLASSIFIER), model_types=("jina_embeddings_v3",),
     tensors=(
         *_rotary_bert(
             "mixer",
@@ -123,16 +76,15 @@ _JINA3 = Architecture(
             ),
             REQUIRED,
         ),
-        *hf_only("hidden,hidden", "lm_head.dense", "classifier.dense"),
-        *hf_only("hidden", "lm_head.layer_norm"),
-        *hf_only("vocab,hidden", "lm_head.decoder"),
-        *hf_only("vocab", "lm_head.bias"),
+        *hf_only("hidden,hidden", "lm_head.dense", "classifier.dense"), *hf_only("hidden", "lm_head.layer_norm"),
+        *hf_only("vocab,hidden", "lm_head.decoder"), *hf_only("vocab", "lm_head.bias"),
         *hf_only("num_labels,hidden", "classifier.out_proj", "classifier", "qa_outputs"),
     ),
-    keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()),
-    gguf_only=(),
-    prefixes=(("roberta.", ""),),
-    defaults={"": _JINA_EMBEDDINGS_V3_DEFAULTS},
+    keys=(*DIMS, ROPE, LAYER_EPS, *ENCODER, TYPES, gelu()), gguf_only=(), prefixes=(("roberta.", ""),),
+    defaults={"": {
+        "layer_norm_eps": 1e-5, "max_position_embeddings": 8194, "type_vocab_size": 1, "rope_theta": 20000.0,
+        "hidden_act": "gelu", "tie_word_embeddings": True, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    }},
 )
 
 _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + block(
@@ -140,104 +92,60 @@ _NORM_BIASES = hf_only("hidden", "embeddings.norm.bias", "final_norm.bias") + bl
 )
 """Of a ModernBERT with `norm_bias`, which llama.cpp does not compute."""
 
-_MODERNBERT_DEFAULTS = {
-    "norm_eps": 1e-5, "max_position_embeddings": 8192, "local_attention": 128, "rope_theta": 160000.0,
-    "rope_local_base_freq": 10000.0, "hidden_activation": "gelu", "classifier_pooling": "cls",
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
 
 _MODERN = Architecture(
-    id="modernbert",
-    gguf="modern-bert",
-    hf_class="ModernBertModel",
-    model_type="modernbert",
-    hf_classes=classes("ModernBert", *HEADS),
-    bare_classes=classes("ModernBert", *HEADS),
-    model_types=("modernbert",),
+    id="modernbert", gguf="modern-bert", hf_class="ModernBertModel", model_type="modernbert",
+    hf_classes=classes("ModernBert", *HEADS), bare_classes=classes("ModernBert", *HEADS), model_types=("modernbert",),
     tensors=(
-        embedding("embeddings.tok_embeddings"),
-        *norm("embeddings.norm", "token_embd_norm"),
+        embedding("embeddings.tok_embeddings"), *norm("embeddings.norm", "token_embd_norm"),
         *block(
-            *norm("attn_norm", "attn_norm", layers="!first"),
-            *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
-            *linear("attn.Wo", "attn_output", "hidden,q"),
-            *norm("mlp_norm", "ffn_norm"),
-            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"),
-            *linear("mlp.Wo", "ffn_down", "hidden,ffn"),
-            hf="layers.{n}.",
+            *norm("attn_norm", "attn_norm", layers="!first"), *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
+            *linear("attn.Wo", "attn_output", "hidden,q"), *norm("mlp_norm", "ffn_norm"),
+            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"), *linear("mlp.Wo", "ffn_down", "hidden,ffn"), hf="layers.{n}.",
         ),
-        *final_norm("final_norm"),
-        *hf_only("vocab,hidden", "decoder"),
-        *hf_only("hidden,hidden", "head.dense"),
-        *hf_only("hidden", "head.norm"),
-        *hf_only("num_labels,hidden", "classifier"),
-        *_NORM_BIASES,
+        *final_norm("final_norm"), *hf_only("vocab,hidden", "decoder"), *hf_only("hidden,hidden", "head.dense"),
+        *hf_only("hidden", "head.norm"), *hf_only("num_labels,hidden", "classifier"), *_NORM_BIASES,
     ),
     keys=(
-        *DIMS,
-        ROPE,
-        replace(LAYER_EPS, hf=("norm_eps",)),
-        *ENCODER,
+        *DIMS, ROPE, replace(LAYER_EPS, hf=("norm_eps",)), *ENCODER,
         Key("classifier.pooling_type", ("classifier_pooling",), via="pooling"),
         Key("attention.sliding_window", ("local_attention",)),
         Key("attention.sliding_window_pattern", ("layer_types",), via="modernbert_layers"),
-        Key("", ("global_attn_every_n_layers",)),
-        NO_SCALING,
-        VOCAB,
-        Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")),
-        must_be("norm_bias", False),
-        must_be("attention_bias", False),
-        must_be("mlp_bias", False),
+        Key("", ("global_attn_every_n_layers",)), NO_SCALING, VOCAB,
+        Key("hidden_activation", ("hidden_activation",), "str", allowed=("gelu", "silu")), must_be("norm_bias", False),
+        must_be("attention_bias", False), must_be("mlp_bias", False),
     ),
-    gguf_only=(),
-    prefixes=(("model.", ""),),
-    defaults={"": _MODERNBERT_DEFAULTS},
+    gguf_only=(), prefixes=(("model.", ""),),
+    defaults={"": {
+        "norm_eps": 1e-5, "max_position_embeddings": 8192, "local_attention": 128, "rope_theta": 160000.0,
+        "rope_local_base_freq": 10000.0, "hidden_activation": "gelu", "classifier_pooling": "cls",
+        "tie_word_embeddings": True,
+    }},
     nested_rope=True,
 )
 
-_EUROBERT_DEFAULTS = {
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
-
 
 _EUROBERT = Architecture(
-    id="eurobert",
-    gguf="eurobert",
-    hf_class="EuroBertModel",
-    model_type="eurobert",
+    id="eurobert", gguf="eurobert", hf_class="EuroBertModel", model_type="eurobert",
     hf_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"),
-    bare_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"),
-    model_types=("eurobert",),
+    bare_classes=(*classes("EuroBert", *HEADS[:2], CLASSIFIER), "JinaEmbeddingsV5Model"), model_types=("eurobert",),
     tensors=(
         embedding("embed_tokens"),
         *block(
-            *norm("input_layernorm", "attn_norm"),
-            *attention(OPTIONAL),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *gated_mlp(),
-            hf="layers.{n}.",
+            *norm("input_layernorm", "attn_norm"), *attention(OPTIONAL), *norm("post_attention_layernorm", "ffn_norm"),
+            *gated_mlp(), hf="layers.{n}.",
         ),
-        *final_norm("norm"),
-        *hf_only("vocab,hidden", "lm_head"),
-        *hf_only("hidden,hidden", "dense"),
+        *final_norm("norm"), *hf_only("vocab,hidden", "lm_head"), *hf_only("hidden,hidden", "dense"),
         *hf_only("num_labels,hidden", "classifier"),
     ),
     keys=(
-        *DIMS,
-        GROUPED,
-        ROPE,
-        RMS_EPS,
-        HEAD_DIM,
-        *ENCODER,
-        NO_SCALING,
-        must_be("hidden_act", "silu"),
-        must_be("mlp_bias", False),
-        must_be("attention_bias", False),
+        *DIMS, GROUPED, ROPE, RMS_EPS, HEAD_DIM, *ENCODER, NO_SCALING, must_be("hidden_act", "silu"),
+        must_be("mlp_bias", False), must_be("attention_bias", False),
     ),
-    gguf_only=(),
-    prefixes=(("model.", ""),),
-    defaults={"": _EUROBERT_DEFAULTS},
+    gguf_only=(), prefixes=(("model.", ""),),
+    defaults={"": {
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }},
 )
 
 ROWS: tuple[Architecture, ...] = (_NOMIC, _JINA3, _MODERN, _EUROBERT)

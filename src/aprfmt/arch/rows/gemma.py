@@ -6,26 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import HEAD, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    LAYER_EPS,
-    ROPE,
-    ROPE_DIM,
-    SILU,
-    VOCAB,
-    attention,
-    block,
-    convert,
-    embedding,
-    final_norm,
-    gated_mlp,
-    head,
-    hf_names,
-    must_be,
-    norm,
-    tensor,
+    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, convert, embedding,
+    final_norm, gated_mlp, head, hf_names, must_be, norm, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -47,14 +29,10 @@ def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
     return (
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm", value="plus_one"),
-            *attention("attention_bias", "attention_bias"),
-            *norm("post_attention_layernorm", after, value="plus_one"),
-            *more,
-            *gated_mlp(),
+            *norm("input_layernorm", "attn_norm", value="plus_one"), *attention("attention_bias", "attention_bias"),
+            *norm("post_attention_layernorm", after, value="plus_one"), *more, *gated_mlp(),
         ),
-        *final_norm(value="plus_one"),
-        *head(),
+        *final_norm(value="plus_one"), *head(),
     )
 
 
@@ -62,9 +40,7 @@ def _sandwiched(*more: TensorRow) -> tuple[TensorRow, ...]:
     """Gemma's decoder with norms before and behind attention and MLP."""
     return _gemma(
         *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
-        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"),
-        *more,
-        after="post_attention_norm",
+        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more, after="post_attention_norm",
     )
 
 
@@ -74,93 +50,62 @@ _GEMMA3 = _sandwiched(
 )
 _GEMMA_TOKENS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 _GEMMA2_DEFAULTS = {
-    **_GEMMA_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256, "sliding_window": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
+    **_GEMMA_TOKENS, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096, "tie_word_embeddings": True,
+}
 _GEMMA3_DEFAULTS = {
     **_GEMMA2_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6,
     "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-}  # fmt: skip
+}
 _GEMMA3_KEYS = (
-    *DECODER,
-    Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
-    Key("", ("attn_logit_softcapping",), "f32", allowed=(False,)),
-    _QUERY_SCALE,
-    _NO_BIAS,
-    _GELU,
+    *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+    Key("", ("attn_logit_softcapping",), "f32", allowed=(False,)), _QUERY_SCALE, _NO_BIAS, _GELU,
 )
 
 
 def _parallel(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
     """Cohere's decoder: one norm of a layer feeds attention and MLP."""
     return (
-        embedding(),
-        *block(*norm("input_layernorm", "attn_norm"), *attention_rows, *gated_mlp()),
-        *final_norm(),
+        embedding(), *block(*norm("input_layernorm", "attn_norm"), *attention_rows, *gated_mlp()), *final_norm(),
         *head(),
     )
 
 
 _COHERE = (*DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, _LOGIT_SCALE, _UNSCALED, _NO_BIAS, SILU)
 _COHERE_DEFAULTS = {
-    "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
-    "tie_word_embeddings": True, "bos_token_id": 5, "eos_token_id": 255001, "pad_token_id": 0,
-}  # fmt: skip
-
-
-_GEMMA_DEFAULTS = {
-    **_GEMMA_TOKENS, "max_position_embeddings": 8192, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
-}  # fmt: skip
+    "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True,
+    "bos_token_id": 5, "eos_token_id": 255001, "pad_token_id": 0,
+}
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="gemma",
-        gguf="gemma",
-        **hf_names("Gemma", "gemma"),
-        gguf_only=(),
-        head_never=True,
-        tensors=_gemma(),
-        keys=(*DECODER, _NO_BIAS, _CAUSAL),
-        defaults={"": _GEMMA_DEFAULTS},
+        id="gemma", gguf="gemma", **hf_names("Gemma", "gemma"), gguf_only=(), head_never=True,
+        tensors=_gemma(), keys=(*DECODER, _NO_BIAS, _CAUSAL),
+        defaults={"": {
+            **_GEMMA_TOKENS, "max_position_embeddings": 8192, "head_dim": 256, "rms_norm_eps": 1e-6,
+            "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+        }},
     ),
     Architecture(
-        id="gemma2",
-        gguf="gemma2",
-        **hf_names("Gemma2", "gemma2"),
-        gguf_only=(),
-        head_never=True,
+        id="gemma2", gguf="gemma2", **hf_names("Gemma2", "gemma2"), gguf_only=(), head_never=True,
         tensors=_sandwiched(),
         keys=(
-            *DECODER,
-            Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", via="softcap"),
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", via="softcap"),
-            _WINDOW,
-            _SOME_LAYERS,
-            _QUERY_SCALE,
-            _NO_BIAS,
-            _GELU,
-            _CAUSAL,
+            *DECODER, Key("attn_logit_softcapping", ("attn_logit_softcapping",), "f32", via="softcap"),
+            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", via="softcap"), _WINDOW, _SOME_LAYERS,
+            _QUERY_SCALE, _NO_BIAS, _GELU, _CAUSAL,
         ),
         defaults={
             "": {
-                **_GEMMA2_DEFAULTS,
-                "max_position_embeddings": 8192,
-                "attn_logit_softcapping": 50.0,
-                "final_logit_softcapping": 30.0,
-                "sliding_window_pattern": 2,
+                **_GEMMA2_DEFAULTS, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0, "sliding_window_pattern": 2,
             }
         },
     ),
     Architecture(
-        id="gemma3_text",
-        gguf="gemma3",
-        hf_class="Gemma3ForCausalLM",
-        model_type="gemma3_text",
-        hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        model_types=("gemma3_text", "gemma3"),
+        id="gemma3_text", gguf="gemma3", hf_class="Gemma3ForCausalLM", model_type="gemma3_text",
+        hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), model_types=("gemma3_text", "gemma3"),
         gguf_only=(),
         tensors=_GEMMA3,
         keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),
@@ -168,16 +113,9 @@ ROWS: tuple[Architecture, ...] = (
         defaults={"": _GEMMA3_DEFAULTS},
     ),
     Architecture(
-        id="gemma_embedding",
-        required={"attention.sliding_window": ""},
-        gguf="gemma-embedding",
-        hf_class="Gemma3TextModel",
-        model_type="gemma3_text",
-        hf_classes=("Gemma3TextModel",),
-        bare_classes=("Gemma3TextModel",),
-        model_types=(),
-        gguf_only=(),
-        prefixes=(("model.", ""),),
+        id="gemma_embedding", required={"attention.sliding_window": ""}, gguf="gemma-embedding",
+        hf_class="Gemma3TextModel", model_type="gemma3_text", hf_classes=("Gemma3TextModel",),
+        bare_classes=("Gemma3TextModel",), model_types=(), gguf_only=(), prefixes=(("model.", ""),),
         tensors=(
             *(
                 replace(row, hf=tuple(name.removeprefix("model.") for name in row.hf))
@@ -188,48 +126,33 @@ ROWS: tuple[Architecture, ...] = (
             tensor("3_Dense.linear.weight", "dense_3.weight", "hidden,dense_2_out", _BOTH_DENSE),
         ),
         keys=(
-            *_GEMMA3_KEYS,
-            _WINDOW,
-            _ODD_LAYERS,
-            ENCODER[1],
+            *_GEMMA3_KEYS, _WINDOW, _ODD_LAYERS, ENCODER[1],
             *(
                 Key(f"dense_{n}_feat_{side}", (f"dense_{n}_{side}",), via="both_dense")
                 for n in (2, 3)
                 for side in ("in", "out")
             ),
-            *(Key("", (f"dense_{n}_bias",), "bool") for n in (2, 3)),
-            must_be("use_bidirectional_attention", True),
+            *(Key("", (f"dense_{n}_bias",), "bool") for n in (2, 3)), must_be("use_bidirectional_attention", True),
         ),
         nested_rope=True,
         defaults={"": {**_GEMMA3_DEFAULTS, "use_bidirectional_attention": False}},
     ),
     Architecture(
-        id="cohere",
-        gguf="command-r",
-        **hf_names("Cohere", "cohere"),
-        rope_type=0,
-        gguf_only=(),
-        head_never=True,
+        id="cohere", gguf="command-r", **hf_names("Cohere", "cohere"), rope_type=0, gguf_only=(), head_never=True,
         tensors=_parallel(
             *attention("attention_bias", "attention_bias"),
             *norm("self_attn.q_norm", "attn_q_norm", "heads,head_dim", need="use_qk_norm"),
             *norm("self_attn.k_norm", "attn_k_norm", "kv_heads,head_dim", need="use_qk_norm"),
         ),
         keys=(
-            *convert(_COHERE, max_position_embeddings="trained_length"),
-            Key("", ("model_max_length",)),
+            *convert(_COHERE, max_position_embeddings="trained_length"), Key("", ("model_max_length",)),
             Key("", ("use_qk_norm",), "bool", via="large_qk_norm"),
         ),
         defaults={"": {**_COHERE_DEFAULTS, "rope_theta": 500000.0}},
     ),
     Architecture(
-        id="cohere2",
-        required={"attention.sliding_window": "", "logit_scale": ""},
-        gguf="cohere2",
-        **hf_names("Cohere2", "cohere2"),
-        rope_type=0,
-        gguf_only=(),
-        head_never=True,
+        id="cohere2", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="cohere2",
+        **hf_names("Cohere2", "cohere2"), rope_type=0, gguf_only=(), head_never=True,
         tensors=_parallel(*attention("attention_bias", "attention_bias")),
         keys=(*_COHERE, _WINDOW, _SOME_LAYERS, VOCAB, ROPE_DIM),
         defaults={"": {**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4}},

@@ -6,23 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    RMS_EPS,
-    ROPE,
-    block,
-    embedding,
-    final_norm,
-    flag,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    number,
-    rename,
-    tensor,
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, block, embedding, final_norm, flag, gated_mlp, head, linear, must_be, norm,
+    number, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, USED, WIDTH
 
@@ -45,8 +30,7 @@ def _attention(kind: str, head_dim: str, kv_heads: str, values: str = REQUIRED) 
         rows += linear("self_attn.v_proj", "attn_v", kv, f"{bias}&{separate}", separate, layers=layers)
         rows += norm("self_attn.k_norm", "attn_k_norm", head_dim, need=need, layers=layers)
     return (
-        *linear("self_attn.q_proj", "attn_q", f"heads*{head_dim},hidden", "attention_bias", layers=kind),
-        *rows,
+        *linear("self_attn.q_proj", "attn_q", f"heads*{head_dim},hidden", "attention_bias", layers=kind), *rows,
         *linear("self_attn.o_proj", "attn_output", f"hidden,heads*{head_dim}", "attention_bias", layers=kind),
         *norm("self_attn.q_norm", "attn_q_norm", head_dim, layers=kind),
     )
@@ -78,10 +62,8 @@ def _per_layer_model(need: str = REQUIRED) -> tuple[TensorRow, ...]:
     """Embeddings of a token for each layer, and what makes more of them out of its main embedding."""
     return (
         tensor(
-            "model.embed_tokens_per_layer.weight",
-            "per_layer_token_embd.weight",
-            f"vocab_size_per_layer_input,layers*{_PER_LAYER}",
-            need,
+            "model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight",
+            f"vocab_size_per_layer_input,layers*{_PER_LAYER}", need,
         ),
         *linear("model.per_layer_model_projection", "per_layer_model_proj", f"layers*{_PER_LAYER},hidden", need=need),
         *norm("model.per_layer_projection_norm", "per_layer_proj_norm", _PER_LAYER, need=need),
@@ -97,10 +79,8 @@ def _per_layer_input(need: str = REQUIRED) -> tuple[TensorRow, ...]:
 
 
 _NORMS = (
-    *norm("input_layernorm", "attn_norm"),
-    *norm("post_attention_layernorm", "post_attention_norm"),
-    *norm("pre_feedforward_layernorm", "ffn_norm"),
-    *norm("post_feedforward_layernorm", "post_ffw_norm"),
+    *norm("input_layernorm", "attn_norm"), *norm("post_attention_layernorm", "post_attention_norm"),
+    *norm("pre_feedforward_layernorm", "ffn_norm"), *norm("post_feedforward_layernorm", "post_ffw_norm"),
 )
 
 
@@ -138,122 +118,79 @@ _GEMMA4_DEFAULTS = {
     "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
     "attention_bias": False, "sliding_window_pattern": 6, "attention_k_eq_v": False, "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False, "rope_parameters": _GEMMA4_ROPE,
-}  # fmt: skip
-_GEMMA3N_DEFAULTS = {
-    **_TOKENS, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True, "attention_bias": False, "sliding_window": 512, "sliding_window_pattern": 5,
-    "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
-    "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
-    "laurel_rank": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-}  # fmt: skip
+}
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="gemma3n_text",
-        required={"attention.sliding_window": ""},
-        gguf="gemma3n",
-        hf_class="Gemma3nForCausalLM",
-        model_type="gemma3n_text",
-        hf_classes=("Gemma3nForCausalLM", "Gemma3nTextModel"),
-        bare_classes=("Gemma3nTextModel",),
-        model_types=("gemma3n_text",),
-        gguf_only=(),
+        id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n", hf_class="Gemma3nForCausalLM",
+        model_type="gemma3n_text", hf_classes=("Gemma3nForCausalLM", "Gemma3nTextModel"),
+        bare_classes=("Gemma3nTextModel",), model_types=("gemma3n_text",), gguf_only=(),
         tensors=(
-            embedding(),
-            *_per_layer_model(),
-            _streams("altup_projections", "altup_proj"),
+            embedding(), *_per_layer_model(), _streams("altup_projections", "altup_proj"),
             _streams("altup_unembed_projections", "altup_unembd_proj"),
             *block(
-                *_NORMS,
-                *_attention("sliding_attention", "head_dim", "kv_heads"),
-                *_attention("full_attention", "head_dim", "kv_heads"),
-                *gated_mlp(),
-                *_gemma3n_layer(),
+                *_NORMS, *_attention("sliding_attention", "head_dim", "kv_heads"),
+                *_attention("full_attention", "head_dim", "kv_heads"), *gated_mlp(), *_gemma3n_layer(),
                 *_per_layer_input(),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            *_widths("width_a_layer"),
-            GROUPED,
-            ROPE,
-            RMS_EPS,
-            HEAD_DIM,
+            *_widths("width_a_layer"), GROUPED, ROPE, RMS_EPS, HEAD_DIM,
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32", constant=30.0),
-            Key("attention.sliding_window", ("sliding_window",)),
-            _LAYERS,
+            Key("attention.sliding_window", ("sliding_window",)), _LAYERS,
             Key("embedding_length_per_layer_input", (_PER_LAYER,), constant=256),
-            Key("", ("vocab_size_per_layer_input",), via="row_a_token"),
-            replace(_SHARED_KV, via="shared_kv_from_20"),
+            Key("", ("vocab_size_per_layer_input",), via="row_a_token"), replace(_SHARED_KV, via="shared_kv_from_20"),
             Key("altup.active_idx", ("altup_active_idx",), constant=0),
-            Key("altup.num_inputs", ("altup_num_inputs",), constant=4),
-            must_be("altup_correct_scale", True),
-            must_be("laurel_rank", 64),
-            Key("", ("activation_sparsity_pattern",), "f32[]", via="ten_sparse_layers"),
-            must_be("attention_bias", False),
-            _GELU,
+            Key("altup.num_inputs", ("altup_num_inputs",), constant=4), must_be("altup_correct_scale", True),
+            must_be("laurel_rank", 64), Key("", ("activation_sparsity_pattern",), "f32[]", via="ten_sparse_layers"),
+            must_be("attention_bias", False), _GELU,
         ),
         nested_rope=True,
-        defaults={"": _GEMMA3N_DEFAULTS},
+        defaults={"": {
+            **_TOKENS, "hidden_size": 2048, "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 256, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+            "attention_bias": False, "sliding_window": 512, "sliding_window_pattern": 5,
+            "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+            "altup_active_idx": 0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
+            "laurel_rank": 64, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        }},
     ),
     Architecture(
-        id="gemma4_text",
-        gguf="gemma4",
-        hf_class="Gemma4ForCausalLM",
-        model_type="gemma4_text",
+        id="gemma4_text", gguf="gemma4", hf_class="Gemma4ForCausalLM", model_type="gemma4_text",
         hf_classes=("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
         model_types=("gemma4_text", "gemma4_unified_text"),
         tensors=(
-            embedding(),
-            *_per_layer_model(_PER_LAYER),
+            embedding(), *_per_layer_model(_PER_LAYER),
             *block(
-                *_NORMS,
-                *_attention("sliding_attention", "head_dim", "kv_heads"),
+                *_NORMS, *_attention("sliding_attention", "head_dim", "kv_heads"),
                 *_attention("full_attention", "global_head_dim", "num_global_key_value_heads", "!attention_k_eq_v"),
-                *gated_mlp(layers="!double_wide"),
-                *_double_wide(),
-                *_gemma4_experts(),
-                *_per_layer_input(_PER_LAYER),
+                *gated_mlp(layers="!double_wide"), *_double_wide(), *_gemma4_experts(), *_per_layer_input(_PER_LAYER),
                 tensor("layer_scalar", "layer_output_scale.weight", "1"),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            *_widths("double_wide"),
-            replace(GROUPED, kind="u32[]", via="window_kv_heads"),
-            ROPE,
-            RMS_EPS,
+            *_widths("double_wide"), replace(GROUPED, kind="u32[]", via="window_kv_heads"), ROPE, RMS_EPS,
             replace(_LAYERS, via="last_full_layer_types"),
             replace(number("head_dim"), gguf="attention.key_length_swa", via="window_heads"),
             Key("attention.key_length", ("global_head_dim",), via="global_heads"),
-            Key("", ("num_global_key_value_heads",), via="global_kv_heads"),
-            Key("", ("per_layer_config",)),
+            Key("", ("num_global_key_value_heads",), via="global_kv_heads"), Key("", ("per_layer_config",)),
             Key("attention.sliding_window", ("sliding_window",)),
             Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
             Key("embedding_length_per_layer_input", (_PER_LAYER,), via="number_or_0"),
-            Key("", ("vocab_size_per_layer_input",), via="row_a_token"),
-            _SHARED_KV,
+            Key("", ("vocab_size_per_layer_input",), via="row_a_token"), _SHARED_KV,
             *rename((COUNT, USED, WIDTH), num_experts="num_experts", num_experts_per_tok="top_k_experts"),
-            flag("enable_moe_block"),
-            Key("", ("attention_k_eq_v",), "bool", via="values_are_keys"),
-            flag("use_double_wide_mlp"),
-            Key("", ("use_bidirectional_attention",), "str", allowed=("vision",)),
-            must_be("attention_bias", False),
-            _GELU,
+            flag("enable_moe_block"), Key("", ("attention_k_eq_v",), "bool", via="values_are_keys"),
+            flag("use_double_wide_mlp"), Key("", ("use_bidirectional_attention",), "str", allowed=("vision",)),
+            must_be("attention_bias", False), _GELU,
         ),
         required={
-            "attention.sliding_window": "",
-            "attention.sliding_window_pattern": "",
-            "attention.key_length_swa": "",
-            "attention.value_length_swa": "",
-            "embedding_length_per_layer_input": "",
+            "attention.sliding_window": "", "attention.sliding_window_pattern": "", "attention.key_length_swa": "",
+            "attention.value_length_swa": "", "embedding_length_per_layer_input": "",
         },
-        nested_rope=True,
-        freqs_always=True,
+        nested_rope=True, freqs_always=True,
         defaults={
             "": _GEMMA4_DEFAULTS,
             "gemma4_text": {
@@ -265,4 +202,4 @@ ROWS: tuple[Architecture, ...] = (
             },
         },
     ),
-)  # fmt: skip
+)

@@ -6,39 +6,17 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EPSILON,
-    GROUPED,
-    LAYER_EPS,
-    ROPE,
-    More,
-    block,
-    conv1d,
-    convert,
-    embedding,
-    final_norm,
-    flag,
-    gelu,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    optional,
-    rename,
-    tensor,
+    DIMS, EPSILON, GROUPED, LAYER_EPS, ROPE, More, block, conv1d, convert, embedding, final_norm, flag, gelu, head,
+    hf_names, linear, must_be, norm, optional, rename, tensor,
 )
 
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
 """Fused attention of which each group holds its heads of Q, one of K, one of V; GGUF has all Q, all K, all V."""
 _QKV = "q+2*kv,hidden"
 _GPT_DIMS = rename(
-    DIMS,
-    num_layers=("n_layer", "num_hidden_layers"),
-    max_position_embeddings=("n_positions", "n_ctx", "max_position_embeddings"),
-    hidden_size=("n_embd", "hidden_size"),
-    intermediate_size=("n_inner",),
-    num_heads=("n_head", "num_attention_heads"),
+    DIMS, num_layers=("n_layer", "num_hidden_layers"),
+    max_position_embeddings=("n_positions", "n_ctx", "max_position_embeddings"), hidden_size=("n_embd", "hidden_size"),
+    intermediate_size=("n_inner",), num_heads=("n_head", "num_attention_heads"),
 )
 
 
@@ -49,16 +27,12 @@ def _positions(hf: str) -> TensorRow:
 def _gpt(layer: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
     """GPT-2's names around a layer: learned positions, LayerNorms with biases."""
     return (
-        embedding("transformer.wte"),
-        _positions("transformer.wpe"),
+        embedding("transformer.wte"), _positions("transformer.wpe"),
         *block(
-            *norm("ln_1", "attn_norm", bias=REQUIRED),
-            *layer,
-            *norm("ln_2", "ffn_norm", bias=REQUIRED),
+            *norm("ln_1", "attn_norm", bias=REQUIRED), *layer, *norm("ln_2", "ffn_norm", bias=REQUIRED),
             hf="transformer.h.{n}.",
         ),
-        *final_norm("transformer.ln_f", REQUIRED),
-        *head(),
+        *final_norm("transformer.ln_f", REQUIRED), *head(),
     )
 
 
@@ -67,51 +41,35 @@ def _bare(*names: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, f"transformer.{name}") for name in names)
 
 
-_GPT2_DEFAULTS = {
-    "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
-    "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
-}  # fmt: skip
-
-
 _GPT2 = Architecture(
-    id="gpt2",
-    gguf="gpt2",
-    **hf_names("GPT2", "gpt2", end="LMHeadModel"),
+    id="gpt2", gguf="gpt2", **hf_names("GPT2", "gpt2", end="LMHeadModel"),
     tensors=_gpt(
         (
             *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
-            *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"),
-            *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
+            *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"), *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"),
             *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
         )
     ),
     keys=(
-        *convert(_GPT_DIMS, intermediate_size="four_hidden"),
-        EPSILON,
-        gelu("activation_function"),
-        must_be("scale_attn_weights", True),
-        must_be("scale_attn_by_inverse_layer_idx", False),
+        *convert(_GPT_DIMS, intermediate_size="four_hidden"), EPSILON, gelu("activation_function"),
+        must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
     ),
-    gguf_only=(),
-    ignored=(".attn.bias", ".attn.masked_bias"),
-    prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={"": _GPT2_DEFAULTS},
+    gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    defaults={"": {
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_positions": 1024, "tie_word_embeddings": True,
+        "bos_token_id": 50256, "eos_token_id": 50256,
+    }},
 )
 
 _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the names of Llama
-    id="rugpt3xl",
-    gguf="gpt2",
-    **hf_names("RuGPT3XL", "rugpt3xl"),
+    id="rugpt3xl", gguf="gpt2", **hf_names("RuGPT3XL", "rugpt3xl"),
     tensors=(
-        embedding(),
-        _positions("model.embed_positions"),
+        embedding(), _positions("model.embed_positions"),
         *block(
             *norm("input_layernorm", "attn_norm", bias=REQUIRED),
             *(
                 TensorRow(
-                    tuple(f"self_attn.{name}_proj.{part}" for name in "qkv"),
-                    (f"attn_qkv.{part}",),
-                    (f"hidden{rest}",),
+                    tuple(f"self_attn.{name}_proj.{part}" for name in "qkv"), (f"attn_qkv.{part}",), (f"hidden{rest}",),
                     gguf_dims=(f"3*hidden{rest}",),
                 )
                 for part, rest in (("weight", ",hidden"), ("bias", ""))
@@ -121,11 +79,9 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
             *linear("mlp.up_proj", "ffn_up", "ffn,hidden", REQUIRED),
             *linear("mlp.down_proj", "ffn_down", "hidden,ffn", REQUIRED),
         ),
-        *final_norm(bias=REQUIRED),
-        *head(),
+        *final_norm(bias=REQUIRED), *head(),
     ),
-    keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")),
-    gguf_only=(),
+    keys=(*DIMS, LAYER_EPS, gelu(), Key("", ("sparse_mode",), "str")), gguf_only=(),
     differs=(
         Difference(
             "llama.cpp attends to all positions, also where ruGPT3XL leaves some out (sparse_mode)",
@@ -134,27 +90,15 @@ _RUGPT3XL = Architecture(  # as evilfreelancer/ruGPT3XL has it: GPT-2 under the 
     ),
     defaults={
         "": {
-            "hidden_act": "gelu_new",
-            "layer_norm_eps": 1e-5,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-            "sparse_mode": "none",
+            "hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+            "tie_word_embeddings": False, "bos_token_id": 2, "eos_token_id": 1, "sparse_mode": "none",
         }
     },
 )
 
-_GPT_BIGCODE_DEFAULTS = {
-    "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
-    "multi_query": True, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
-}  # fmt: skip
-
 
 _BIGCODE = Architecture(
-    id="gpt_bigcode",
-    gguf="starcoder",
-    **hf_names("GPTBigCode", "gpt_bigcode"),
+    id="gpt_bigcode", gguf="starcoder", **hf_names("GPTBigCode", "gpt_bigcode"),
     tensors=_gpt(
         (
             *linear("attn.c_attn", "attn_qkv", _QKV, REQUIRED, **_DEALT),
@@ -164,31 +108,20 @@ _BIGCODE = Architecture(
         )
     ),
     keys=(
-        *convert(_GPT_DIMS, intermediate_size="four_hidden"),
-        replace(GROUPED, via="multi_query_kv"),
-        Key("", ("multi_query",), "bool", via="multi_query"),
-        EPSILON,
-        gelu("activation_function"),
+        *convert(_GPT_DIMS, intermediate_size="four_hidden"), replace(GROUPED, via="multi_query_kv"),
+        Key("", ("multi_query",), "bool", via="multi_query"), EPSILON, gelu("activation_function"),
         must_be("scale_attn_weights", True),
     ),
-    gguf_only=(),
-    ignored=(".attn.bias", ".attn.masked_bias"),
-    prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
-    defaults={"": _GPT_BIGCODE_DEFAULTS},
+    gguf_only=(), ignored=(".attn.bias", ".attn.masked_bias"), prefixes=_bare("wte.", "wpe.", "h.", "ln_f."),
+    defaults={"": {
+        "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "n_positions": 1024,
+        "multi_query": True, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
+    }},
 )
-
-_GPT_NEOX_DEFAULTS = {
-    "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "partial_rotary_factor": 0.25,
-    "use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False,
-    "bos_token_id": 0, "eos_token_id": 2,
-}  # fmt: skip
 
 
 _NEOX = Architecture(
-    id="gpt_neox",
-    required={"use_parallel_residual": ""},
-    gguf="gptneox",
-    **hf_names("GPTNeoX", "gpt_neox"),
+    id="gpt_neox", required={"use_parallel_residual": ""}, gguf="gptneox", **hf_names("GPTNeoX", "gpt_neox"),
     tensors=(
         embedding("gpt_neox.embed_in"),
         *block(
@@ -197,26 +130,22 @@ _NEOX = Architecture(
             *linear("attention.dense", "attn_output", "hidden,q", "attention_bias"),
             *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
             *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", REQUIRED),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED),
-            hf="gpt_neox.layers.{n}.",
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED), hf="gpt_neox.layers.{n}.",
         ),
-        *final_norm("gpt_neox.final_layer_norm", REQUIRED),
-        *head("embed_out"),
+        *final_norm("gpt_neox.final_layer_norm", REQUIRED), *head("embed_out"),
     ),
     keys=(
-        *DIMS,
-        Key("rope.dimension_count", ("rotary_pct",), via="rotary_dim"),
-        Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
-        LAYER_EPS,
-        ROPE,
-        must_be("attention_bias", True),
-        gelu("hidden_act"),
+        *DIMS, Key("rope.dimension_count", ("rotary_pct",), via="rotary_dim"),
+        Key("use_parallel_residual", ("use_parallel_residual",), "bool"), LAYER_EPS, ROPE,
+        must_be("attention_bias", True), gelu("hidden_act"),
     ),
-    gguf_only=(),
-    head_always=True,
-    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
+    gguf_only=(), head_always=True, ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     prefixes=tuple((name, f"gpt_neox.{name}") for name in ("embed_in.", "layers.", "final_layer_norm.")),
-    defaults={"": _GPT_NEOX_DEFAULTS},
+    defaults={"": {
+        "layer_norm_eps": 1e-5, "max_position_embeddings": 2048, "partial_rotary_factor": 0.25,
+        "use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", "tie_word_embeddings": False,
+        "bos_token_id": 0, "eos_token_id": 2,
+    }},
 )
 
 
@@ -224,85 +153,56 @@ def _two_norms(*kinds: str) -> tuple[TensorRow, ...]:
     """The norms of Falcon 40B and 180B: one before attention, one before the MLP beside it."""
     return tuple(
         TensorRow(
-            (f"ln_mlp.{kind}", f"ln_attn.{kind}"),
-            (f"attn_norm.{kind}", f"attn_norm_2.{kind}"),
-            ("hidden",),
+            (f"ln_mlp.{kind}", f"ln_attn.{kind}"), (f"attn_norm.{kind}", f"attn_norm_2.{kind}"), ("hidden",),
             gguf_dims=("hidden", "hidden"),
         )
         for kind in kinds
     )
 
 
-_FALCON_DEFAULTS = {
-    "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048, "multi_query": True,
-    "new_decoder_architecture": False, "activation": "gelu", "tie_word_embeddings": True, "bos_token_id": 11,
-    "eos_token_id": 11,
-}  # fmt: skip
-
-
 _FALCON = Architecture(
-    id="falcon",
-    gguf="falcon",
-    hf_class="FalconForCausalLM",
-    model_type="falcon",
+    id="falcon", gguf="falcon", hf_class="FalconForCausalLM", model_type="falcon",
     hf_classes=("FalconForCausalLM", "FalconModel", "RWForCausalLM", "RWModel"),
-    bare_classes=("FalconModel", "RWModel"),
-    model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
+    bare_classes=("FalconModel", "RWModel"), model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
     tensors=(
         embedding("transformer.word_embeddings"),
         *block(
-            *_two_norms("weight", "bias"),
-            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+            *_two_norms("weight", "bias"), *norm("input_layernorm", "attn_norm", bias=REQUIRED),
             *linear("self_attention.query_key_value", "attn_qkv", _QKV, "bias", **_DEALT),
             *linear("self_attention.dense", "attn_output", "hidden,q", "bias"),
             TensorRow(("post_attention_layernorm.weight",), (), ("hidden",), OPTIONAL),
             TensorRow(("post_attention_layernorm.bias",), (), ("hidden",), OPTIONAL),
             *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", "bias"),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"),
-            hf="transformer.h.{n}.",
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"), hf="transformer.h.{n}.",
         ),
-        *final_norm("transformer.ln_f", REQUIRED),
-        *head(),
+        *final_norm("transformer.ln_f", REQUIRED), *head(),
     ),
     keys=(
         *convert(
             rename(
-                DIMS,
-                num_layers=("num_hidden_layers", "n_layer"),
-                hidden_size=("hidden_size", "n_embed"),
-                intermediate_size=("ffn_hidden_size",),
-                num_heads=("num_attention_heads", "n_head"),
+                DIMS, num_layers=("num_hidden_layers", "n_layer"), hidden_size=("hidden_size", "n_embed"),
+                intermediate_size=("ffn_hidden_size",), num_heads=("num_attention_heads", "n_head"),
             ),
             intermediate_size="four_hidden",
         ),
         Key("tensor_data_layout", kind="str", constant="jploski"),
         Key("attention.head_count_kv", ("num_kv_heads", "n_head_kv"), field="num_kv_heads", via="falcon_kv"),
-        flag("multi_query"),
-        Key("", ("num_ln_in_parallel_attn",)),
-        Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"),
-        EPSILON,
-        ROPE,
-        must_be("alibi", False),
-        must_be("parallel_attn", True),
-        must_be("bias", False),
-        gelu("activation"),
+        flag("multi_query"), Key("", ("num_ln_in_parallel_attn",)),
+        Key("", ("new_decoder_architecture",), "bool", via="falcon_kind"), EPSILON, ROPE, must_be("alibi", False),
+        must_be("parallel_attn", True), must_be("bias", False), gelu("activation"),
     ),
-    gguf_only=(),
-    ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
+    gguf_only=(), ignored=(".rotary_emb.inv_freq", ".maybe_rotary.inv_freq"),
     prefixes=_bare("word_embeddings.", "h.", "ln_f."),
-    defaults={"": _FALCON_DEFAULTS},
+    defaults={"": {
+        "layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048, "multi_query": True,
+        "new_decoder_architecture": False, "activation": "gelu", "tie_word_embeddings": True, "bos_token_id": 11,
+        "eos_token_id": 11,
+    }},
 )
-
-_BLOOM_DEFAULTS = {
-    "layer_norm_epsilon": 1e-5, "seq_length": 2048, "tie_word_embeddings": True, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
 
 
 _BLOOM = Architecture(
-    id="bloom",
-    gguf="bloom",
-    **hf_names("Bloom", "bloom"),
+    id="bloom", gguf="bloom", **hf_names("Bloom", "bloom"),
     tensors=(
         embedding("transformer.word_embeddings"),
         *norm("transformer.word_embeddings_layernorm", "token_embd_norm", bias=REQUIRED),
@@ -312,90 +212,67 @@ _BLOOM = Architecture(
             *linear("self_attention.dense", "attn_output", "hidden,hidden", REQUIRED),
             *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
             *linear("mlp.dense_h_to_4h", "ffn_up", "4*hidden,hidden", REQUIRED),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED),
-            hf="transformer.h.{n}.",
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED), hf="transformer.h.{n}.",
         ),
-        *final_norm("transformer.ln_f", REQUIRED),
-        *head(),
+        *final_norm("transformer.ln_f", REQUIRED), *head(),
     ),
     keys=(
         *convert(
             rename(
-                DIMS,
-                num_layers=("n_layer", "num_hidden_layers"),
-                max_position_embeddings=("seq_length",),
-                hidden_size=("hidden_size", "n_embed"),
-                intermediate_size=(),
+                DIMS, num_layers=("n_layer", "num_hidden_layers"), max_position_embeddings=("seq_length",),
+                hidden_size=("hidden_size", "n_embed"), intermediate_size=(),
                 num_heads=("n_head", "num_attention_heads"),
             ),
             intermediate_size="four_hidden",
         ),
-        Key("attention.head_count_kv", field="num_kv_heads"),
-        EPSILON,
+        Key("attention.head_count_kv", field="num_kv_heads"), EPSILON,
         must_be("apply_residual_connection_post_layernorm", False),
     ),
-    gguf_only=(),
-    prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
-    defaults={"": _BLOOM_DEFAULTS},
+    gguf_only=(), prefixes=_bare("word_embeddings.", "word_embeddings_layernorm.", "h.", "ln_f."),
+    defaults={"": {
+        "layer_norm_epsilon": 1e-5, "seq_length": 2048, "tie_word_embeddings": True, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }},
 )
-
-_MPT_DEFAULTS = {
-    "layer_norm_epsilon": 1e-5, "max_seq_len": 2048, "expansion_ratio": 4, "no_bias": True,
-    "attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "tie_word_embeddings": True,
-}  # fmt: skip
 
 
 _MPT = Architecture(
-    id="mpt",
-    gguf="mpt",
-    hf_class="MptForCausalLM",
-    model_type="mpt",
-    hf_classes=("MptForCausalLM", "MptModel", "MPTForCausalLM", "MPTModel"),
-    bare_classes=("MptModel", "MPTModel"),
+    id="mpt", gguf="mpt", hf_class="MptForCausalLM", model_type="mpt",
+    hf_classes=("MptForCausalLM", "MptModel", "MPTForCausalLM", "MPTModel"), bare_classes=("MptModel", "MPTModel"),
     model_types=("mpt",),
     tensors=(
-        embedding("transformer.wte"),
-        *optional(_positions("transformer.wpe")),
+        embedding("transformer.wte"), *optional(_positions("transformer.wpe")),
         *block(
-            *norm("norm_1", "attn_norm", bias=OPTIONAL),
-            *linear("attn.Wqkv", "attn_qkv", _QKV, OPTIONAL),
+            *norm("norm_1", "attn_norm", bias=OPTIONAL), *linear("attn.Wqkv", "attn_qkv", _QKV, OPTIONAL),
             *optional(*norm("attn.q_ln", "attn_q_norm", "q", bias=REQUIRED)),
             *optional(*norm("attn.k_ln", "attn_k_norm", "kv", bias=REQUIRED)),
-            *linear("attn.out_proj", "attn_output", "hidden,q", OPTIONAL),
-            *norm("norm_2", "ffn_norm", bias=OPTIONAL),
+            *linear("attn.out_proj", "attn_output", "hidden,q", OPTIONAL), *norm("norm_2", "ffn_norm", bias=OPTIONAL),
             *linear("ffn.up_proj", "ffn_up", "ffn,hidden", OPTIONAL),
-            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL),
-            hf="transformer.blocks.{n}.",
+            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL), hf="transformer.blocks.{n}.",
         ),
-        *final_norm("transformer.norm_f", OPTIONAL),
-        *head(),
+        *final_norm("transformer.norm_f", OPTIONAL), *head(),
     ),
     keys=(
         *convert(
             rename(
-                DIMS,
-                num_layers="n_layers",
-                max_position_embeddings="max_seq_len",
-                hidden_size="d_model",
-                intermediate_size=(),
-                num_heads="n_heads",
+                DIMS, num_layers="n_layers", max_position_embeddings="max_seq_len", hidden_size="d_model",
+                intermediate_size=(), num_heads="n_heads",
             ),
             intermediate_size="expansion_width",
         ),
         Key("", ("expansion_ratio",), via="expansion"),
         Key("attention.head_count_kv", field="num_kv_heads", via="kv_if_named"),
-        Key("", ("attn_config.kv_n_heads",), via="kv_named"),
-        EPSILON,
-        Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"),
-        flag("attn_config.alibi"),
+        Key("", ("attn_config.kv_n_heads",), via="kv_named"), EPSILON,
+        Key("attention.clamp_kqv", ("attn_config.clip_qkv",), "f32"), flag("attn_config.alibi"),
         Key("attention.max_alibi_bias", ("attn_config.alibi_bias_max",), "f32", via="alibi_bias"),
         Key("", ("attn_config.softmax_scale",), "f32", allowed=(None,)),
-        Key("", ("logit_scale",), "f32", allowed=(None,)),
-        flag("no_bias"),
+        Key("", ("logit_scale",), "f32", allowed=(None,)), flag("no_bias"),
     ),
-    gguf_only=(),
-    prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
-    defaults={"": _MPT_DEFAULTS},
+    gguf_only=(), prefixes=_bare("wte.", "wpe.", "blocks.", "norm_f."),
+    defaults={"": {
+        "layer_norm_epsilon": 1e-5, "max_seq_len": 2048, "expansion_ratio": 4, "no_bias": True,
+        "attn_config.alibi": True, "attn_config.alibi_bias_max": 8, "tie_word_embeddings": True,
+    }},
 )
 
 ROWS: tuple[Architecture, ...] = (_GPT2, _RUGPT3XL, _BIGCODE, _NEOX, _FALCON, _BLOOM, _MPT)

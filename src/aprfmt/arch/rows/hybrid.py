@@ -6,30 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    RMS_EPS,
-    ROPE,
-    ROPE_DIM,
-    SCALES,
-    SILU,
-    VOCAB,
-    More,
-    attention,
-    block,
-    embedding,
-    experts,
-    final_norm,
-    flag,
-    fused_experts,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    split,
-    tensor,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SCALES, SILU, VOCAB, More, attention, block, embedding, experts,
+    final_norm, flag, fused_experts, gated_mlp, head, linear, must_be, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 from aprfmt.arch.rows.parts_ssm import dual, mixer
@@ -52,17 +30,12 @@ def _short_conv() -> tuple[TensorRow, ...]:
 
 def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
     return (
-        embedding(f"{begin}embed_tokens"),
-        *norm(f"{begin}embedding_norm", "token_embd_norm"),
+        embedding(f"{begin}embed_tokens"), *norm(f"{begin}embedding_norm", "token_embd_norm"),
         *block(
-            *norm("operator_norm", "attn_norm"),
-            *_short_conv(),
-            *attention(o_proj="out_proj", layers="!conv"),
+            *norm("operator_norm", "attn_norm"), *_short_conv(), *attention(o_proj="out_proj", layers="!conv"),
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
-            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"),
-            *norm("ffn_norm", "ffn_norm"),
-            *mlp,
-            hf=f"{begin}layers.{{n}}.",
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"), *norm("ffn_norm", "ffn_norm"),
+            *mlp, hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -76,12 +49,11 @@ _LFM2_END = (VOCAB, Key("shortconv.l_cache", (_CONV,)), must_be("conv_bias", Fal
 _LFM2 = {
     "max_position_embeddings": 128000, "norm_eps": 1e-5, "num_key_value_heads": 8, "conv_L_cache": 3,
     "conv_bias": False, "rope_theta": 1e6, "tie_word_embeddings": True,
-}  # fmt: skip
+}
 
 _GRANITE_SHARED = (
     split(
-        "shared_mlp.input_linear.weight",
-        "2*shared_intermediate_size,hidden",
+        "shared_mlp.input_linear.weight", "2*shared_intermediate_size,hidden",
         dict.fromkeys(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), "shared_intermediate_size,hidden"),
     ),
     *linear("shared_mlp.output_linear", "ffn_down_shexp", "hidden,shared_intermediate_size"),
@@ -94,8 +66,7 @@ def _granite_mlp() -> tuple[TensorRow, ...]:
     return (
         *linear("block_sparse_moe.router.layer", "ffn_gate_inp", "experts,hidden", layers="moe"),
         *fused_experts("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", layers="moe"),
-        *(replace(row, layers="moe") for row in _GRANITE_SHARED),
-        *(replace(row, layers="dense") for row in lone),
+        *(replace(row, layers="moe") for row in _GRANITE_SHARED), *(replace(row, layers="dense") for row in lone),
     )
 
 
@@ -104,107 +75,56 @@ _GRANITE_MIXER = dual(
     *_MAMBA_D, "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"
 )
 
-_GRANITEMOEHYBRID_DEFAULTS = {
-    "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-    "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256,
-    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
-}  # fmt: skip
-
 
 _GRANITE = Architecture(
-    id="granitemoehybrid",
-    required={"attention.head_count_kv": ""},
-    gguf="granitehybrid",
+    id="granitemoehybrid", required={"attention.head_count_kv": ""}, gguf="granitehybrid",
     when="logit_scale|embedding_scale",  # Bamba has none
-    hf_class="GraniteMoeHybridForCausalLM",
-    model_type="granitemoehybrid",
-    hf_classes=("GraniteMoeHybridForCausalLM",),
-    model_types=("granitemoehybrid",),
-    rope_type=0,
+    hf_class="GraniteMoeHybridForCausalLM", model_type="granitemoehybrid", hf_classes=("GraniteMoeHybridForCausalLM",),
+    model_types=("granitemoehybrid",), rope_type=0,
     tensors=(
         embedding(),
         *block(
-            *norm("input_layernorm", "attn_norm"),
-            *mixer("mamba.", _GRANITE_MIXER, _SSM),
+            *norm("input_layernorm", "attn_norm"), *mixer("mamba.", _GRANITE_MIXER, _SSM),
             *attention("attention_bias", "attention_bias", permuted=True, layers=_ATTENTION),
-            *norm("post_attention_layernorm", "ffn_norm"),
-            *_granite_mlp(),
+            *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
         ),
-        *final_norm(),
-        *head(),
+        *final_norm(), *head(),
     ),
     keys=(
-        _BLOCKS,
-        _CONTEXT,
-        _WIDTH,
-        replace(_FFN, via="lone_width"),
-        _HEADS,
-        _SOME_HEADS,
-        ROPE,
-        RMS_EPS,
-        replace(EXPERTS[0], hf=("num_local_experts",), via="some_experts"),
-        replace(EXPERTS[1], via="used_experts"),
-        VOCAB,
-        ROPE_DIM,
-        *SCALES,
-        Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
-        Key("ssm.conv_kernel", ("mamba_d_conv",)),
-        Key("ssm.state_size", ("mamba_d_state",)),
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, via="lone_width"), _HEADS, _SOME_HEADS, ROPE, RMS_EPS,
+        replace(EXPERTS[0], hf=("num_local_experts",), via="some_experts"), replace(EXPERTS[1], via="used_experts"),
+        VOCAB, ROPE_DIM, *SCALES, Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
+        Key("ssm.conv_kernel", ("mamba_d_conv",)), Key("ssm.state_size", ("mamba_d_state",)),
         Key("ssm.group_count", ("mamba_n_groups",)),
         Key("ssm.inner_size", ("mamba_expand",), via="expand", allowed=(2,)),
         Key("ssm.time_step_rank", ("mamba_n_heads",)),
-        Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"),
-        _KINDS,
-        SILU,
-        flag("attention_bias"),
-        must_be("mamba_proj_bias", False),
-        must_be("mamba_conv_bias", True),
+        Key("rope.scaling.finetuned", ("position_embedding_type",), "bool", via="rope_switch"), _KINDS, SILU,
+        flag("attention_bias"), must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
     ),
-    defaults={"": _GRANITEMOEHYBRID_DEFAULTS},
+    defaults={"": {
+        "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
+        "mamba_conv_bias": True, "mamba_proj_bias": False,
+    }},
 )
-
-_LFM2_MOE_DEFAULTS = {
-    **_LFM2, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 1792,
-}  # fmt: skip
 
 
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
-    id="lfm2",
-    required={"attention.head_count_kv": ""},
-    gguf="lfm2",
-    hf_class="Lfm2ForCausalLM",
-    model_type="lfm2",
-    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"),
-    bare_classes=("Lfm2Model",),
-    model_types=("lfm2",),
+    id="lfm2", required={"attention.head_count_kv": ""}, gguf="lfm2", hf_class="Lfm2ForCausalLM", model_type="lfm2",
+    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"), bare_classes=("Lfm2Model",), model_types=("lfm2",),
     tensors=(
-        *_lfm2(*_LFM2_MLP),
-        tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
+        *_lfm2(*_LFM2_MLP), tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
         tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
     ),
     keys=(
-        _BLOCKS,
-        _CONTEXT,
-        _WIDTH,
-        replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"),
-        _HEADS,
-        _SOME_HEADS,
-        ROPE,
-        _LFM2_EPS,
-        *_LFM2_END,
-        _KINDS,
-        ENCODER[1],
-        Key("embedding_length_out", ("dense_1_out",)),
-        Key("", ("dense_1_in",), via="as_wide"),
-        Key("", ("dense_1_bias",), "bool"),
-        Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"),
-        Key("", ("full_attn_idxs",)),
-        Key("", ("block_ffn_dim_multiplier",), "f32"),
-        Key("", ("block_multiple_of",)),
+        _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, hf=("intermediate_size", "block_ff_dim"), via="lfm2_width"), _HEADS,
+        _SOME_HEADS, ROPE, _LFM2_EPS, *_LFM2_END, _KINDS, ENCODER[1], Key("embedding_length_out", ("dense_1_out",)),
+        Key("", ("dense_1_in",), via="as_wide"), Key("", ("dense_1_bias",), "bool"),
+        Key("", ("block_auto_adjust_ff_dim",), "bool", via="never_adjusted"), Key("", ("full_attn_idxs",)),
+        Key("", ("block_ffn_dim_multiplier",), "f32"), Key("", ("block_multiple_of",)),
     ),
     defaults={
         "": _LFM2 | {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
@@ -214,39 +134,24 @@ _LFM2_ROW = Architecture(
 ROWS: tuple[Architecture, ...] = (
     _LFM2_ROW,
     replace(
-        _LFM2_ROW,
-        id="lfm2_bidirectional",
-        hf_class="Lfm2BidirectionalModel",
-        hf_classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"),
-        bare_classes=("Lfm2BidirectionalModel",),
-        prefixes=(("lfm2.", "model."),),
-        model_types=(),
-        when="attention.causal=False",
+        _LFM2_ROW, id="lfm2_bidirectional", hf_class="Lfm2BidirectionalModel",
+        hf_classes=("Lfm2BidirectionalModel", "Lfm2BidirectionalForMaskedLM"), bare_classes=("Lfm2BidirectionalModel",),
+        prefixes=(("lfm2.", "model."),), model_types=(), when="attention.causal=False",
         keys=(*_LFM2_ROW.keys, ENCODER[0]),
     ),
     replace(
-        _LFM2_ROW,
-        id="lfm2_audio_tokenizer",
-        hf_class="Lfm25AudioTokenizer",
-        hf_classes=("Lfm25AudioTokenizer",),
-        bare_classes=("Lfm25AudioTokenizer",),
-        model_types=(),
-        when="attention.sliding_window",
+        _LFM2_ROW, id="lfm2_audio_tokenizer", hf_class="Lfm25AudioTokenizer", hf_classes=("Lfm25AudioTokenizer",),
+        bare_classes=("Lfm25AudioTokenizer",), model_types=(), when="attention.sliding_window",
         ignored=("istft.window",),
         tensors=(*_lfm2(*_LFM2_MLP, begin="lfm."), *linear("lin", "dense_2", "output_size,hidden", REQUIRED)),
         keys=(
             *(key for key in _LFM2_ROW.keys if not key.gguf.startswith("embedding_length_out")),
-            Key("attention.sliding_window", ("sliding_window",)),
-            Key("embedding_length_out", ("output_size",)),
+            Key("attention.sliding_window", ("sliding_window",)), Key("embedding_length_out", ("output_size",)),
         ),
     ),
     Architecture(
-        id="lfm2_moe",
-        required={"expert_gating_func": "", "attention.head_count_kv": ""},
-        gguf="lfm2moe",
-        hf_class="Lfm2MoeForCausalLM",
-        model_type="lfm2_moe",
-        hf_classes=("Lfm2MoeForCausalLM",),
+        id="lfm2_moe", required={"expert_gating_func": "", "attention.head_count_kv": ""}, gguf="lfm2moe",
+        hf_class="Lfm2MoeForCausalLM", model_type="lfm2_moe", hf_classes=("Lfm2MoeForCausalLM",),
         model_types=("lfm2_moe",),
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
@@ -255,27 +160,17 @@ ROWS: tuple[Architecture, ...] = (
             *experts("feed_forward.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *DIMS,
-            _SOME_HEADS,
-            ROPE,
-            _LFM2_EPS,
-            *EXPERTS,
-            Key("leading_dense_block_count", ("num_dense_layers",)),
-            Key("expert_gating_func", constant=2),
-            *_LFM2_END,
-            _KINDS,
-            must_be("use_expert_bias", True),
-            must_be("norm_topk_prob", True),
-            must_be("routed_scaling_factor", 1.0),
+            *DIMS, _SOME_HEADS, ROPE, _LFM2_EPS, *EXPERTS, Key("leading_dense_block_count", ("num_dense_layers",)),
+            Key("expert_gating_func", constant=2), *_LFM2_END, _KINDS, must_be("use_expert_bias", True),
+            must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0),
         ),
-        defaults={"": _LFM2_MOE_DEFAULTS},
+        defaults={"": {
+            **_LFM2, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792,
+        }},
     ),
     _GRANITE,
     replace(
-        _GRANITE,
-        id="granite4",
-        required={"logit_scale": ""},
-        gguf="granite",
+        _GRANITE, id="granite4", required={"logit_scale": ""}, gguf="granite",
         hf_when="layer_types&!layer_types=linear_attention&!layer_types=mamba",
         when="ssm.inner_size",  # GraniteForCausalLM has no such key
     ),

@@ -7,29 +7,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    RMS_EPS,
-    ROPE,
-    ROPE_DIM,
-    SILU,
-    VOCAB,
-    attention,
-    block,
-    embedding,
-    experts,
-    final_norm,
-    flag,
-    fused_experts,
-    gated_mlp,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    rename,
+    DECODER, DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, embedding, experts,
+    final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename,
 )
 from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
 
@@ -44,8 +23,7 @@ def _layers(*mixers: TensorRow, feed_forward: tuple[TensorRow, ...]) -> tuple[Te
     return (
         embedding(),
         *block(*norm("input_layernorm", "attn_norm"), *mixers, *norm("pre_ff_layernorm", "ffn_norm"), *feed_forward),
-        *final_norm("model.final_layernorm"),
-        *head(),
+        *final_norm("model.final_layernorm"), *head(),
     )
 
 
@@ -69,12 +47,11 @@ _BAMBA = {
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.5,
     "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_conv_bias": True, "mamba_proj_bias": False,
-}  # fmt: skip
+}
 
 _JAMBA_MIXER = (
     *selective(_INNER, "mamba_d_state", "mamba_dt_rank", "mamba_d_conv", "mamba_proj_bias", "mamba_conv_bias"),
-    *norm("dt_layernorm", "ssm_dt_norm", "mamba_dt_rank"),
-    *norm("b_layernorm", "ssm_b_norm", "mamba_d_state"),
+    *norm("dt_layernorm", "ssm_dt_norm", "mamba_dt_rank"), *norm("b_layernorm", "ssm_b_norm", "mamba_d_state"),
     *norm("c_layernorm", "ssm_c_norm", "mamba_d_state"),
 )
 _EXPERTS = (
@@ -83,24 +60,13 @@ _EXPERTS = (
     *fused_experts("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj", layers="moe"),
     *gated_mlp(hf="feed_forward", layers="dense"),
 )
-_JAMBA = {
-    "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
-    "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
-    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
-}  # fmt: skip
 
 _SCALED = {
-    "token_embd.weight": ":embedding_multiplier",
-    "output.weight": ":lm_head_multiplier",
-    "attn_q.weight": ":attention_in_multiplier",
-    "attn_k.weight": ":key_multiplier,attention_in_multiplier",
-    "attn_v.weight": ":attention_in_multiplier",
-    "attn_output.weight": ":attention_out_multiplier",
-    "ssm_out.weight": ":ssm_out_multiplier",
-    "ffn_gate.weight": ":mlp_multipliers.0",
-    "ffn_gate.bias": ":mlp_multipliers.0",
-    "ffn_down.weight": ":mlp_multipliers.1",
+    "token_embd.weight": ":embedding_multiplier", "output.weight": ":lm_head_multiplier",
+    "attn_q.weight": ":attention_in_multiplier", "attn_k.weight": ":key_multiplier,attention_in_multiplier",
+    "attn_v.weight": ":attention_in_multiplier", "attn_output.weight": ":attention_out_multiplier",
+    "ssm_out.weight": ":ssm_out_multiplier", "ffn_gate.weight": ":mlp_multipliers.0",
+    "ffn_gate.bias": ":mlp_multipliers.0", "ffn_down.weight": ":mlp_multipliers.1",
     "ffn_down.bias": ":mlp_multipliers.1",
 }
 """What Falcon H1 multiplies activations by is multiplied into the weights of a GGUF."""
@@ -115,7 +81,7 @@ _FALCON_MIXER = tuple(
         "mamba_d_ssm", "mamba_d_state", "mamba_n_heads", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias",
         "mamba_conv_bias",
     )
-)  # fmt: skip
+)
 
 
 def _scaled(rows: tuple[TensorRow, ...]) -> Iterator[TensorRow]:
@@ -129,102 +95,66 @@ def _scaled(rows: tuple[TensorRow, ...]) -> Iterator[TensorRow]:
 _ONES = {
     "key_multiplier": 1.0, "attention_in_multiplier": 1.0, "attention_out_multiplier": 1.0, "ssm_in_multiplier": 1.0,
     "ssm_out_multiplier": 1.0, "embedding_multiplier": 1.0, "lm_head_multiplier": 1.0,
-}  # fmt: skip
+}
 _FALCON = {
     **_BAMBA, **_ONES, "max_position_embeddings": 8192, "projectors_bias": False, "mamba_rms_norm": False,
     "mamba_norm_before_gate": True, "mamba_d_ssm": 1024, "mlp_multipliers": [1.0, 1.0], "ssm_multipliers": [1.0] * 5,
-}  # fmt: skip
+}
 del _FALCON["partial_rotary_factor"]
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="bamba",
-        gguf="granitehybrid",
-        **hf_names("Bamba", "bamba"),
-        required={"attention.head_count_kv": ""},
+        id="bamba", gguf="granitehybrid", **hf_names("Bamba", "bamba"), required={"attention.head_count_kv": ""},
         rope_type=0,
         tensors=_layers(
-            *mixer("mamba.", _BAMBA_MIXER, _SSM),
-            *_half_rotated(),
+            *mixer("mamba.", _BAMBA_MIXER, _SSM), *_half_rotated(),
             feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
         ),
         keys=(
-            *DIMS,
-            _SOME_HEADS,
-            ROPE,
-            RMS_EPS,
-            VOCAB,
-            ROPE_DIM,
-            Key("ssm.conv_kernel", ("mamba_d_conv",)),
-            Key("ssm.state_size", ("mamba_d_state",)),
-            Key("ssm.group_count", ("mamba_n_groups",)),
-            _TWICE,
-            Key("ssm.time_step_rank", ("mamba_n_heads",)),
-            Key("rope.scaling.finetuned", kind="bool", constant=True),
-            Key("", ("attn_layer_indices",), via="attention_indices"),
-            SILU,
-            flag("attention_bias"),
-            flag("mlp_bias"),
-            must_be("mamba_proj_bias", False),
-            must_be("mamba_conv_bias", True),
+            *DIMS, _SOME_HEADS, ROPE, RMS_EPS, VOCAB, ROPE_DIM, Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.group_count", ("mamba_n_groups",)), _TWICE,
+            Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=True),
+            Key("", ("attn_layer_indices",), via="attention_indices"), SILU, flag("attention_bias"), flag("mlp_bias"),
+            must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
         defaults={"": _BAMBA},
     ),
     Architecture(
-        id="jamba",
-        gguf="jamba",
-        **hf_names("Jamba", "jamba"),
-        required={"attention.head_count_kv": ""},
+        id="jamba", gguf="jamba", **hf_names("Jamba", "jamba"), required={"attention.head_count_kv": ""},
         tensors=_layers(*mixer("mamba.", _JAMBA_MIXER, _SSM), *attention(layers=_ATTENTION), feed_forward=_EXPERTS),
         keys=(
-            *DIMS,
-            _SOME_HEADS,
-            Key("ssm.conv_kernel", ("mamba_d_conv",)),
-            _TWICE,
-            Key("ssm.state_size", ("mamba_d_state",)),
-            Key("ssm.time_step_rank", ("mamba_dt_rank",), via="auto_rank"),
-            RMS_EPS,
-            *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),
-            Key("", ("attn_layer_period",), via="attention_period"),
-            Key("", ("attn_layer_offset",)),
-            Key("", ("expert_layer_period",), via="expert_period"),
-            Key("", ("expert_layer_offset",)),
-            SILU,
-            must_be("mamba_proj_bias", False),
-            must_be("mamba_conv_bias", True),
+            *DIMS, _SOME_HEADS, Key("ssm.conv_kernel", ("mamba_d_conv",)), _TWICE,
+            Key("ssm.state_size", ("mamba_d_state",)), Key("ssm.time_step_rank", ("mamba_dt_rank",), via="auto_rank"),
+            RMS_EPS, *rename(EXPERTS[:2], num_experts=("num_experts", "num_local_experts")),
+            Key("", ("attn_layer_period",), via="attention_period"), Key("", ("attn_layer_offset",)),
+            Key("", ("expert_layer_period",), via="expert_period"), Key("", ("expert_layer_offset",)), SILU,
+            must_be("mamba_proj_bias", False), must_be("mamba_conv_bias", True),
         ),
-        defaults={"": _JAMBA},
+        defaults={"": {
+            "hidden_act": "silu", "num_key_value_heads": 8, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False, "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2,
+            "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16,
+            "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+        }},
     ),
     Architecture(
-        id="falcon_h1",
-        gguf="falcon-h1",
-        **hf_names("FalconH1", "falcon_h1"),
+        id="falcon_h1", gguf="falcon-h1", **hf_names("FalconH1", "falcon_h1"),
         tensors=tuple(
             _scaled(
                 _layers(
-                    *mixer("mamba.", _FALCON_MIXER),
-                    *attention("attention_bias", "attention_bias"),
+                    *mixer("mamba.", _FALCON_MIXER), *attention("attention_bias", "attention_bias"),
                     feed_forward=gated_mlp("mlp_bias", hf="feed_forward"),
                 )
             )
         ),
         keys=(
-            *DECODER,
-            VOCAB,
-            Key("ssm.conv_kernel", ("mamba_d_conv",)),
-            Key("ssm.inner_size", ("mamba_d_ssm",), via="inner_width"),
-            Key("ssm.state_size", ("mamba_d_state",)),
-            Key("ssm.time_step_rank", ("mamba_n_heads",)),
-            Key("ssm.group_count", ("mamba_n_groups",)),
-            Key("", ("mamba_d_head",), via="heads_of_width"),
-            flag("mamba_rms_norm"),
+            *DECODER, VOCAB, Key("ssm.conv_kernel", ("mamba_d_conv",)),
+            Key("ssm.inner_size", ("mamba_d_ssm",), via="inner_width"), Key("ssm.state_size", ("mamba_d_state",)),
+            Key("ssm.time_step_rank", ("mamba_n_heads",)), Key("ssm.group_count", ("mamba_n_groups",)),
+            Key("", ("mamba_d_head",), via="heads_of_width"), flag("mamba_rms_norm"),
             Key("", ("mamba_norm_before_gate",), "bool", via="norm_behind_gate"),
-            Key("", ("embedding_multiplier",), "f32", via="tied_multiplier"),
-            SILU,
-            flag("mlp_bias"),
-            must_be("attention_bias", False),
-            must_be("projectors_bias", False),
-            must_be("mamba_proj_bias", False),
+            Key("", ("embedding_multiplier",), "f32", via="tied_multiplier"), SILU, flag("mlp_bias"),
+            must_be("attention_bias", False), must_be("projectors_bias", False), must_be("mamba_proj_bias", False),
             must_be("mamba_conv_bias", True),
         ),
         defaults={"": _FALCON},

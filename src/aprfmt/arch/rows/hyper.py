@@ -7,18 +7,7 @@ from dataclasses import replace
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.kimi import delta_attention, low_rank
 from aprfmt.arch.rows.parts import (
-    GROUPED,
-    block,
-    embedding,
-    final_norm,
-    fused_experts,
-    gated_mlp,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    tensor,
+    GROUPED, block, embedding, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, tensor,
 )
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
@@ -46,15 +35,6 @@ _NEIGHBOURS = Difference(
 """Not mended by another order of rows: mlx-lm rotates neighbours of the published ones too."""
 HC_COUNT = Key("hyper_connection.count", ("hc_mult",))
 HC_EPS = Key("hyper_connection.epsilon", ("hc_eps",), "f32")
-_HY_V4_DEFAULTS = {
-    "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
-    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-    "routed_scaling_factor": 2.827, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
-    "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "hc_mult": 4, "hc_magnitude": 2.0, "hc_eps": 1e-6,
-    "swiglu_limit": 10.0, "max_position_embeddings": 262144, "pad_token_id": 120002, "bos_token_id": 120000,
-    "eos_token_id": 120025,
-}  # fmt: skip
 
 _LINEAR, _LATENT = "linear_attention", "!linear_attention"
 _DELTA = {"size": "linear_head_dim", "heads": "linear_num_heads", "kernel": "linear_conv_kernel_dim"}
@@ -70,81 +50,54 @@ def _pooled_indexer() -> tuple[TensorRow, ...]:
     )
 
 
-_GLM5_NEXT_DEFAULTS = {
-    "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
-    "n_routed_experts": 288, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-    "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64,
-    "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32, "index_kpool": 16,
-    "index_kpool_always_select_tail": True, "hc_mult": 4, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20,
-    "swiglu_limit": 10.0, "linear_head_dim": 128, "linear_num_heads": 64, "linear_conv_kernel_dim": 4,
-    "linear_lower_bound": -5.0, "max_position_embeddings": 1048576, "pad_token_id": 154820,
-}  # fmt: skip
-
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="hy_v4",
         required={
-            **MLA_REQUIRED,
-            "attention.q_lora_rank": "",
-            "hyper_connection.count": "",
-            "hyper_connection.epsilon": "",
+            **MLA_REQUIRED, "attention.q_lora_rank": "", "hyper_connection.count": "", "hyper_connection.epsilon": "",
             "hyper_connection.magnitude": "",
         },
-        gguf="hy_v4",
-        **hf_names("HYV4", "hy_v4"),
-        rope_type=0,
-        head_always=True,
+        gguf="hy_v4", **hf_names("HYV4", "hy_v4"), rope_type=0, head_always=True,
         tensors=(
             embedding(),
             *block(
                 *streams("hc_attn_layer.hc_pre.hc_", "hc_mlp_layer.hc_pre.hc_", "2*hc_mult", "2"),
-                *norm("input_layernorm", "attn_norm"),
-                *latent_attention(),
+                *norm("input_layernorm", "attn_norm"), *latent_attention(),
                 *linear("self_attn.linear_gate", "attn_gate", "heads*v_head_dim,hidden"),
-                tensor("self_attn.learnable_sink_param", "attn_sinks.weight", "heads"),
-                *indexer("indexer"),
+                tensor("self_attn.learnable_sink_param", "attn_sinks.weight", "heads"), *indexer("indexer"),
                 *norm("post_attention_layernorm", "ffn_norm"),
-                *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-                selection_bias(),
+                *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"), selection_bias(),
                 *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
                 *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
                 *gated_mlp(layers="dense"),
             ),
-            *last_stream("model.hc_head.hc_head_"),
-            *final_norm(),
-            *head(),
+            *last_stream("model.hc_head.hc_head_"), *final_norm(), *head(),
         ),
         keys=(
-            *(key for key in mla_keys() if key not in GROUPS),
-            must_be("n_group", 1),
-            must_be("topk_group", 1),
-            *INDEXER,
-            Key("attention.indexer.types", ("indexer_types",), "bool[]", via="hy_indexers"),
-            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
-            HC_COUNT,
-            HC_EPS,
+            *(key for key in mla_keys() if key not in GROUPS), must_be("n_group", 1), must_be("topk_group", 1),
+            *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", via="hy_indexers"),
+            Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST), HC_COUNT, HC_EPS,
             Key("hyper_connection.magnitude", ("hc_magnitude",), "f32"),
             Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
         ),
-        differs=(_NEIGHBOURS,),
-        gguf_only=(),
-        defaults={"": _HY_V4_DEFAULTS},
+        differs=(_NEIGHBOURS,), gguf_only=(),
+        defaults={"": {
+            "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "kv_lora_rank": 512,
+            "q_lora_rank": 1536, "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False,
+            "scoring_func": "sigmoid", "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768, "routed_scaling_factor": 2.827, "norm_topk_prob": True, "n_group": 1,
+            "topk_group": 1, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "hc_mult": 4,
+            "hc_magnitude": 2.0, "hc_eps": 1e-6, "swiglu_limit": 10.0, "max_position_embeddings": 262144,
+            "pad_token_id": 120002, "bos_token_id": 120000, "eos_token_id": 120025,
+        }},
     ),
     Architecture(
         id="glm5_next",
         required={
-            **MLA_REQUIRED,
-            "attention.q_lora_rank": "",
-            "kda.head_dim": "",
-            "attention.indexer.kpool": "",
-            "hyper_connection.count": "",
-            "hyper_connection.sinkhorn_iterations": "",
+            **MLA_REQUIRED, "attention.q_lora_rank": "", "kda.head_dim": "", "attention.indexer.kpool": "",
+            "hyper_connection.count": "", "hyper_connection.sinkhorn_iterations": "",
         },
-        gguf="glm5-next",
-        **hf_names("Glm5Next", "glm5_next_text"),
-        head_always=True,
+        gguf="glm5-next", **hf_names("Glm5Next", "glm5_next_text"), head_always=True,
         tensors=(
             embedding(),
             *block(
@@ -153,16 +106,12 @@ ROWS: tuple[Architecture, ...] = (
                 *delta_attention(
                     *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", _DELTA["heads"], value="minus_exp")
                 ),
-                *(replace(row, layers=_LATENT) for row in latent_attention()),
-                *_pooled_indexer(),
-                *norm("post_attention_layernorm", "ffn_norm"),
-                *router_and_experts("moe", (selection_bias(),)),
+                *(replace(row, layers=_LATENT) for row in latent_attention()), *_pooled_indexer(),
+                *norm("post_attention_layernorm", "ffn_norm"), *router_and_experts("moe", (selection_bias(),)),
                 *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
-                *gated_mlp(layers="dense"),
-                *draft_layer(),
+                *gated_mlp(layers="dense"), *draft_layer(),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
             *(
@@ -174,22 +123,27 @@ ROWS: tuple[Architecture, ...] = (
             Key("ssm.conv_kernel", (_DELTA["kernel"], "linear_attn_config.short_conv_kernel_size")),
             Key("kda.head_dim", (_DELTA["size"], "linear_attn_config.head_dim")),
             Key("", (_DELTA["heads"], "linear_attn_config.num_heads"), via="kda_heads"),
-            Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"),
-            *INDEXER,
+            Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"), *INDEXER,
             Key("attention.indexer.kpool", ("index_kpool",)),
             Key("attention.indexer.kpool_select_tail", ("index_kpool_always_select_tail",), "bool"),
             Key("attention.indexer.types", ("indexer_types",), "bool[]", via="own_indexers"),
             Key("swiglu_clamp_exp", ("swiglu_limit",), "f32[]", via="one_for_all", draft=MOST),
-            Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST),
-            HC_COUNT,
-            Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)),
-            HC_EPS,
+            Key("swiglu_clamp_shexp", kind="f32[]", via="same_limit", draft=MOST), HC_COUNT,
+            Key("hyper_connection.sinkhorn_iterations", ("hc_sinkhorn_iters",)), HC_EPS,
             Key("", ("layer_types",), "str[]", via="latent_or_linear"),
-            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"),
-            must_be("mla_use_nope", True),
-            MTP,
+            Key("", ("mlp_layer_types",), "str[]", via="listed_dense"), must_be("mla_use_nope", True), MTP,
         ),
         gguf_only=(),
-        defaults={"": _GLM5_NEXT_DEFAULTS},
+        defaults={"": {
+            "qk_nope_head_dim": 256, "qk_rope_head_dim": 0, "v_head_dim": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
+            "rms_norm_eps": 1e-5, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
+            "n_routed_experts": 288, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5, "norm_topk_prob": True, "n_group": 1, "topk_group": 1,
+            "num_key_value_heads": 64, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32,
+            "index_kpool": 16, "index_kpool_always_select_tail": True, "hc_mult": 4, "hc_eps": 1e-6,
+            "hc_sinkhorn_iters": 20, "swiglu_limit": 10.0, "linear_head_dim": 128, "linear_num_heads": 64,
+            "linear_conv_kernel_dim": 4, "linear_lower_bound": -5.0, "max_position_embeddings": 1048576,
+            "pad_token_id": 154820,
+        }},
     ),
 )

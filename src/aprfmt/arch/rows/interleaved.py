@@ -6,25 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    ROPE_DIM,
-    SCALES,
-    SILU,
-    VOCAB,
-    attention,
-    block,
-    decoder,
-    embedding,
-    final_norm,
-    flag,
-    gated_mlp,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    DECODER, ROPE_DIM, SCALES, SILU, VOCAB, attention, block, decoder, embedding, final_norm, flag, gated_mlp, head,
+    hf_names, linear, must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, NO_BIAS, USED
 
@@ -48,8 +31,7 @@ def _granite_experts() -> tuple[TensorRow, ...]:
         *(
             tensor(f"{sparse}.{hf}", f"{gguf}.weight", dims)
             for names in (
-                ("experts.gate_up_proj", "experts.down_proj"),
-                ("input_linear.weight", "output_linear.weight"),
+                ("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"),
             )
             for hf, (gguf, dims) in zip(names, rows.items(), strict=True)
         ),
@@ -59,84 +41,50 @@ def _granite_experts() -> tuple[TensorRow, ...]:
 
 
 _GRANITE_KEYS = (
-    *DECODER,
-    VOCAB,
-    ROPE_DIM,
-    *SCALES,
-    SILU,
-    _ALWAYS_WINDOW,
-    replace(_LAYERS, via="dense_first_layer_types"),
+    *DECODER, VOCAB, ROPE_DIM, *SCALES, SILU, _ALWAYS_WINDOW, replace(_LAYERS, via="dense_first_layer_types"),
     Key("attention.rope_pattern", ("layer_rope_theta",), "bool[]", via="rope_pattern"),
-    Key("", ("no_rope_layers",), "i32[]"),
-    flag("attention_bias"),
+    Key("", ("no_rope_layers",), "i32[]"), flag("attention_bias"),
 )
 _GRANITE_REQUIRED = {"logit_scale": "", "attention.sliding_window": "", "attention.sliding_window_pattern": ""}
 _GRANITE_DEFAULTS = {
     "sliding_window": 128, "attention_bias": False, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
     "residual_multiplier": 1.0, "attention_multiplier": 1.0,
-}  # fmt: skip
+}
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="granite_swa",
-        required=_GRANITE_REQUIRED,
-        gguf="granite_swa",
-        **hf_names("GraniteSWA", "granite_swa"),
+        id="granite_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", **hf_names("GraniteSWA", "granite_swa"),
         rope_type=0,
-        tensors=_granite(*gated_mlp("mlp_bias")),
-        keys=(*_GRANITE_KEYS, flag("mlp_bias")),
+        tensors=_granite(*gated_mlp("mlp_bias")), keys=(*_GRANITE_KEYS, flag("mlp_bias")),
         defaults={
             "": {
-                **_GRANITE_DEFAULTS,
-                "num_key_value_heads": 4,
-                "max_position_embeddings": 8192,
-                "rms_norm_eps": 1e-5,
-                "mlp_bias": False,
-                "tie_word_embeddings": True,
-                "bos_token_id": 100257,
-                "eos_token_id": 100257,
+                **_GRANITE_DEFAULTS, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                "mlp_bias": False, "tie_word_embeddings": True, "bos_token_id": 100257, "eos_token_id": 100257,
             }
         },
     ),
     Architecture(
-        id="granitemoe_swa",
-        required=_GRANITE_REQUIRED,
-        gguf="granite_swa",
-        when="expert_count",
-        **hf_names("GraniteMoeSWA", "granitemoe_swa"),
-        rope_type=0,
+        id="granitemoe_swa", required=_GRANITE_REQUIRED, gguf="granite_swa", when="expert_count",
+        **hf_names("GraniteMoeSWA", "granitemoe_swa"), rope_type=0,
         tensors=_granite(*_granite_experts()),
         keys=(
-            *_GRANITE_KEYS,
-            *rename((COUNT, USED), num_experts=("num_local_experts",)),
+            *_GRANITE_KEYS, *rename((COUNT, USED), num_experts=("num_local_experts",)),
             Key("expert_shared_feed_forward_length", ("shared_intermediate_size",), via="positive"),
         ),
         defaults={
             "": {
-                **_GRANITE_DEFAULTS,
-                "max_position_embeddings": 2048,
-                "rms_norm_eps": 1e-6,
-                "num_local_experts": 8,
-                "num_experts_per_tok": 2,
-                "shared_intermediate_size": 0,
-                "tie_word_embeddings": False,
-                "bos_token_id": 1,
-                "eos_token_id": 2,
+                **_GRANITE_DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "num_local_experts": 8,
+                "num_experts_per_tok": 2, "shared_intermediate_size": 0, "tie_word_embeddings": False,
+                "bos_token_id": 1, "eos_token_id": 2,
             }
         },
     ),
     Architecture(
-        id="muse_glimmer_text",
-        required={"attention.sliding_window": "", "logit_scale": ""},
-        gguf="muse-glimmer",
-        hf_class="MuseGlimmerForCausalLM",
-        model_type="muse_glimmer_text",
-        hf_classes=("MuseGlimmerForCausalLM", "MuseGlimmerTextModel"),
-        model_types=("muse_glimmer_text",),
-        rope_type=0,
-        gguf_only=(),
-        flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
+        id="muse_glimmer_text", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="muse-glimmer",
+        hf_class="MuseGlimmerForCausalLM", model_type="muse_glimmer_text",
+        hf_classes=("MuseGlimmerForCausalLM", "MuseGlimmerTextModel"), model_types=("muse_glimmer_text",), rope_type=0,
+        gguf_only=(), flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
         head_always=True,
         tensors=(
             embedding(),
@@ -146,39 +94,23 @@ ROWS: tuple[Architecture, ...] = (
                 *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
                 *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
                 *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
-                *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"),
-                *gated_mlp(),
+                *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *gated_mlp(),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            *DECODER,
-            Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
-            Key("logit_scale", ("output_multiplier",), "f32"),
-            _ALWAYS_WINDOW,
+            *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),
+            Key("logit_scale", ("output_multiplier",), "f32"), _ALWAYS_WINDOW,
             replace(_LAYERS, via="last_dense_layer_types"),
-            Key("", ("layer_rope_theta",), "f32[]", via="rotated_with_window"),
-            Key("", ("qk_scale_factor",), "f32"),
-            must_be("post_norm_eps", 1e-8),
-            must_be("hidden_activation", "silu"),
-            NO_BIAS,
+            Key("", ("layer_rope_theta",), "f32[]", via="rotated_with_window"), Key("", ("qk_scale_factor",), "f32"),
+            must_be("post_norm_eps", 1e-8), must_be("hidden_activation", "silu"), NO_BIAS,
         ),
         defaults={
             "": {
-                "num_key_value_heads": 2,
-                "head_dim": 128,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "sliding_window": 2048,
-                "final_logit_softcapping": 20.0,
-                "qk_scale_factor": 3.87,
-                "output_multiplier": 0.19611613513818404,
-                "post_norm_eps": 1e-8,
-                "attention_bias": False,
-                "tie_word_embeddings": False,
-                "bos_token_id": 200000,
-                "eos_token_id": 200001,
+                "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+                "sliding_window": 2048, "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87,
+                "output_multiplier": 0.19611613513818404, "post_norm_eps": 1e-8, "attention_bias": False,
+                "tie_word_embeddings": False, "bos_token_id": 200000, "eos_token_id": 200001,
             }
         },
     ),

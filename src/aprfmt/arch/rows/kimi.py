@@ -6,20 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import PRODUCT, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    RMS_EPS,
-    SILU,
-    VOCAB,
-    experts,
-    flag,
-    gated_mlp,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    rename,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, SILU, VOCAB, experts, flag, gated_mlp, hf_names, linear, must_be, norm, rename,
     tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
@@ -41,12 +28,9 @@ def delta_attention(
             tensor(f"{n}_conv1d.weight", f"ssm_conv1d_{n}.weight", wide, gguf_dims=(f"1,{wide}",))
             for n in ("q", "k", "v")
         ),
-        *(row for n in ("q", "k", "v") for row in linear(f"{n}_proj", f"attn_{n}", f"{inner},hidden")),
-        *gates,
-        *linear("b_proj", "ssm_beta", f"{heads},hidden"),
-        tensor("dt_bias", "ssm_dt.bias", inner),
-        *norm("o_norm", "ssm_norm", size),
-        *linear("o_proj", "attn_output", f"hidden,{inner}"),
+        *(row for n in ("q", "k", "v") for row in linear(f"{n}_proj", f"attn_{n}", f"{inner},hidden")), *gates,
+        *linear("b_proj", "ssm_beta", f"{heads},hidden"), tensor("dt_bias", "ssm_dt.bias", inner),
+        *norm("o_norm", "ssm_norm", size), *linear("o_proj", "attn_output", f"hidden,{inner}"),
     )
     return tuple(replace(row, hf=tuple(hf + name for name in row.hf), layers=_KDA) for row in rows)
 
@@ -69,51 +53,40 @@ _MOE = (
 _COUNT, _USED, _WIDTH = EXPERTS
 _SIZES = (
     *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")),
-    replace(GROUPED, kind="i32[]", via="latent_layers"),
-    RMS_EPS,
+    replace(GROUPED, kind="i32[]", via="latent_layers"), RMS_EPS,
     *rename(
-        (_COUNT, _USED),
-        num_experts=("num_experts", "num_local_experts"),
+        (_COUNT, _USED), num_experts=("num_experts", "num_local_experts"),
         num_experts_per_tok=("num_experts_per_token", "num_experts_per_tok"),
     ),
     Key("expert_group_count", ("num_expert_group", "n_group"), via="one_group"),
-    Key("expert_group_used_count", ("topk_group",), via="absent_1"),
-    SIGMOID,
-    must_be("moe_router_activation_func", "sigmoid"),
-    must_be("moe_layer_freq", 1),
-    VOCAB,
+    Key("expert_group_used_count", ("topk_group",), via="absent_1"), SIGMOID,
+    must_be("moe_router_activation_func", "sigmoid"), must_be("moe_layer_freq", 1), VOCAB,
     Key("ssm.conv_kernel", (_KERNEL, "linear_attn_config.short_conv_kernel_size")),
     Key("kda.head_dim", (_SIZE, "linear_attn_config.head_dim")),
     Key("", (_HEADS, "linear_attn_config.num_heads"), via="kda_heads"),
-    Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-    Key("attention.key_length", via="mla_key_width"),
+    Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", via="mla_key_width"),
     Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
     Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
-    Key("rope.dimension_count", ("qk_rope_head_dim",)),
-    must_be("mla_use_nope", True),
-    _WIDTH,
-    Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")),
-    DENSE_LAYERS,
-    Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),
-    WEIGHTS_SCALE,
-    Key("", ("layer_types",), via="kda_layers"),
-    Key("", ("linear_attn_config",), via="kda_config"),
+    Key("rope.dimension_count", ("qk_rope_head_dim",)), must_be("mla_use_nope", True), _WIDTH,
+    Key("expert_shared_count", ("num_shared_experts", "n_shared_experts")), DENSE_LAYERS,
+    Key("", ("mlp_layer_types",), "str[]", via="leading_dense"), WEIGHTS_SCALE,
+    Key("", ("layer_types",), via="kda_layers"), Key("", ("linear_attn_config",), via="kda_config"),
 )
 _DEFAULTS = {
     "hidden_act": "silu", "num_key_value_heads": 32, "num_experts": 256, "num_experts_per_token": 8,
     "num_shared_experts": 1, "routed_scaling_factor": 2.446, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
     "v_head_dim": 128, "qk_nope_head_dim": 128, "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True,
     "model_max_length": 1048576, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "attention_bias": False,
-    "moe_intermediate_size": 1024, _SIZE: 128, _HEADS: 32, _KERNEL: 4, "pad_token_id": 163839,
-    "bos_token_id": 163584, "eos_token_id": 163586,
-}  # fmt: skip
+    "moe_intermediate_size": 1024, _SIZE: 128, _HEADS: 32, _KERNEL: 4, "pad_token_id": 163839, "bos_token_id": 163584,
+    "eos_token_id": 163586,
+}
 
 _LATENT = "routed_expert_hidden_size"
 _K3_DEFAULTS = {
     **{key: value for key, value in _DEFAULTS.items() if key not in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    "hidden_act": "situ", "mla_use_output_gate": True, "latent_moe_use_norm": True,
-    "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0, "mla_use_nope": True,
-}  # fmt: skip
+    "hidden_act": "situ", "mla_use_output_gate": True, "latent_moe_use_norm": True, "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0, "mla_use_nope": True,
+}
 _K3_PACKED = {
     "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
     "config_groups": {"group_0": {
@@ -125,7 +98,7 @@ _K3_PACKED = {
     "ignore": [
         "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*", "re:.*lm_head.*"
     ],
-}  # fmt: skip
+}
 _K3_GATES = (
     *linear("g_proj", "ssm_g", f"{_INNER},hidden"),
     # As long as a head; only as many as there are heads are read.
@@ -155,26 +128,18 @@ def _latent_experts() -> tuple[TensorRow, ...]:
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="kimi_linear",
-        gguf="kimi-linear",
-        **hf_names("KimiLinear", "kimi_linear"),
-        required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": ""},
-        gguf_only=(),
+        id="kimi_linear", gguf="kimi-linear", **hf_names("KimiLinear", "kimi_linear"),
+        required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": ""}, gguf_only=(),
         tensors=moe_decoder(
             *delta_attention(
                 *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", f"1,1,{_HEADS},1", value="minus_exp")
             ),
-            *_MLA,
-            *_MOE,
-            *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
+            *_MLA, *_MOE, *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
         ),
         keys=(
-            *_SIZES,
-            Key("attention.q_lora_rank", ("q_lora_rank",), via="no_low_rank"),
-            Key("attention.value_length", ("head_dim",), field="head_dim"),
-            must_be("moe_renormalize", True),
-            must_be("attention_bias", False),
-            SILU,
+            *_SIZES, Key("attention.q_lora_rank", ("q_lora_rank",), via="no_low_rank"),
+            Key("attention.value_length", ("head_dim",), field="head_dim"), must_be("moe_renormalize", True),
+            must_be("attention_bias", False), SILU,
         ),
         head_always=True,
         defaults={"": _DEFAULTS},
@@ -182,58 +147,37 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="kimi_k3",
         required={
-            **MLA_REQUIRED,
-            "expert_gating_func": "",
-            "kda.head_dim": "",
-            "ssm.conv_kernel": "",
-            "attn_res.block_size": "",
-            "activation.situ_beta": "",
-            "activation.situ_linear_beta": "",
+            **MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": "",
+            "attn_res.block_size": "", "activation.situ_beta": "", "activation.situ_linear_beta": "",
         },
-        gguf="kimi-k3",
-        hf_class="KimiK3ForConditionalGeneration",
-        model_type="kimi_k3",
-        hf_classes=("KimiK3ForConditionalGeneration",),
-        model_types=("kimi_k3",),
-        inside=("text_config", "kimi_linear"),
-        packed_config=_K3_PACKED,
-        gguf_only=(),
+        gguf="kimi-k3", hf_class="KimiK3ForConditionalGeneration", model_type="kimi_k3",
+        hf_classes=("KimiK3ForConditionalGeneration",), model_types=("kimi_k3",), inside=("text_config", "kimi_linear"),
+        packed_config=_K3_PACKED, gguf_only=(),
         prefixes=(("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
         tensors=tuple(
             replace(row, hf=tuple(f"language_model.{name}" for name in row.hf))
             for row in (
                 *moe_decoder(
-                    *_product("self_attention_res", "attn_res_score"),
-                    *_product("mlp_res", "ffn_res_score"),
-                    *delta_attention(*low_rank("f"), *_K3_GATES),
-                    *_MLA,
+                    *_product("self_attention_res", "attn_res_score"), *_product("mlp_res", "ffn_res_score"),
+                    *delta_attention(*low_rank("f"), *_K3_GATES), *_MLA,
                     *linear(
-                        "self_attn.g_proj",
-                        "attn_gate",
-                        "heads*v_head_dim,hidden",
-                        need="mla_use_output_gate",
+                        "self_attn.g_proj", "attn_gate", "heads*v_head_dim,hidden", need="mla_use_output_gate",
                         layers=_ATTENTION,
                     ),
-                    *_MOE,
-                    *_latent_experts(),
+                    *_MOE, *_latent_experts(),
                 ),
                 *_product("model.output_attn_res", "output_res_score"),
             )
         ),
         keys=(
-            *(key for key in _SIZES if key.via != "kda_config"),
-            Key("attention.q_lora_rank", ("q_lora_rank",)),
+            *(key for key in _SIZES if key.via != "kda_config"), Key("attention.q_lora_rank", ("q_lora_rank",)),
             Key("attention.value_length", via="mla_value_width"),
-            Key("expert_weights_norm", ("moe_renormalize",), "bool"),
-            Key("expert_latent_length", (_LATENT,)),
+            Key("expert_weights_norm", ("moe_renormalize",), "bool"), Key("expert_latent_length", (_LATENT,)),
             Key("kda.gate_lower_bound", ("linear_lower_bound", "linear_attn_config.gate_lower_bound"), "f32"),
             Key("activation.situ_beta", ("activation_situ_beta",), "f32"),
             Key("activation.situ_linear_beta", ("activation_situ_linear_beta",), "f32"),
-            Key("attn_res.block_size", ("attn_res_block_size",)),
-            Key("", ("linear_attn_config",), via="k3_config"),
-            flag("mla_use_output_gate"),
-            flag("latent_moe_use_norm"),
-            must_be("attention_bias", False),
+            Key("attn_res.block_size", ("attn_res_block_size",)), Key("", ("linear_attn_config",), via="k3_config"),
+            flag("mla_use_output_gate"), flag("latent_moe_use_norm"), must_be("attention_bias", False),
             must_be("hidden_act", "situ"),
         ),
         head_always=True,

@@ -11,19 +11,14 @@ _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="minimax_text_01",
-        gguf="minimax-01",
-        hf_class="MiniMaxText01ForCausalLM",
-        model_type="minimax_text_01",
-        hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
-        model_types=("minimax_text_01", "minimax_m1"),
+        id="minimax_text_01", gguf="minimax-01", hf_class="MiniMaxText01ForCausalLM", model_type="minimax_text_01",
+        hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), model_types=("minimax_text_01", "minimax_m1"),
         required={"residual_scale": ""},
         tensors=moe_decoder(
             *linear("self_attn.qkv_proj", "attn_qkv", "3*q,hidden", layers=_LIGHTNING),
             *norm("self_attn.norm", "attn_norm_2", "q", layers=_LIGHTNING),
             *linear("self_attn.output_gate", "attn_gate", "q,hidden", layers=_LIGHTNING),
-            *linear("self_attn.out_proj", "attn_output", "hidden,q", layers=_LIGHTNING),
-            *attention(layers=_ATTENTION),
+            *linear("self_attn.out_proj", "attn_output", "hidden,q", layers=_LIGHTNING), *attention(layers=_ATTENTION),
             *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
             *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2")),
         ),
@@ -31,11 +26,9 @@ ROWS: tuple[Architecture, ...] = (
             *moe_keys(count="num_local_experts"),
             Key("residual_scale", (f"{_SCALES[0]}_alpha",), "f32", via="one_alpha"),
             *(Key("", (f"{name}_alpha",), "f32", via="same_alpha") for name in _SCALES[1:]),
-            *(must_be(f"{name}_beta", 1.0) for name in _SCALES),
-            ROPE_DIM,
+            *(must_be(f"{name}_beta", 1.0) for name in _SCALES), ROPE_DIM,
             Key("attention.recurrent_layers", ("attn_type_list",), "bool[]", via="lightning_layers"),
-            must_be("postnorm", True),
-            must_be("shared_intermediate_size", 0),
+            must_be("postnorm", True), must_be("shared_intermediate_size", 0),
         ),
         defaults={
             "": {f"{name}_{end}": 1.0 for name in _SCALES for end in ("alpha", "beta")}
@@ -43,4 +36,4 @@ ROWS: tuple[Architecture, ...] = (
                "shared_intermediate_size": 0, "num_local_experts": 8, "num_experts_per_tok": 2}
         },
     ),
-)  # fmt: skip
+)

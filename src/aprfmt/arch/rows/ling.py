@@ -6,30 +6,10 @@ from dataclasses import replace
 
 from aprfmt.arch.row import HEAD, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    ROPE_DIM,
-    VOCAB,
-    block,
-    embedding,
-    final_norm,
-    flag,
-    gated_mlp,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    split,
-    tensor,
+    ROPE_DIM, VOCAB, block, embedding, final_norm, flag, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
-    DENSE_LAYERS,
-    GROUPS,
-    WEIGHTS_NORM,
-    WEIGHTS_SCALE,
-    WIDTH,
-    draft_layer,
-    moe_keys,
-    router_and_experts,
-    shared_expert,
+    DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, shared_expert,
 )
 
 _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -42,46 +22,33 @@ def _bailing(*attention_rows: TensorRow, dense: str = "", head: str = "") -> tup
     return (
         embedding("model.word_embeddings"),
         *block(
-            *norm("input_layernorm", "attn_norm"),
-            *attention_rows,
-            *linear("attention.dense", "attn_output", "hidden,q"),
-            *norm("post_attention_layernorm", "ffn_norm"),
+            *norm("input_layernorm", "attn_norm"), *attention_rows,
+            *linear("attention.dense", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
             *router_and_experts(dense and "moe"),
             *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", layers=dense and "moe"),
             *(gated_mlp(layers="dense") if dense else ()),
         ),
-        *final_norm(),
-        tensor("lm_head.weight", "output.weight", "vocab,hidden", HEAD, value=head),
+        *final_norm(), tensor("lm_head.weight", "output.weight", "vocab,hidden", HEAD, value=head),
     )
 
 
 ROWS: tuple[Architecture, ...] = (
     # As inclusionAI/Ling-lite has it.
     Architecture(
-        id="bailing_moe",
-        gguf="bailingmoe",
-        required={"expert_shared_count": ""},
-        **hf_names("BailingMoe", "bailing_moe"),
-        rope_type=0,
+        id="bailing_moe", gguf="bailingmoe", required={"expert_shared_count": ""},
+        **hf_names("BailingMoe", "bailing_moe"), rope_type=0,
         tensors=_bailing(
             split(
-                "attention.query_key_value.weight",
-                "q+2*kv,hidden",
-                _QKV,
+                "attention.query_key_value.weight", "q+2*kv,hidden", _QKV,
                 order=("head:q+kv,heads+kv_heads,2,head_dim/2",),
             ),
             head="unit_columns:norm_head",
         ),
         keys=(
             *moe_keys(
-                ROPE_DIM,
-                replace(DENSE_LAYERS, allowed=(0,)),
-                VOCAB,
-                WIDTH,
+                ROPE_DIM, replace(DENSE_LAYERS, allowed=(0,)), VOCAB, WIDTH,
                 Key("expert_weights_scale", kind="f32", constant=1.0),
-                Key("expert_shared_count", ("num_shared_experts",)),
-                WEIGHTS_NORM,
-                Key("", ("norm_head",), "bool"),
+                Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM, Key("", ("norm_head",), "bool"),
                 *_NO_BIASES,
             ),
         ),
@@ -89,20 +56,13 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
     Architecture(
-        id="bailing_moe_v2",
-        gguf="bailingmoe2",
-        required={"expert_shared_count": "", "expert_gating_func": ""},
-        hf_class="BailingMoeV2ForCausalLM",
-        model_type="bailing_moe_v2",
+        id="bailing_moe_v2", gguf="bailingmoe2", required={"expert_shared_count": "", "expert_gating_func": ""},
+        hf_class="BailingMoeV2ForCausalLM", model_type="bailing_moe_v2",
         hf_classes=(
-            "BailingMoeV2ForCausalLM",
-            "BailingMoeV2Model",
-            "SarvamMoEForCausalLM",
+            "BailingMoeV2ForCausalLM", "BailingMoeV2Model", "SarvamMoEForCausalLM",
             "modeling_sarvam_moe.SarvamMoEForCausalLM",
         ),
-        bare_classes=("BailingMoeV2Model",),
-        model_types=("bailing_moe_v2", "sarvam_moe"),
-        gguf_only=(),
+        bare_classes=("BailingMoeV2Model",), model_types=("bailing_moe_v2", "sarvam_moe"), gguf_only=(),
         tensors=_bailing(
             *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden"),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim"),
@@ -110,32 +70,18 @@ ROWS: tuple[Architecture, ...] = (
             tensor(
                 "mlp.gate.expert_bias", "exp_probs_b.bias", "experts", "moe_router_enable_expert_bias", layers="moe"
             ),
-            *draft_layer(),
-            *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"),
-            dense="dense",
+            *draft_layer(), *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"), dense="dense",
         ),
         keys=moe_keys(
-            *GROUPS,
-            Key("expert_gating_func", ("score_function",), via="gating"),
-            ROPE_DIM,
-            DENSE_LAYERS,
-            VOCAB,
-            WIDTH,
+            *GROUPS, Key("expert_gating_func", ("score_function",), via="gating"), ROPE_DIM, DENSE_LAYERS, VOCAB, WIDTH,
             Key("expert_shared_feed_forward_length", ("moe_shared_expert_intermediate_size",), via="expert_width"),
-            WEIGHTS_SCALE,
-            Key("expert_shared_count", ("num_shared_experts",)),
-            WEIGHTS_NORM,
+            WEIGHTS_SCALE, Key("expert_shared_count", ("num_shared_experts",)), WEIGHTS_NORM,
             Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts"),
-            flag("moe_router_enable_expert_bias"),
-            must_be("use_qk_norm", True),
-            *_NO_BIASES,
+            flag("moe_router_enable_expert_bias"), must_be("use_qk_norm", True), *_NO_BIASES,
         ),
         defaults={
             "": {
-                **_UNTIED,
-                "first_k_dense_replace": 0,
-                "score_function": "sigmoid",
-                "partial_rotary_factor": 0.5,
+                **_UNTIED, "first_k_dense_replace": 0, "score_function": "sigmoid", "partial_rotary_factor": 0.5,
                 "moe_router_enable_expert_bias": True,
             },
             "sarvam_moe": {"partial_rotary_factor": 1.0},

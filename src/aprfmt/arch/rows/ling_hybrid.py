@@ -7,23 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.rows.kimi import delta_attention
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    RMS_EPS,
-    ROPE,
-    VOCAB,
-    block,
-    embedding,
-    experts,
-    final_norm,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, VOCAB, block, embedding, experts, final_norm, gated_mlp, head, linear,
+    must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, shared_expert
@@ -33,10 +18,8 @@ _INNER, _SHARED = "heads*head_dim", "moe_shared_expert_intermediate_size"
 _RENAMED = {"self_attn.o_proj.weight": "attention.dense.weight"}
 _MLA = tuple(
     replace(
-        row,
-        hf=tuple(_RENAMED.get(name, name.replace("self_attn.", "attention.")) for name in row.hf),
-        need=row.need.replace("attention_bias", "use_qkv_bias"),
-        layers=_ATTENTION,
+        row, hf=tuple(_RENAMED.get(name, name.replace("self_attn.", "attention.")) for name in row.hf),
+        need=row.need.replace("attention_bias", "use_qkv_bias"), layers=_ATTENTION,
     )
     for row in latent_attention()
     if not row.hf[0].endswith("o_proj.bias")
@@ -45,70 +28,45 @@ _COUNT, _USED, _WIDTH = EXPERTS
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="bailing_moe_v3",
-        gguf="bailingmoe3",
-        hf_class="BailingMoeV3ForCausalLM",
-        model_type="bailing_hybrid",
-        hf_classes=("BailingMoeV3ForCausalLM",),
-        model_types=("bailing_hybrid", "bailing_moe_v3"),
+        id="bailing_moe_v3", gguf="bailingmoe3", hf_class="BailingMoeV3ForCausalLM", model_type="bailing_hybrid",
+        hf_classes=("BailingMoeV3ForCausalLM",), model_types=("bailing_hybrid", "bailing_moe_v3"),
         required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "kda.gate_lower_bound": ""},
         tensors=(
             embedding("model.word_embeddings"),
             *block(
                 *norm("input_layernorm", "attn_norm"),
                 *delta_attention(
-                    *linear("f_proj", "ssm_f_a", f"{_INNER},hidden"),
-                    *linear("g_proj", "ssm_g_a", f"{_INNER},hidden"),
-                    tensor("A_log", "ssm_a", "heads", value="exp", gguf_dims=("heads,1",)),
-                    heads="heads",
-                    size="head_dim",
-                    kernel="short_conv_kernel_size",
-                    hf="attention.",
+                    *linear("f_proj", "ssm_f_a", f"{_INNER},hidden"), *linear("g_proj", "ssm_g_a", f"{_INNER},hidden"),
+                    tensor("A_log", "ssm_a", "heads", value="exp", gguf_dims=("heads,1",)), heads="heads",
+                    size="head_dim", kernel="short_conv_kernel_size", hf="attention.",
                 ),
-                *_MLA,
-                *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENTION),
+                *_MLA, *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENTION),
                 *norm("post_attention_layernorm", "ffn_norm"),
                 *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-                tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"),
-                *experts(layers="moe"),
-                *shared_expert("mlp.shared_experts", _SHARED, layers="moe"),
-                *gated_mlp(layers="dense"),
+                tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
+                *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            *DIMS,
-            replace(GROUPED, kind="i32[]", via="latent_layers"),
-            ROPE,
-            RMS_EPS,
-            *rename((_COUNT, _USED), num_experts=("num_experts",)),
-            *GROUPS,
-            Key("expert_gating_func", ("score_function",), via="gating"),
-            VOCAB,
+            *DIMS, replace(GROUPED, kind="i32[]", via="latent_layers"), ROPE, RMS_EPS,
+            *rename((_COUNT, _USED), num_experts=("num_experts",)), *GROUPS,
+            Key("expert_gating_func", ("score_function",), via="gating"), VOCAB,
             Key("ssm.conv_kernel", ("short_conv_kernel_size",)),
             Key("kda.head_dim", ("head_dim",), field="head_dim", via="kda_and_value"),
             Key("kda.safe_gate", ("kda_safe_gate",), "bool", constant=True),
-            Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"),
-            Key("attention.q_lora_rank", ("q_lora_rank",)),
-            Key("attention.kv_lora_rank", ("kv_lora_rank",)),
-            Key("attention.key_length", via="mla_key_width"),
+            Key("kda.gate_lower_bound", ("kda_lower_bound",), "f32"), Key("attention.q_lora_rank", ("q_lora_rank",)),
+            Key("attention.kv_lora_rank", ("kv_lora_rank",)), Key("attention.key_length", via="mla_key_width"),
             Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
             Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
             Key("rope.dimension_count", ("qk_rope_head_dim",)),
-            Key("rope.dimension_sections", ("mrope_section",), "i32[]", via="three_sections"),
-            _WIDTH,
-            Key("expert_shared_feed_forward_length", (_SHARED,)),
-            Key("expert_shared_count", ("num_shared_experts",)),
-            DENSE_LAYERS,
-            WEIGHTS_SCALE,
-            WEIGHTS_NORM,
+            Key("rope.dimension_sections", ("mrope_section",), "i32[]", via="three_sections"), _WIDTH,
+            Key("expert_shared_feed_forward_length", (_SHARED,)), Key("expert_shared_count", ("num_shared_experts",)),
+            DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
             Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", via="limits"),
             Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", via="limits"),
-            Key("", ("layer_group_size",), via="group_of_layers"),
-            must_be("no_kda_lora", True),
-            must_be("gated_attention_proj_granularity_type", "head_wise"),
-            must_be("use_qkv_bias", False),
+            Key("", ("layer_group_size",), via="group_of_layers"), must_be("no_kda_lora", True),
+            must_be("gated_attention_proj_granularity_type", "head_wise"), must_be("use_qkv_bias", False),
             must_be("hidden_act", "silu"),
         ),
         defaults={
@@ -116,4 +74,4 @@ ROWS: tuple[Architecture, ...] = (
                  "tie_word_embeddings": False, "use_qkv_bias": False,}
         },
     ),
-)  # fmt: skip
+)

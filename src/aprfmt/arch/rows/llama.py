@@ -6,31 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    NO_WINDOW,
-    PAD,
-    ROPE,
-    ROPE_DIM,
-    SCALES,
-    SILU,
-    SLIDING_LAYERS,
-    VOCAB,
-    WINDOW,
-    attention,
-    block,
-    decoder,
-    embedding,
-    final_norm,
-    flag,
-    gated_mlp,
-    head,
-    hf_names,
-    must_be,
-    norm,
-    plain_mlp,
+    DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, PAD, ROPE, ROPE_DIM, SCALES, SILU, SLIDING_LAYERS, VOCAB, WINDOW,
+    attention, block, decoder, embedding, final_norm, flag, gated_mlp, head, hf_names, must_be, norm, plain_mlp,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -44,52 +21,21 @@ _PLAIN = decoder(*attention(permuted=True))
 _BIASED = decoder(*attention("attention_bias", "attention_bias", permuted=True), mlp=gated_mlp("mlp_bias"))
 
 _LLAMA_DEFAULTS = {
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+    "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+    "bos_token_id": 1, "eos_token_id": 2,
+}
 _INTERNLM3 = {
     "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768,
     "pad_token_id": 2,
-}  # fmt: skip
+}
 _IQUESTCODER = {
     "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 131072,
-}  # fmt: skip
-_MINISTRAL_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
-    "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "L", "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
+}
 _MISTRAL_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
-    "num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_MINISTRAL3_DEFAULTS = {
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 262144,
-    "num_key_value_heads": 8, "head_dim": 128, "bos_token_id": 1, "pad_token_id": 11, "eos_token_id": 2,
-}  # fmt: skip
-_ARCEE_DEFAULTS = {
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096,
-    "bos_token_id": 128000, "eos_token_id": 128001,
-}  # fmt: skip
-_SMOLLM3_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 32768,
-    "num_key_value_heads": 4, "rope_theta": 2000000.0, "bos_token_id": 128000, "pad_token_id": 128004,
-    "eos_token_id": 128001,
-}  # fmt: skip
-_GRANITE_DEFAULTS = {
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
-    "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
-    "logits_scaling": 1.0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_OLMO_DEFAULTS = {
-    "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
-}  # fmt: skip
-_CHAMELEON_DEFAULTS = {
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "swin_norm": False,
-    "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 32, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072, "num_key_value_heads": 8,
+    "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2,
+}
 
 
 def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
@@ -101,219 +47,145 @@ def _head_norms(side: str, heads: str) -> tuple[TensorRow, ...]:
 
 _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
 """Numbers of a layer's activation, and the shapes that checkpoints hold them in."""
-_APERTUS_DEFAULTS = {
-    "hidden_act": "xielu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "attention_bias": False,
-    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
-    "rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    },
-}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="llama",
-        gguf="llama",
-        hf_class="LlamaForCausalLM",
-        model_type="llama",
+        id="llama", gguf="llama", hf_class="LlamaForCausalLM", model_type="llama",
         hf_classes=(
-            "LlamaForCausalLM",
-            "LLaMAForCausalLM",
-            "VLlama3ForCausalLM",
-            "InternLM3ForCausalLM",
-            "IQuestCoderForCausalLM",
-            "LlamaModel",
+            "LlamaForCausalLM", "LLaMAForCausalLM", "VLlama3ForCausalLM", "InternLM3ForCausalLM",
+            "IQuestCoderForCausalLM", "LlamaModel",
         ),
-        bare_classes=("LlamaModel",),
-        model_types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
-        rope_type=0,
-        gguf_only=_FACTORS,
-        tensors=_BIASED,
-        keys=(*_LLAMA, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
+        bare_classes=("LlamaModel",), model_types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
+        rope_type=0, gguf_only=_FACTORS,
+        tensors=_BIASED, keys=(*_LLAMA, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
         differs=(Difference("llama.cpp's llama does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
         defaults={"": _LLAMA_DEFAULTS, "internlm3": _INTERNLM3, "iquestcoder": _IQUESTCODER},
     ),
     Architecture(
-        id="llama_bidirec",
-        gguf="llama-embed",
-        hf_class="LlamaBidirectionalModel",
-        model_type="llama_bidirec",
-        hf_classes=("LlamaBidirectionalModel",),
-        bare_classes=("LlamaBidirectionalModel",),
-        model_types=("llama_bidirec",),
-        rope_type=0,
-        gguf_only=_FACTORS,
-        tensors=_BIASED,
-        keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], via="pooling_avg"), SILU, *_BIASES),
+        id="llama_bidirec", gguf="llama-embed", hf_class="LlamaBidirectionalModel", model_type="llama_bidirec",
+        hf_classes=("LlamaBidirectionalModel",), bare_classes=("LlamaBidirectionalModel",),
+        model_types=("llama_bidirec",), rope_type=0, gguf_only=_FACTORS,
+        tensors=_BIASED, keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], via="pooling_avg"), SILU, *_BIASES),
         defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
     Architecture(
-        id="ministral",
-        gguf="llama",
-        when="attention.sliding_window_pattern",
-        **hf_names("Ministral", "ministral"),
+        id="ministral", gguf="llama", when="attention.sliding_window_pattern", **hf_names("Ministral", "ministral"),
         rope_type=0,
-        tensors=_PLAIN,
-        keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
+        tensors=_PLAIN, keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
         differs=(NO_WINDOW,),
-        defaults={"": _MINISTRAL_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 131072,
+            "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": "L", "bos_token_id": 1,
+            "eos_token_id": 2,
+        }},
     ),
     Architecture(
-        id="mistral",
-        gguf="llama",
-        when="attention.sliding_window",
-        **hf_names("Mistral", "mistral"),
-        rope_type=0,
+        id="mistral", gguf="llama", when="attention.sliding_window", **hf_names("Mistral", "mistral"), rope_type=0,
         gguf_only=_FACTORS,
-        tensors=_PLAIN,
-        keys=(*_LLAMA, SILU, WINDOW),
-        differs=(NO_WINDOW,),
-        defaults={"": _MISTRAL_DEFAULTS},
+        tensors=_PLAIN, keys=(*_LLAMA, SILU, WINDOW),
+        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
     ),
     Architecture(  # Mistral inside Mistral3, the wrapper
-        id="mistral3",
-        gguf="mistral3",
-        hf_class="MistralForCausalLM",
-        model_type="mistral",
-        hf_classes=(),
-        model_types=(),
-        rope_type=0,
-        tensors=_PLAIN,
-        keys=(*_LLAMA, SILU, WINDOW),
-        differs=(NO_WINDOW,),
-        defaults={"": _MISTRAL_DEFAULTS},
+        id="mistral3", gguf="mistral3", hf_class="MistralForCausalLM", model_type="mistral", hf_classes=(),
+        model_types=(), rope_type=0,
+        tensors=_PLAIN, keys=(*_LLAMA, SILU, WINDOW),
+        differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},
     ),
     Architecture(
-        id="ministral3",
-        gguf="mistral3",
-        when="attention.temperature_scale|rope.scaling.yarn_log_multiplier",
-        **hf_names("Ministral3", "ministral3"),
-        rope_type=0,
+        id="ministral3", gguf="mistral3", when="attention.temperature_scale|rope.scaling.yarn_log_multiplier",
+        **hf_names("Ministral3", "ministral3"), rope_type=0,
         tensors=_PLAIN,
         keys=(
-            *_LLAMA,
-            Key("rope.scaling.yarn_log_multiplier", (), "f32", via="unit_mscale"),
-            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"),
-            SILU,
-            PAD,
-            WINDOW,
+            *_LLAMA, Key("rope.scaling.yarn_log_multiplier", (), "f32", via="unit_mscale"),
+            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"), SILU, PAD, WINDOW,
         ),
         differs=(NO_WINDOW,),
-        defaults={"": _MINISTRAL3_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 262144,
+            "num_key_value_heads": 8, "head_dim": 128, "bos_token_id": 1, "pad_token_id": 11, "eos_token_id": 2,
+        }},
     ),
     Architecture(
-        id="arcee",
-        gguf="arcee",
-        **hf_names("Arcee", "arcee"),
-        rope_type=0,
+        id="arcee", gguf="arcee", **hf_names("Arcee", "arcee"), rope_type=0,
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True),
             mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(*_LLAMA, must_be("hidden_act", "relu2"), *_NO_BIASES),
-        defaults={"": _ARCEE_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "bos_token_id": 128000,
+            "eos_token_id": 128001,
+        }},
     ),
     Architecture(
-        id="smollm3",
-        gguf="smollm3",
-        **hf_names("SmolLM3", "smollm3"),
-        rope_type=0,
-        gguf_only=(),
+        id="smollm3", gguf="smollm3", **hf_names("SmolLM3", "smollm3"), rope_type=0, gguf_only=(),
         tensors=_BIASED,
         keys=(
-            *_LLAMA,
-            SILU,
-            PAD,
-            *_NO_BIASES,
-            Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
-            Key("", ("no_rope_layer_interval",)),
-            must_be("use_sliding_window", False),
-            Key("", ("sliding_window",)),
+            *_LLAMA, SILU, PAD, *_NO_BIASES, Key("", ("no_rope_layers",), "i32[]", via="every_fourth"),
+            Key("", ("no_rope_layer_interval",)), must_be("use_sliding_window", False), Key("", ("sliding_window",)),
             Key("", ("layer_types",), "str"),
         ),
-        defaults={"": _SMOLLM3_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 32768,
+            "num_key_value_heads": 4, "rope_theta": 2000000.0, "bos_token_id": 128000, "pad_token_id": 128004,
+            "eos_token_id": 128001,
+        }},
     ),
     Architecture(
-        id="granite",
-        required={"logit_scale": ""},
-        gguf="granite",
-        **hf_names("Granite", "granite"),
-        rope_type=0,
-        tensors=_BIASED,
-        keys=(*_LLAMA, *SCALES, SILU, *_BIASES),
-        defaults={"": _GRANITE_DEFAULTS},
+        id="granite", required={"logit_scale": ""}, gguf="granite", **hf_names("Granite", "granite"), rope_type=0,
+        tensors=_BIASED, keys=(*_LLAMA, *SCALES, SILU, *_BIASES),
+        defaults={"": {
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048,
+            "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }},
     ),
     Architecture(
-        id="olmo",
-        gguf="olmo",
-        **hf_names("Olmo", "olmo", "OLMo"),
-        rope_type=0,
-        gguf_only=(),
+        id="olmo", gguf="olmo", **hf_names("Olmo", "olmo", "OLMo"), rope_type=0, gguf_only=(),
         tensors=(
-            embedding(),
-            *block(*attention("attention_bias", "attention_bias", permuted=True), *gated_mlp()),
-            *head(),
+            embedding(), *block(*attention("attention_bias", "attention_bias", permuted=True), *gated_mlp()), *head(),
         ),
         keys=(
-            *DIMS,
-            GROUPED,
-            ROPE,
-            HEAD_DIM,
-            Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
-            Key("attention.clamp_kqv", ("clip_qkv",), "f32"),
-            SILU,
-            PAD,
-            must_be("attention_bias", False),
+            *DIMS, GROUPED, ROPE, HEAD_DIM, Key("attention.layer_norm_epsilon", (), "f32", constant=1e-5),
+            Key("attention.clamp_kqv", ("clip_qkv",), "f32"), SILU, PAD, must_be("attention_bias", False),
         ),
-        defaults={"": _OLMO_DEFAULTS},
+        defaults={"": {
+            "tie_word_embeddings": False, "max_position_embeddings": 2048, "pad_token_id": 1, "eos_token_id": 50279,
+        }},
     ),
     Architecture(
-        id="chameleon",
-        gguf="chameleon",
-        hf_class="ChameleonForConditionalGeneration",
-        model_type="chameleon",
+        id="chameleon", gguf="chameleon", hf_class="ChameleonForConditionalGeneration", model_type="chameleon",
         hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM", "ChameleonModel"),
-        bare_classes=("ChameleonModel",),
-        model_types=("chameleon",),
-        rope_type=0,
-        gguf_only=(),
+        bare_classes=("ChameleonModel",), model_types=("chameleon",), rope_type=0, gguf_only=(),
         tensors=decoder(
-            *attention("attention_bias", "attention_bias", permuted=True),
-            *_head_norms("q", "heads"),
-            *_head_norms("k", "kv_heads"),
-            mlp=gated_mlp("mlp_bias"),
+            *attention("attention_bias", "attention_bias", permuted=True), *_head_norms("q", "heads"),
+            *_head_norms("k", "kv_heads"), mlp=gated_mlp("mlp_bias"),
         ),
         keys=(
-            *DECODER,
-            Key("swin_norm", ("swin_norm",), "bool"),
-            Key("", ("vocabulary_map",), via="image_tokens"),
-            Key("", ("vq_config",)),
-            SILU,
-            *_NO_BIASES,
+            *DECODER, Key("swin_norm", ("swin_norm",), "bool"), Key("", ("vocabulary_map",), via="image_tokens"),
+            Key("", ("vq_config",)), SILU, *_NO_BIASES,
         ),
         differs=(
             Difference("llama.cpp gives the MLP of a Chameleon with swin_norm what attention adds alone", "swin_norm"),
         ),
-        defaults={"": _CHAMELEON_DEFAULTS},
+        defaults={"": {
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "swin_norm": False,
+            "attention_bias": False, "mlp_bias": False, "num_key_value_heads": 32, "bos_token_id": 1, "eos_token_id": 2,
+        }},
     ),
     Architecture(
-        id="apertus",
-        required=dict.fromkeys((f"xielu.{name}" for name in _XIELU), ""),
-        gguf="apertus",
-        **hf_names("Apertus", "apertus"),
-        head_always=True,
+        id="apertus", required=dict.fromkeys((f"xielu.{name}" for name in _XIELU), ""), gguf="apertus",
+        **hf_names("Apertus", "apertus"), head_always=True,
         tensors=(
             embedding(),
             *block(
                 *norm("attention_layernorm", "attn_norm"),
                 *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
-                *norm("feedforward_layernorm", "ffn_norm"),
-                *plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
+                *norm("feedforward_layernorm", "ffn_norm"), *plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
                 *(TensorRow((f"mlp.act_fn.{name}",), (), (dims,), OPTIONAL) for name, dims in _XIELU.items()),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
             *_LLAMA,
@@ -321,9 +193,15 @@ ROWS: tuple[Architecture, ...] = (
                 Key(f"xielu.{name}", (f"model.layers.{{n}}.mlp.act_fn.{name}",), "f32[]", via="of_tensor")
                 for name in _XIELU
             ),
-            must_be("hidden_act", "xielu"),
-            flag("attention_bias"),
+            must_be("hidden_act", "xielu"), flag("attention_bias"),
         ),
-        defaults={"": _APERTUS_DEFAULTS},
+        defaults={"": {
+            "hidden_act": "xielu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "attention_bias": False,
+            "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0,
+                "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            },
+        }},
     ),
 )

@@ -8,15 +8,10 @@ from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, mla_decoder, mla_keys
 from aprfmt.arch.rows.parts_moe import draft_layer, selection_bias
 
 _DEFAULTS = {
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512,
-    "q_lora_rank": 1536, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
-}  # fmt: skip
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
+}
 
-_DEEPSEEK_V2_DEFAULTS = {
-    **_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
-    "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "norm_topk_prob": False,
-    "topk_method": "greedy", "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
 
 _REQUIRED_KEYS = {
     **MLA_REQUIRED,
@@ -27,10 +22,7 @@ _REQUIRED_KEYS = {
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="deepseek_v2",
-        required=_REQUIRED_KEYS,
-        gguf="deepseek2",
-        **hf_names("DeepseekV2", "deepseek_v2"),
+        id="deepseek_v2", required=_REQUIRED_KEYS, gguf="deepseek2", **hf_names("DeepseekV2", "deepseek_v2"),
         rope_type=0,
         tensors=mla_decoder(),
         keys=mla_keys(Key("", ("topk_method",), "str", via="group_choice"), Key("", ("moe_layer_freq",))),
@@ -41,56 +33,37 @@ ROWS: tuple[Architecture, ...] = (
             ),
         ),
         gguf_only=(),
-        defaults={"": _DEEPSEEK_V2_DEFAULTS},
+        defaults={"": {
+            **_DEFAULTS, "n_routed_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407,
+            "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "norm_topk_prob": False, "topk_method": "greedy",
+            "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2,
+        }},
     ),
     Architecture(
-        id="deepseek_v3",
-        required=_REQUIRED_KEYS,
-        gguf="deepseek2",
+        id="deepseek_v3", required=_REQUIRED_KEYS, gguf="deepseek2",
         when="expert_gating_func=2|tensors=exp_probs_b.bias",
-        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite", "kimi_k2")),
-        rope_type=0,
+        **hf_names("DeepseekV3", "deepseek_v3", "Glm4MoeLite", also=("glm4_moe_lite", "kimi_k2")), rope_type=0,
         tensors=mla_decoder((selection_bias(),), draft_layer()),
         keys=mla_keys(
             must_be("rope_interleave", True),
-            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="lite_drafts"),
-            Key("", ("moe_layer_freq",)),
+            Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="lite_drafts"), Key("", ("moe_layer_freq",)),
             Key("", ("mlp_layer_types",), "str[]", via="leading_dense"),
         ),
         gguf_only=(),
         defaults={
             "": {
-                **_DEFAULTS,
-                "scoring_func": "sigmoid",
-                "n_shared_experts": 1,
-                "norm_topk_prob": True,
-                "bos_token_id": 0,
-                "eos_token_id": 1,
+                **_DEFAULTS, "scoring_func": "sigmoid", "n_shared_experts": 1, "norm_topk_prob": True,
+                "bos_token_id": 0, "eos_token_id": 1,
             },
             "deepseek_v3": {
-                "n_routed_experts": 256,
-                "num_experts_per_tok": 8,
-                "n_group": 8,
-                "topk_group": 4,
-                "moe_intermediate_size": 2048,
-                "first_k_dense_replace": 3,
-                "routed_scaling_factor": 2.5,
-                "num_key_value_heads": 128,
-                "num_nextn_predict_layers": 1,
-                "max_position_embeddings": 4096,
+                "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+                "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
+                "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "max_position_embeddings": 4096,
             },
             "glm4_moe_lite": {
-                "qk_nope_head_dim": 192,
-                "v_head_dim": 256,
-                "q_lora_rank": 768,
-                "n_routed_experts": 64,
-                "num_experts_per_tok": 4,
-                "n_group": 1,
-                "topk_group": 1,
-                "moe_intermediate_size": 1536,
-                "routed_scaling_factor": 1.8,
-                "num_key_value_heads": 20,
-                "rms_norm_eps": 1e-5,
+                "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 768, "n_routed_experts": 64,
+                "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 1536,
+                "routed_scaling_factor": 1.8, "num_key_value_heads": 20, "rms_norm_eps": 1e-5,
                 "max_position_embeddings": 202752,
             },
         },

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    GROUPED,
-    RMS_EPS,
-    ROPE,
-    SILU,
-    VOCAB,
-    decoder,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    plain_mlp,
+    DIMS, GROUPED, RMS_EPS, ROPE, SILU, VOCAB, decoder, hf_names, linear, must_be, norm, plain_mlp,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import EQUAL_HEADS
@@ -28,8 +17,7 @@ _ROTATED = Key("rope.dimension_count", ("qk_rope_head_dim",), field="head_dim")
 def _attention(*queries: TensorRow) -> tuple[TensorRow, ...]:
     """Keys and values of one latent vector and a rotated part that all heads share."""
     return (
-        *queries,
-        *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+head_dim,hidden"),
+        *queries, *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+head_dim,hidden"),
         *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", _LATENT),
         *linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*qk_nope_head_dim+heads*v_head_dim,{_LATENT}"),
         *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim"),
@@ -44,97 +32,61 @@ _LOW_RANK = (
     TensorRow(("self_attn.q_proj.weight",), (), (f"{_WHOLE_QUERY}hidden",), "!q_lora_rank"),
 )
 
-_MINICPM3_DEFAULTS = {
-    "max_position_embeddings": 32768, "num_key_value_heads": 40, "rms_norm_eps": 1e-5, "kv_lora_rank": 256,
-    "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4,
-    "dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_PLM_DEFAULTS = {
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": True,
-}  # fmt: skip
 
 _OF_EXPERTS = ("expert_", "leading_dense")
-_YOUTU_DEFAULTS = {
-    "max_position_embeddings": 131072, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "kv_lora_rank": 512,
-    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "attention_bias": False,
-    "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
-}  # fmt: skip
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(  # every layer is one of DeepSeek's leading dense ones
-        id="youtu",
-        required=MLA_REQUIRED | {"attention.q_lora_rank": ""},
-        gguf="deepseek2",
-        when="expert_feed_forward_length&!expert_count",
-        **hf_names("Youtu", "youtu"),
-        rope_type=0,
-        gguf_only=(),
+        id="youtu", required=MLA_REQUIRED | {"attention.q_lora_rank": ""}, gguf="deepseek2",
+        when="expert_feed_forward_length&!expert_count", **hf_names("Youtu", "youtu"), rope_type=0, gguf_only=(),
         tensors=decoder(*latent_attention()),
         keys=(
             *(key for key in mla_keys() if not key.gguf.startswith(_OF_EXPERTS)),
             Key("leading_dense_block_count", ("num_hidden_layers",), field="num_layers"),
             Key("expert_feed_forward_length", ("intermediate_size",), field="intermediate_size"),
-            Key("expert_shared_count", constant=0),
-            must_be("rope_interleave", True),
+            Key("expert_shared_count", constant=0), must_be("rope_interleave", True),
         ),
-        defaults={"": _YOUTU_DEFAULTS},
+        defaults={"": {
+            "max_position_embeddings": 131072, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "kv_lora_rank": 512,
+            "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+            "attention_bias": False, "tie_word_embeddings": True, "bos_token_id": 128000, "eos_token_id": 128001,
+        }},
     ),
     Architecture(
-        id="minicpm3",
-        gguf="minicpm3",
-        required={"attention.q_lora_rank": "", "attention.key_length": ""},
-        **hf_names("MiniCPM3", "minicpm3"),
-        gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
+        id="minicpm3", gguf="minicpm3", required={"attention.q_lora_rank": "", "attention.key_length": ""},
+        **hf_names("MiniCPM3", "minicpm3"), gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
         tensors=decoder(*_attention(*_LOW_RANK)),
         keys=(
-            *DIMS,
-            GROUPED,
-            _ROTATED,
-            ROPE,
-            RMS_EPS,
-            VOCAB,
-            Key("attention.q_lora_rank", ("q_lora_rank",), via="given"),
+            *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.q_lora_rank", ("q_lora_rank",), via="given"),
             Key("attention.kv_lora_rank", ("kv_lora_rank",)),
             Key("attention.key_length", ("qk_nope_head_dim",), via="nope_and_rope"),
-            Key("attention.value_length", ("v_head_dim",), via="odd_value_length"),
-            EQUAL_HEADS,
-            must_be("scale_emb", 12),
-            must_be("scale_depth", 1.4),
-            must_be("dim_model_base", 256),
-            must_be("attention_bias", False),
-            must_be("mlp_bias", False),
-            SILU,
+            Key("attention.value_length", ("v_head_dim",), via="odd_value_length"), EQUAL_HEADS,
+            must_be("scale_emb", 12), must_be("scale_depth", 1.4), must_be("dim_model_base", 256),
+            must_be("attention_bias", False), must_be("mlp_bias", False), SILU,
         ),
-        defaults={"": _MINICPM3_DEFAULTS},
+        defaults={"": {
+            "max_position_embeddings": 32768, "num_key_value_heads": 40, "rms_norm_eps": 1e-5, "kv_lora_rank": 256,
+            "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4,
+            "dim_model_base": 256, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }},
     ),
     # As PLM-Team/PLM-1.8B-Base has it.
     Architecture(
-        id="plm",
-        gguf="plm",
-        required={"attention.key_length": "", "attention.value_length": ""},
-        **hf_names("PLM", "plm"),
-        rope_type=0,
-        gguf_only=(),
-        head_never=True,
+        id="plm", gguf="plm", required={"attention.key_length": "", "attention.value_length": ""},
+        **hf_names("PLM", "plm"), rope_type=0, gguf_only=(), head_never=True,
         tensors=decoder(
             *_attention(*linear("self_attn.q_proj", "attn_q", f"{_WHOLE_QUERY}hidden")),
             mlp=plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
         ),
         keys=(
-            *DIMS,
-            GROUPED,
-            _ROTATED,
-            ROPE,
-            RMS_EPS,
-            VOCAB,
-            Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+            *DIMS, GROUPED, _ROTATED, ROPE, RMS_EPS, VOCAB, Key("attention.kv_lora_rank", ("kv_lora_rank",)),
             Key("attention.key_length", ("qk_nope_head_dim",), via="nope_and_rope"),
-            Key("attention.value_length", ("v_head_dim",)),
-            EQUAL_HEADS,
-            must_be("attention_bias", False),
+            Key("attention.value_length", ("v_head_dim",)), EQUAL_HEADS, must_be("attention_bias", False),
             must_be("hidden_act", "relu2"),
         ),
-        defaults={"": _PLM_DEFAULTS},
+        defaults={"": {
+            "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": True,
+        }},
     ),
 )

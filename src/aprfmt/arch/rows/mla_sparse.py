@@ -12,28 +12,16 @@ from aprfmt.arch.rows.parts_moe import draft_layer, moe_decoder, router_and_expe
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts")
 _LAYERS = Key("", ("mlp_layer_types",), "str[]", via="leading_dense")
 _REQUIRED = {
-    **MLA_REQUIRED,
-    "attention.q_lora_rank": "",
-    "attention.indexer.head_count": "",
-    "attention.indexer.key_length": "",
+    **MLA_REQUIRED, "attention.q_lora_rank": "", "attention.indexer.head_count": "", "attention.indexer.key_length": "",
     "attention.indexer.top_k": "",
 }
 _DEFAULTS = {
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512,
-    "q_lora_rank": 1536, "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False,
-    "scoring_func": "sigmoid", "n_shared_experts": 1, "n_routed_experts": 256, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
-    "norm_topk_prob": True, "index_topk": 2048, "index_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
-}  # fmt: skip
-_DEEPSEEK_V32_DEFAULTS = {
-    **_DEFAULTS, "n_group": 8, "topk_group": 4, "num_key_value_heads": 128, "index_n_heads": 64,
-    "max_position_embeddings": 163840,
-}  # fmt: skip
-_GLM_MOE_DSA_DEFAULTS = {
-    **_DEFAULTS, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64, "index_n_heads": 32,
-    "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 202752,
-}  # fmt: skip
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512, "q_lora_rank": 1536,
+    "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "scoring_func": "sigmoid",
+    "n_shared_experts": 1, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "norm_topk_prob": True, "index_topk": 2048,
+    "index_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
+}
 
 _WINDOW, _INDEXED = "sliding_attention", "!sliding_attention"
 
@@ -45,21 +33,15 @@ def _two_geometries() -> tuple[TensorRow, ...]:
         latent, nope, value = f"{pre}kv_lora_rank", f"{pre}qk_nope_head_dim", f"{pre}v_head_dim"
         rows += [
             tensor(
-                "self_attn.kv_a_layernorm.weight",
-                "attn_kv_a_norm.weight",
-                latent,
-                layers=layers,
+                "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight", latent, layers=layers,
                 scale=(f":{pre}kv_lora_scale",),
             ),
             *linear("self_attn.q_b_proj", "attn_q_b", f"{heads}*{nope}+{heads}*{_ROTATED},q_lora_rank", layers=layers),
             *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{latent}+{_ROTATED},hidden", layers=layers),
             split(
-                "self_attn.kv_b_proj.weight",
-                f"{heads}*{nope}+{heads}*{value},{latent}",
+                "self_attn.kv_b_proj.weight", f"{heads}*{nope}+{heads}*{value},{latent}",
                 {"attn_k_b.weight": f"{heads},{latent},{nope}", "attn_v_b.weight": f"{heads},{value},{latent}"},
-                order=(f"deal:{heads},{nope},{value}",),
-                gguf_transposed=(True, False),
-                layers=layers,
+                order=(f"deal:{heads},{nope},{value}",), gguf_transposed=(True, False), layers=layers,
             ),
             *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*{value}", layers=layers),
             *linear("self_attn.g_proj", "attn_gate", f"{heads},hidden", layers=layers),
@@ -67,9 +49,7 @@ def _two_geometries() -> tuple[TensorRow, ...]:
     return (
         *linear("self_attn.q_a_proj", "attn_q_a", "q_lora_rank,hidden"),
         tensor("self_attn.q_a_layernorm.weight", "attn_q_a_norm.weight", "q_lora_rank", scale=(":q_lora_scale",)),
-        *norm("self_attn.k_rope_only_layernorm", "attn_k_norm", _ROTATED),
-        *rows,
-        *indexer(_INDEXED),
+        *norm("self_attn.k_rope_only_layernorm", "attn_k_norm", _ROTATED), *rows, *indexer(_INDEXED),
     )
 
 
@@ -80,56 +60,42 @@ _HALVES = Difference(
 )
 """Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
 _DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
-_DOTS3_DEFAULTS = {
-    **_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1536,
-    "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "index_n_heads": 64, "n_group": 1, "topk_group": 1,
-    "rope_theta": 80000000.0, "swa_rope_theta": 50000.0, "max_position_embeddings": 524288, "swa_kv_lora_rank": 1024,
-    "swa_qk_nope_head_dim": 192, "swa_v_head_dim": 128, "swa_num_attention_heads": 64, "sliding_window_size": 512,
-    "bos_token_id": 151643, "eos_token_id": 151668,
-}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="deepseek_v32",
-        required={**_REQUIRED, "expert_gating_func": ""},
-        gguf="deepseek32",
-        **hf_names("DeepseekV32", "deepseek_v32"),
-        rope_type=0,
+        id="deepseek_v32", required={**_REQUIRED, "expert_gating_func": ""}, gguf="deepseek32",
+        **hf_names("DeepseekV32", "deepseek_v32"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer(), *draft_layer())),
-        keys=mla_keys(*INDEXER, _DRAFTS, _LAYERS),
-        gguf_only=(),
-        defaults={"": _DEEPSEEK_V32_DEFAULTS},
+        keys=mla_keys(*INDEXER, _DRAFTS, _LAYERS), gguf_only=(),
+        defaults={"": {
+            **_DEFAULTS, "n_group": 8, "topk_group": 4, "num_key_value_heads": 128, "index_n_heads": 64,
+            "max_position_embeddings": 163840,
+        }},
     ),
     Architecture(
-        id="glm_moe_dsa",
-        required=_REQUIRED,
-        gguf="glm-dsa",
-        **hf_names("GlmMoeDsa", "glm_moe_dsa"),
-        rope_type=0,
+        id="glm_moe_dsa", required=_REQUIRED, gguf="glm-dsa", **hf_names("GlmMoeDsa", "glm_moe_dsa"), rope_type=0,
         tensors=mla_decoder((selection_bias(),), (*indexer("indexer"), *draft_layer())),
         keys=mla_keys(
             *INDEXER, Key("attention.indexer.types", ("indexer_types",), "bool[]", via="glm_indexers"), _DRAFTS, _LAYERS
         ),
         gguf_only=(),
-        defaults={"": _GLM_MOE_DSA_DEFAULTS},
+        defaults={"": {
+            **_DEFAULTS, "n_group": 1, "topk_group": 1, "num_key_value_heads": 64, "index_n_heads": 32,
+            "qk_nope_head_dim": 192, "v_head_dim": 256, "q_lora_rank": 2048, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 202752,
+        }},
     ),
     Architecture(
-        id="dots3_note",
-        required={**_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
-        gguf="dots3note",
-        **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
-        rope_type=0,
-        nested_rope=True,
+        id="dots3_note", required={**_REQUIRED, "attention.sliding_window": "", "attention.kv_lora_rank_swa": ""},
+        gguf="dots3note", **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
+        rope_type=0, nested_rope=True,
         tensors=moe_decoder(
-            *_two_geometries(),
-            *router_and_experts("moe", (selection_bias(),)),
-            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
-            *gated_mlp(layers="dense"),
+            *_two_geometries(), *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
         ),
         keys=(
-            *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()),
-            *INDEXER,
+            *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()), *INDEXER,
             Key("attention.indexer.types", kind="bool[]", via="indexed_without_window"),
             Key("attention.sliding_window", ("sliding_window_size", "sliding_window")),
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="indexed_layers"),
@@ -139,16 +105,18 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.value_length_swa", via="swa_value_width"),
             Key("attention.key_length_mla_swa", ("swa_qk_nope_head_dim",), via="swa_key_length"),
             Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
-            Key("", ("apply_mla_qkv_lora_rescale",), "bool", via="latent_scales"),
-            must_be("use_dsa", True),
-            must_be("k_rope_only_layernorm", True),
-            must_be("n_group", 1),
-            must_be("attention_gate_type", "headwise"),
-            must_be("swa_attention_gate_type", "headwise"),
-            _LAYERS,
+            Key("", ("apply_mla_qkv_lora_rescale",), "bool", via="latent_scales"), must_be("use_dsa", True),
+            must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("attention_gate_type", "headwise"),
+            must_be("swa_attention_gate_type", "headwise"), _LAYERS,
         ),
-        differs=(_HALVES,),
-        gguf_only=(),
-        defaults={"": _DOTS3_DEFAULTS},
+        differs=(_HALVES,), gguf_only=(),
+        defaults={"": {
+            **_DEFAULTS, "q_lora_rank": 1024, "num_key_value_heads": 128, "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "routed_scaling_factor": 1.0,
+            "index_n_heads": 64, "n_group": 1, "topk_group": 1, "rope_theta": 80000000.0, "swa_rope_theta": 50000.0,
+            "max_position_embeddings": 524288, "swa_kv_lora_rank": 1024, "swa_qk_nope_head_dim": 192,
+            "swa_v_head_dim": 128, "swa_num_attention_heads": 64, "sliding_window_size": 512, "bos_token_id": 151643,
+            "eos_token_id": 151668,
+        }},
     ),
 )

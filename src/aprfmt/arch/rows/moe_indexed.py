@@ -6,21 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    ROPE_DIM,
-    SILU,
-    attention,
-    block,
-    embedding,
-    experts,
-    final_norm,
-    gated_mlp,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    ROPE_DIM, SILU, attention, block, embedding, experts, final_norm, gated_mlp, head, hf_names, linear, must_be, norm,
+    rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import WEIGHTS_SCALE, WIDTH, moe_keys, shared_expert
 
@@ -39,36 +26,21 @@ def _blocks() -> tuple[TensorRow, ...]:
     )
 
 
-_MINIMAX_M3_DEFAULTS = {
-    "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 4, "head_dim": 128,
-    "intermediate_size": 3072, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
-    "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "rotary_dim": 64, "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0, "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128, "index_topk_blocks": 16,
-    "index_local_blocks": 1, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6, "rope_theta": 5000000.0,
-    "tie_word_embeddings": False, "bos_token_id": 200034, "eos_token_id": 200020, "hidden_act": "silu",
-}  # fmt: skip
-
-
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="minimax_m3",
         required={
-            "expert_gating_func": "",
-            "expert_shared_count": "",
+            "expert_gating_func": "", "expert_shared_count": "",
             **{f"attention.indexer.{name}": "" for name in ("head_count", "key_length", "top_k")},
             **{f"attention.indexer.{name}": "" for name in ("block_size", "local_blocks")},
         },
-        gguf="minimax-m3",
-        **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)),
-        head_always=True,
+        gguf="minimax-m3", **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)), head_always=True,
         tensors=(
             embedding(),
             *block(
-                *norm("input_layernorm", "attn_norm", value=_PLUS_ONE),
-                *attention(),
+                *norm("input_layernorm", "attn_norm", value=_PLUS_ONE), *attention(),
                 *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value=_PLUS_ONE),
-                *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value=_PLUS_ONE),
-                *_blocks(),
+                *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value=_PLUS_ONE), *_blocks(),
                 *norm("post_attention_layernorm", "ffn_norm", value=_PLUS_ONE),
                 *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
                 tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
@@ -76,8 +48,7 @@ ROWS: tuple[Architecture, ...] = (
                 *shared_expert("block_sparse_moe.shared_experts", "shared_intermediate_size", layers="moe"),
                 *gated_mlp(layers="dense"),
             ),
-            *final_norm(value=_PLUS_ONE),
-            *head(),
+            *final_norm(value=_PLUS_ONE), *head(),
         ),
         keys=(
             *(
@@ -87,9 +58,7 @@ ROWS: tuple[Architecture, ...] = (
             ),
             replace(WIDTH, hf=("intermediate_size",)),
             Key("expert_shared_count", ("shared_intermediate_size",), via="over_moe_width"),
-            must_be("n_shared_experts", 1),
-            WEIGHTS_SCALE,
-            Key("expert_weights_norm", kind="bool", constant=True),
+            must_be("n_shared_experts", 1), WEIGHTS_SCALE, Key("expert_weights_norm", kind="bool", constant=True),
             Key("expert_gating_func", ("scoring_func",), via="gating", allowed=("sigmoid",)),
             replace(ROPE_DIM, hf=("rotary_dim",)),
             Key("attention.indexer.head_count", ("index_n_heads", f"{_SPARSE}sparse_num_index_heads")),
@@ -98,14 +67,19 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.indexer.block_size", ("index_block_size", f"{_SPARSE}sparse_block_size")),
             Key("attention.indexer.local_blocks", ("index_local_blocks", f"{_SPARSE}sparse_local_block")),
             Key("leading_dense_block_count", ("mlp_layer_types",), via="counted_dense"),
-            Key("", ("layer_types",), "str[]", via="indexed_where_sparse"),
-            Key("", ("moe_layer_freq",)),
-            Key("", (f"{_SPARSE}sparse_attention_freq",)),
-            must_be("swiglu_alpha", 1.702),
-            must_be("swiglu_limit", 7.0),
+            Key("", ("layer_types",), "str[]", via="indexed_where_sparse"), Key("", ("moe_layer_freq",)),
+            Key("", (f"{_SPARSE}sparse_attention_freq",)), must_be("swiglu_alpha", 1.702), must_be("swiglu_limit", 7.0),
             Key("", ("hidden_act",), "str", allowed=("silu", "swigluoai")),
         ),
         gguf_only=(),
-        defaults={"": _MINIMAX_M3_DEFAULTS},
+        defaults={"": {
+            "num_local_experts": 128, "num_experts_per_tok": 4, "num_key_value_heads": 4, "head_dim": 128,
+            "intermediate_size": 3072, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072,
+            "routed_scaling_factor": 2.0, "scoring_func": "sigmoid", "rotary_dim": 64, "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0, "index_n_heads": 4, "index_head_dim": 128, "index_block_size": 128,
+            "index_topk_blocks": 16, "index_local_blocks": 1, "max_position_embeddings": 524288, "rms_norm_eps": 1e-6,
+            "rope_theta": 5000000.0, "tie_word_embeddings": False, "bos_token_id": 200034, "eos_token_id": 200020,
+            "hidden_act": "silu",
+        }},
     ),
 )

@@ -6,42 +6,18 @@ from dataclasses import replace
 
 from aprfmt.arch.row import MOST, OWN, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    GROUPED,
-    SLIDING_LAYERS,
-    WINDOW,
-    block,
-    convert,
-    embedding,
-    final_norm,
-    gated_mlp,
-    head,
-    hf_names,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    DIMS, GROUPED, SLIDING_LAYERS, WINDOW, block, convert, embedding, final_norm, gated_mlp, head, hf_names, linear,
+    must_be, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
-    GROUPS,
-    MTP,
-    NO_BIAS,
-    WIDTH,
-    draft_layer,
-    moe_keys,
-    router_and_experts,
-    selection_bias,
-    shared_expert,
+    GROUPS, MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
 )
 
 
 def _mimo_attention() -> tuple[TensorRow, ...]:
     """Values of a length of their own; more key-value heads and a sink where there is a window."""
     fused, split, bias = (
-        "attention_projection_layout=fused_qkv",
-        "!attention_projection_layout=fused_qkv",
-        "attention_bias",
+        "attention_projection_layout=fused_qkv", "!attention_projection_layout=fused_qkv", "attention_bias",
     )
     rows: list[TensorRow] = []
     for layers, kv in (("full_attention", "kv_heads"), ("sliding_attention|draft", "swa_num_key_value_heads")):
@@ -54,15 +30,6 @@ def _mimo_attention() -> tuple[TensorRow, ...]:
         ]
     sink = tensor("self_attn.attention_sink_bias", "attn_sinks.weight", "heads", layers="sliding_attention|draft")
     return (*rows, sink, *linear("self_attn.o_proj", "attn_output", "hidden,heads*v_head_dim"))
-
-
-_MIMO_DEFAULTS = {
-    "n_routed_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 4, "moe_intermediate_size": 2048,
-    "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid",
-    "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "attention_value_scale": 0.707,
-    "attention_bias": False, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-    "rope_theta": 5000000.0, "swa_rope_theta": 10000.0, "partial_rotary_factor": 0.334,
-}  # fmt: skip
 
 
 _WINDOWED_HEADS = "num_sliding_attention_heads"
@@ -78,9 +45,7 @@ def _step_attention() -> tuple[TensorRow, ...]:
             *linear("self_attn.o_proj", "attn_output", f"hidden,{heads}*head_dim", layers=layers),
         ]
     return (
-        *rows,
-        *linear("self_attn.k_proj", "attn_k", "kv,hidden"),
-        *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
+        *rows, *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
         *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value="plus_one"),
         *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value="plus_one"),
     )
@@ -104,38 +69,23 @@ _STEP_LISTS = {
     "num_kv_heads": replace(GROUPED, kind="i32[]", via="same_heads", draft=MOST),
 }
 """Numbers of heads, which a GGUF has for each layer."""
-_STEP_DEFAULTS = {
-    "n_routed_experts": 288, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1280,
-    "share_expert_dim": 1280, "moe_router_scaling_factor": 1.0, "norm_expert_weight": True, "moe_every_n_layer": 1,
-    "moe_router_activation": "sigmoid", "head_dim": 128, "max_position_embeddings": 128000, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False,
-    "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="mimo_v2_flash",
-        required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
-        gguf="mimo2",
-        **hf_names("MiMoV2Flash", "mimo_v2_flash", "MiMoV2", also=("mimo_v2",)),
-        head_always=True,
-        nested_rope=True,
-        drafts=(("model.mtp.layers.{m}.", "model.layers.{n}."),),
+        id="mimo_v2_flash", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
+        gguf="mimo2", **hf_names("MiMoV2Flash", "mimo_v2_flash", "MiMoV2", also=("mimo_v2",)), head_always=True,
+        nested_rope=True, drafts=(("model.mtp.layers.{m}.", "model.layers.{n}."),),
         tensors=(
             embedding(),
             *block(
-                *norm("input_layernorm", "attn_norm"),
-                *_mimo_attention(),
+                *norm("input_layernorm", "attn_norm"), *_mimo_attention(),
                 *norm("post_attention_layernorm", "ffn_norm", layers="!draft"),
                 *norm("pre_mlp_layernorm", "ffn_norm", layers="draft"),
-                *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)),
-                *gated_mlp(layers="dense|draft"),
-                *draft_layer(),
-                *norm("final_layernorm", "layer_output_norm", layers="draft"),
+                *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)), *gated_mlp(layers="dense|draft"),
+                *draft_layer(), *norm("final_layernorm", "layer_output_norm", layers="draft"),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
             Key("attention.value_length", ("v_head_dim",)),
@@ -153,44 +103,36 @@ ROWS: tuple[Architecture, ...] = (
             ),
             Key("", ("swa_num_key_value_heads",), via="windowed_kv_heads"),
             Key("expert_gating_func", ("scoring_func",), via="gating", allowed=("sigmoid",)),
-            Key("rope.dimension_count", via="shared_rotary_dim"),
-            replace(WINDOW, via="mimo_window"),
-            Key("", ("sliding_window_size",)),
-            replace(SLIDING_LAYERS, via="hybrid_layers", draft=True),
+            Key("rope.dimension_count", via="shared_rotary_dim"), replace(WINDOW, via="mimo_window"),
+            Key("", ("sliding_window_size",)), replace(SLIDING_LAYERS, via="hybrid_layers", draft=True),
             Key("", ("hybrid_layer_pattern",), "u32[]"),
             Key("attention.value_scale", ("attention_value_scale",), "f32", via="absent_null"),
-            Key("", ("mlp_layer_types",), "str[]", via="dense_by_tensors"),
-            Key("", ("moe_layer_freq",)),
-            MTP,
-            must_be("norm_topk_prob", True),
-            Key("", ("routed_scaling_factor",), "f32", allowed=(1.0,)),
-            NO_BIAS,
-            must_be("add_swa_attention_sink_bias", True),
-            must_be("add_full_attention_sink_bias", False),
+            Key("", ("mlp_layer_types",), "str[]", via="dense_by_tensors"), Key("", ("moe_layer_freq",)), MTP,
+            must_be("norm_topk_prob", True), Key("", ("routed_scaling_factor",), "f32", allowed=(1.0,)), NO_BIAS,
+            must_be("add_swa_attention_sink_bias", True), must_be("add_full_attention_sink_bias", False),
             Key("", ("attention_projection_layout",), "str", via="fused_by_tensors"),
         ),
-        defaults={"": _MIMO_DEFAULTS},
+        defaults={"": {
+            "n_routed_experts": 256, "num_experts_per_tok": 8, "num_key_value_heads": 4, "moe_intermediate_size": 2048,
+            "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+            "scoring_func": "sigmoid", "head_dim": 192, "v_head_dim": 128, "sliding_window": 129,
+            "attention_value_scale": 0.707, "attention_bias": False, "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "rope_theta": 5000000.0, "swa_rope_theta": 10000.0,
+            "partial_rotary_factor": 0.334,
+        }},
     ),
     Architecture(
-        id="step3p5",
-        required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
-        gguf="step35",
-        **hf_names("Step3p5", "step3p5"),
-        head_always=True,
-        nested_rope=True,
+        id="step3p5", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""}, gguf="step35",
+        **hf_names("Step3p5", "step3p5"), head_always=True, nested_rope=True,
         tensors=(
             embedding(),
             *block(
-                *norm("input_layernorm", "attn_norm", value="plus_one"),
-                *_step_attention(),
-                *norm("post_attention_layernorm", "ffn_norm", value="plus_one"),
-                *_step_experts(),
-                *gated_mlp(layers="dense|draft"),
-                *draft_layer("plus_one", "transformer.shared_head.norm"),
+                *norm("input_layernorm", "attn_norm", value="plus_one"), *_step_attention(),
+                *norm("post_attention_layernorm", "ffn_norm", value="plus_one"), *_step_experts(),
+                *gated_mlp(layers="dense|draft"), *draft_layer("plus_one", "transformer.shared_head.norm"),
                 *linear("transformer.shared_head.output", "nextn.shared_head_head", "vocab,hidden", layers="draft"),
             ),
-            *final_norm(value="plus_one"),
-            *head(),
+            *final_norm(value="plus_one"), *head(),
         ),
         keys=(
             *rename(
@@ -207,19 +149,22 @@ ROWS: tuple[Architecture, ...] = (
             Key("expert_weights_scale", ("moe_router_scaling_factor",), "f32"),
             Key("expert_weights_norm", ("norm_expert_weight",), "bool"),
             Key("expert_gating_func", ("moe_router_activation",), via="gating"),
-            Key("moe_every_n_layers", ("moe_every_n_layer",)),
-            WINDOW,
+            Key("moe_every_n_layers", ("moe_every_n_layer",)), WINDOW,
             Key("attention.sliding_window_pattern", ("layer_types",), "bool[]", via="hybrid_layers", draft=OWN),
             Key("", ("partial_rotary_factors",), "f32[]", via="half_rotary"),
             Key("leading_dense_block_count", ("mlp_layer_types",), via="enumerated_dense"),
             Key("", ("moe_layers_enum",), "str"),
             Key("swiglu_clamp_exp", ("swiglu_limits",), "f32[]", via="limits", draft=OWN),
-            Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", via="limits", draft=OWN),
-            MTP,
-            NO_BIAS,
+            Key("swiglu_clamp_shexp", ("swiglu_limits_shared",), "f32[]", via="limits", draft=OWN), MTP, NO_BIAS,
             must_be("mlp_bias", False),
         ),
         gguf_only=("rope_freqs.weight",),
-        defaults={"": _STEP_DEFAULTS},
+        defaults={"": {
+            "n_routed_experts": 288, "num_experts_per_tok": 8, "num_key_value_heads": 8, "moe_intermediate_size": 1280,
+            "share_expert_dim": 1280, "moe_router_scaling_factor": 1.0, "norm_expert_weight": True,
+            "moe_every_n_layer": 1, "moe_router_activation": "sigmoid", "head_dim": 128,
+            "max_position_embeddings": 128000, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+        }},
     ),
 )

@@ -6,32 +6,11 @@ from dataclasses import replace
 
 from aprfmt.arch.row import MOST, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    GROUPED,
-    HEAD_DIM,
-    PAIRS,
-    ROPE_DIM,
-    VOCAB,
-    block,
-    embedding,
-    final_norm,
-    flag,
-    head,
-    linear,
-    must_be,
-    norm,
+    DIMS, GROUPED, HEAD_DIM, PAIRS, ROPE_DIM, VOCAB, block, embedding, final_norm, flag, head, linear, must_be, norm,
     tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
-    COUNT,
-    GROUPS,
-    MTP,
-    SHARED_COUNT,
-    USED,
-    WEIGHTS_NORM,
-    WEIGHTS_SCALE,
-    WIDTH,
-    draft_layer,
+    COUNT, GROUPS, MTP, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
 )
 from aprfmt.arch.rows.parts_ssm import dual, mixer
 
@@ -44,8 +23,7 @@ def _attention() -> tuple[TensorRow, ...]:
     """Without positions; llama.cpp's converter yet gives Q and K llama's rotary order, which changes nothing."""
     return (
         *linear("q_proj", "attn_q", "q,hidden", order=PAIRS["q"]),
-        *linear("k_proj", "attn_k", "kv,hidden", order=PAIRS["kv"]),
-        *linear("v_proj", "attn_v", "kv,hidden"),
+        *linear("k_proj", "attn_k", "kv,hidden", order=PAIRS["kv"]), *linear("v_proj", "attn_v", "kv,hidden"),
         *linear("o_proj", "attn_output", "hidden,q"),
     )
 
@@ -71,21 +49,14 @@ def _experts() -> tuple[TensorRow, ...]:
         *linear("gate", "ffn_gate_inp", "experts,hidden"),
         tensor("gate.e_score_correction_bias", "exp_probs_b.bias", "experts"),
         *linear("fc1_latent_proj", "ffn_latent_down", f"{latent},hidden", need=latent),
-        *linear("fc2_latent_proj", "ffn_latent_up", f"hidden,{latent}", need=latent),
-        *_ungated("hidden", f"!{latent}"),
-        *_ungated(latent, latent),
-        *linear("shared_experts.up_proj", "ffn_up_shexp", f"{_SHARED},hidden"),
+        *linear("fc2_latent_proj", "ffn_latent_up", f"hidden,{latent}", need=latent), *_ungated("hidden", f"!{latent}"),
+        *_ungated(latent, latent), *linear("shared_experts.up_proj", "ffn_up_shexp", f"{_SHARED},hidden"),
         *linear("shared_experts.down_proj", "ffn_down_shexp", f"hidden,{_SHARED}"),
     )
 
 
 _MIXER = dual(
-    "mamba_num_heads*mamba_head_dim",
-    "ssm_state_size",
-    "mamba_num_heads",
-    "n_groups",
-    "conv_kernel",
-    "use_bias",
+    "mamba_num_heads*mamba_head_dim", "ssm_state_size", "mamba_num_heads", "n_groups", "conv_kernel", "use_bias",
     "use_conv_bias",
 )
 _EPS = Key("attention.layer_norm_epsilon", ("layer_norm_epsilon", "norm_eps"), "f32", field="rms_norm_eps")
@@ -98,88 +69,43 @@ def _drafts() -> tuple[tuple[str, str], ...]:
     renamed = {"final_layernorm.": "shared_head.norm.", "norm.": "post_attention_layernorm."}
     return (
         *((first + name, layer + name) for name in own),
-        *((second + name, layer + instead) for name, instead in renamed.items()),
-        (second, layer),
+        *((second + name, layer + instead) for name, instead in renamed.items()), (second, layer),
     )
 
 
 def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf_when: str = "") -> Architecture:
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
-        id=id,
-        required={"attention.head_count_kv": "", "feed_forward_length": ""},
-        gguf=id,
-        hf_class="NemotronHForCausalLM",
-        model_type="nemotron_h",
-        hf_classes=("NemotronHForCausalLM",),
-        model_types=("nemotron_h",),
-        gguf_only=(),
-        prefixes=(("model.", "backbone."),),
-        drafts=_drafts(),
+        id=id, required={"attention.head_count_kv": "", "feed_forward_length": ""}, gguf=id,
+        hf_class="NemotronHForCausalLM", model_type="nemotron_h", hf_classes=("NemotronHForCausalLM",),
+        model_types=("nemotron_h",), gguf_only=(), prefixes=(("model.", "backbone."),), drafts=_drafts(),
         tensors=(
             embedding("backbone.embeddings"),
             *block(
-                *norm("norm", "attn_norm"),
-                *mixer("mixer.", _MIXER, _SSM),
-                *mixer("mixer.", _attention(), _ATTENTION),
-                *feed_forward,
-                *draft_layer(),
-                *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
+                *norm("norm", "attn_norm"), *mixer("mixer.", _MIXER, _SSM), *mixer("mixer.", _attention(), _ATTENTION),
+                *feed_forward, *draft_layer(), *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
                 hf="backbone.layers.{n}.",
             ),
-            *final_norm("backbone.norm_f"),
-            *head(),
+            *final_norm("backbone.norm_f"), *head(),
         ),
         keys=(
-            replace(_BLOCKS, via="listed_layers"),
-            _CONTEXT,
-            _WIDTH,
-            *keys,
-            _HEADS,
-            replace(GROUPED, kind="i32[]", via="attention_layers", draft=MOST),
-            MTP,
-            _EPS,
-            VOCAB,
-            ROPE_DIM,
-            Key("ssm.conv_kernel", ("conv_kernel",)),
-            Key("ssm.state_size", ("ssm_state_size",)),
-            Key("ssm.group_count", ("n_groups",)),
-            Key("ssm.inner_size", ("mamba_head_dim",), via="inner_size"),
-            Key("ssm.time_step_rank", ("mamba_num_heads",)),
-            Key("rope.scaling.finetuned", kind="bool", constant=False),
-            HEAD_DIM,
-            Key("", ("layers_block_type",), via="block_types"),
-            Key("", ("hybrid_override_pattern",), "str"),
-            must_be("mlp_hidden_act", "relu2"),
-            must_be("mamba_hidden_act", "silu"),
-            must_be("use_bias", False),
-            must_be("use_conv_bias", True),
-            flag("mlp_bias"),
+            replace(_BLOCKS, via="listed_layers"), _CONTEXT, _WIDTH, *keys, _HEADS,
+            replace(GROUPED, kind="i32[]", via="attention_layers", draft=MOST), MTP, _EPS, VOCAB, ROPE_DIM,
+            Key("ssm.conv_kernel", ("conv_kernel",)), Key("ssm.state_size", ("ssm_state_size",)),
+            Key("ssm.group_count", ("n_groups",)), Key("ssm.inner_size", ("mamba_head_dim",), via="inner_size"),
+            Key("ssm.time_step_rank", ("mamba_num_heads",)), Key("rope.scaling.finetuned", kind="bool", constant=False),
+            HEAD_DIM, Key("", ("layers_block_type",), via="block_types"), Key("", ("hybrid_override_pattern",), "str"),
+            must_be("mlp_hidden_act", "relu2"), must_be("mamba_hidden_act", "silu"), must_be("use_bias", False),
+            must_be("use_conv_bias", True), flag("mlp_bias"),
         ),
         defaults={
             "": {
-                "layer_norm_epsilon": 1e-5,
-                "max_position_embeddings": 4096,
-                "num_key_value_heads": 8,
-                "head_dim": 128,
-                "tie_word_embeddings": False,
-                "ssm_state_size": 128,
-                "mamba_num_heads": 128,
-                "mamba_head_dim": 64,
-                "n_groups": 8,
-                "conv_kernel": 4,
-                "use_bias": False,
-                "use_conv_bias": True,
-                "mlp_bias": False,
-                "n_routed_experts": 8,
-                "n_shared_experts": 1,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": 7688,
-                "moe_shared_expert_intermediate_size": 7688,
-                "norm_topk_prob": True,
-                "routed_scaling_factor": 1.0,
-                "n_group": 1,
-                "topk_group": 1,
+                "layer_norm_epsilon": 1e-5, "max_position_embeddings": 4096, "num_key_value_heads": 8, "head_dim": 128,
+                "tie_word_embeddings": False, "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64,
+                "n_groups": 8, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True, "mlp_bias": False,
+                "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 7688,
+                "moe_shared_expert_intermediate_size": 7688, "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+                "n_group": 1, "topk_group": 1,
             }
         },
         hf_when=hf_when,
@@ -187,18 +113,11 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
 
 
 _MOE_ROW = _row(
-    "nemotron_h_moe",
-    mixer("mixer.", _experts(), _MOE),
+    "nemotron_h_moe", mixer("mixer.", _experts(), _MOE),
     (
         Key("feed_forward_length", kind="i32[]", via="moe_layers", draft=MOST),
-        replace(COUNT, hf=("n_routed_experts",)),
-        USED,
-        *GROUPS,
-        WIDTH,
-        Key("expert_shared_feed_forward_length", (_SHARED,)),
-        SHARED_COUNT,
-        WEIGHTS_NORM,
-        WEIGHTS_SCALE,
+        replace(COUNT, hf=("n_routed_experts",)), USED, *GROUPS, WIDTH,
+        Key("expert_shared_feed_forward_length", (_SHARED,)), SHARED_COUNT, WEIGHTS_NORM, WEIGHTS_SCALE,
         Key("moe_latent_size", ("moe_latent_size",)),
     ),
     hf_when="layer_types=moe",
@@ -210,16 +129,9 @@ _BY_BLOCK = {
 }
 _NOT_OF_BLOCKS = ("num_experts_per_tok", "moe_intermediate_size")
 _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
-    _MOE_ROW,
-    id="nemotron_h_puzzle",
-    when="expert_used_count=0",
-    hf_when="",
-    hf_class="NemotronHPuzzleForCausalLM",
-    model_type="nemotron_h_puzzle",
-    hf_classes=("NemotronHPuzzleForCausalLM",),
-    model_types=("nemotron_h_puzzle",),
-    drafts=(),
-    tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
+    _MOE_ROW, id="nemotron_h_puzzle", when="expert_used_count=0", hf_when="", hf_class="NemotronHPuzzleForCausalLM",
+    model_type="nemotron_h_puzzle", hf_classes=("NemotronHPuzzleForCausalLM",), model_types=("nemotron_h_puzzle",),
+    drafts=(), tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
     keys=(
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
         Key("", ("block_configs",), via="puzzle_blocks"),
@@ -228,7 +140,6 @@ _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has i
 )
 
 ROWS: tuple[Architecture, ...] = (
-    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", via="mlp_layers"),)),
-    _MOE_ROW,
+    _row("nemotron_h", mixer("mixer.", _mlp(), _MLP), (replace(_FFN, kind="i32[]", via="mlp_layers"),)), _MOE_ROW,
     _PUZZLE,
 )

@@ -13,8 +13,7 @@ TYPES = Key("tokenizer.ggml.token_type_count", ("type_vocab_size",))
 NO_SCALING = Key("rope.scaling.type", kind="str", via="no_rope_scaling")
 """Says that positions are not scaled, where they are not."""
 LABELS = (
-    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"),
-    Key("", ("num_labels",), via="n_labels"),
+    Key("classifier.output_labels", ("id2label",), "str[]", via="labels"), Key("", ("num_labels",), via="n_labels"),
     Key("", ("label2id",), via="label_ids"),
 )
 """Names of a classifier's outputs, how many there are, and their numbers by name."""

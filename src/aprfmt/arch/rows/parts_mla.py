@@ -4,29 +4,10 @@ from __future__ import annotations
 
 from aprfmt.arch.row import REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    RMS_EPS,
-    ROPE,
-    SILU,
-    VOCAB,
-    gated_mlp,
-    linear,
-    must_be,
-    norm,
-    optional,
-    rename,
-    split,
+    DIMS, RMS_EPS, ROPE, SILU, VOCAB, gated_mlp, linear, must_be, norm, optional, rename, split,
 )
 from aprfmt.arch.rows.parts_moe import (
-    COUNT,
-    DENSE_LAYERS,
-    GROUPS,
-    SHARED_COUNT,
-    USED,
-    WEIGHTS_SCALE,
-    WIDTH,
-    moe_decoder,
-    router_and_experts,
+    COUNT, DENSE_LAYERS, GROUPS, SHARED_COUNT, USED, WEIGHTS_SCALE, WIDTH, moe_decoder, router_and_experts,
     shared_expert,
 )
 
@@ -44,11 +25,9 @@ def latent_attention() -> tuple[TensorRow, ...]:
         *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", f"{_LATENT}+{_ROPE_PART},hidden", bias),
         *norm("self_attn.kv_a_layernorm", "attn_kv_a_norm", _LATENT),
         split(
-            "self_attn.kv_b_proj.weight",
-            f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",
+            "self_attn.kv_b_proj.weight", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}",
             {"attn_k_b.weight": f"heads,{_LATENT},{_NOPE}", "attn_v_b.weight": f"heads,v_head_dim,{_LATENT}"},
-            order=(f"deal:heads,{_NOPE},v_head_dim",),
-            gguf_transposed=(True, False),
+            order=(f"deal:heads,{_NOPE},v_head_dim",), gguf_transposed=(True, False),
         ),
         # Files from before the two factors hold the matrix as Hugging Face does.
         *optional(*linear("self_attn.kv_b_proj", "attn_kv_b", f"heads*{_NOPE}+heads*v_head_dim,{_LATENT}")),
@@ -59,10 +38,8 @@ def latent_attention() -> tuple[TensorRow, ...]:
 def mla_decoder(router: tuple[TensorRow, ...] = (), more: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
     """Latent attention and routed experts beside shared ones, the first layers dense; `more` stands in each layer."""
     return moe_decoder(
-        *latent_attention(),
-        *router_and_experts("moe", router),
-        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
-        *gated_mlp(layers="dense"),
+        *latent_attention(), *router_and_experts("moe", router),
+        *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
         *more,
     )
 
@@ -72,29 +49,17 @@ def mla_keys(*family: Key) -> tuple[Key, ...]:
     return (
         *DIMS,
         # The runtime sees one key-value head, the latent vector.
-        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"),
-        ROPE,
-        RMS_EPS,
-        *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")),
-        *GROUPS,
-        Key("expert_gating_func", ("scoring_func",), via="gating"),
-        Key("attention.key_length", via="mla_key_width"),
-        Key("attention.value_length", via="mla_value_width"),
-        DENSE_LAYERS,
-        VOCAB,
-        Key("attention.q_lora_rank", ("q_lora_rank",), via="or_zero"),
-        Key("attention.kv_lora_rank", ("kv_lora_rank",)),
+        Key("attention.head_count_kv", ("num_key_value_heads",), field="num_kv_heads", via="mla_kv_heads"), ROPE,
+        RMS_EPS, *rename((COUNT, USED), num_experts=("n_routed_experts", "num_experts", "num_local_experts")), *GROUPS,
+        Key("expert_gating_func", ("scoring_func",), via="gating"), Key("attention.key_length", via="mla_key_width"),
+        Key("attention.value_length", via="mla_value_width"), DENSE_LAYERS, VOCAB,
+        Key("attention.q_lora_rank", ("q_lora_rank",), via="or_zero"), Key("attention.kv_lora_rank", ("kv_lora_rank",)),
         Key("attention.key_length_mla", ("qk_nope_head_dim",), via="mla_key_length"),
-        Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"),
-        WIDTH,
-        SHARED_COUNT,
-        WEIGHTS_SCALE,
+        Key("attention.value_length_mla", ("v_head_dim",), via="mla_value_length"), WIDTH, SHARED_COUNT, WEIGHTS_SCALE,
         Key("expert_weights_norm", ("norm_topk_prob",), "bool", via="only_true"),
         Key("rope.dimension_count", ("qk_rope_head_dim",)),
-        Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"),
-        must_be("attention_bias", False),
-        SILU,
-        *family,
+        Key("rope.scaling.yarn_log_multiplier", kind="f32", via="yarn_log_tenth"), must_be("attention_bias", False),
+        SILU, *family,
     )
 
 

@@ -6,25 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    EXPERTS,
-    GROUPED,
-    HEAD_DIM,
-    RMS_EPS,
-    ROPE,
-    SILU,
-    block,
-    embedding,
-    experts,
-    final_norm,
-    flag,
-    fused_experts,
-    head,
-    linear,
-    must_be,
-    norm,
-    rename,
-    tensor,
+    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, SILU, block, embedding, experts, final_norm, flag, fused_experts,
+    head, linear, must_be, norm, rename, tensor,
 )
 
 COUNT, USED, WIDTH = EXPERTS
@@ -56,31 +39,22 @@ def moe_decoder(*layer: TensorRow, norm_bias: str | None = None, head_bias: str 
         embedding(),
         *block(
             *norm("input_layernorm", "attn_norm", bias=norm_bias),
-            *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
-            *layer,
+            *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias), *layer,
         ),
-        *final_norm(bias=norm_bias),
-        *head(bias=head_bias),
+        *final_norm(bias=norm_bias), *head(bias=head_bias),
     )
 
 
 def router_and_experts(layers: str = "", bias: tuple[TensorRow, ...] = ()) -> tuple[TensorRow, ...]:
     """Router and experts under `mlp`, one tensor an expert or all of them in one."""
     return (
-        *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers=layers),
-        *bias,
-        *experts(layers=layers),
+        *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers=layers), *bias, *experts(layers=layers),
         *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers=layers),
     )
 
 
 def packed_experts(
-    hf: str,
-    names: tuple[str, str, str],
-    endings: tuple[str, str],
-    pack: str,
-    *,
-    width: str = "hidden",
+    hf: str, names: tuple[str, str, str], endings: tuple[str, str], pack: str, *, width: str = "hidden",
     layers: str = "",
 ) -> tuple[TensorRow, ...]:
     """Gate, up and down projection of each expert as MXFP4: `endings` of the tensors of values and of scales.
@@ -90,18 +64,14 @@ def packed_experts(
 
     def stacked(name: str, gguf: str, rows: str, columns: str) -> TensorRow:
         return TensorRow(
-            tuple(f"{hf}{name}.{ending}" for ending in endings),
-            (f"{gguf}.weight",),
-            (f"{rows},{columns}/2", f"{rows},{columns}/32"),
-            gguf_dims=(f"experts,{rows},{columns}",),
-            layers=layers,
+            tuple(f"{hf}{name}.{ending}" for ending in endings), (f"{gguf}.weight",),
+            (f"{rows},{columns}/2", f"{rows},{columns}/32"), gguf_dims=(f"experts,{rows},{columns}",), layers=layers,
             pack=pack,
         )
 
     gate, up, down = names
     return (
-        stacked(gate, "ffn_gate_exps", "moe_ffn", width),
-        stacked(up, "ffn_up_exps", "moe_ffn", width),
+        stacked(gate, "ffn_gate_exps", "moe_ffn", width), stacked(up, "ffn_up_exps", "moe_ffn", width),
         stacked(down, "ffn_down_exps", width, "moe_ffn"),
     )
 
@@ -133,8 +103,7 @@ def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[
     """
     matrices = {"embed_tokens": "embed_tokens", "shared_head.head": "shared_head_head"}
     rows = (
-        *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden"),
-        *norm("enorm", "nextn.enorm", value=value),
+        *linear("eh_proj", "nextn.eh_proj", "hidden,2*hidden"), *norm("enorm", "nextn.enorm", value=value),
         *norm("hnorm", "nextn.hnorm", value=value),
         *norm(norm_after, "nextn.shared_head_norm", need=OPTIONAL, value=value),
         *(row for hf, gguf in matrices.items() for row in linear(hf, f"nextn.{gguf}", "vocab,hidden", need=OPTIONAL)),
@@ -145,12 +114,8 @@ def draft_layer(value: str = "", norm_after: str = "shared_head.norm") -> tuple[
 def mtp_names(layer: str = "model.layers.{n}.", prefix: str = "mtp.") -> tuple[tuple[str, str], ...]:
     """How checkpoints call draft layers that have names of their own, and what the row calls them (see draft_layer)."""
     beside = {
-        "fc": "eh_proj",
-        "pre_fc_norm_embedding": "enorm",
-        "pre_fc_norm_hidden": "hnorm",
-        "norm": "shared_head.norm",
+        "fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head.norm",
     }
     return (
-        *((f"{prefix}{own}.", f"{layer}{name}.") for own, name in beside.items()),
-        (f"{prefix}layers.{{m}}.", layer),
+        *((f"{prefix}{own}.", f"{layer}{name}.") for own, name in beside.items()), (f"{prefix}layers.{{m}}.", layer),
     )

@@ -25,12 +25,10 @@ def _conv(channels: str, kernel: str, bias: str) -> tuple[TensorRow, ...]:
 def selective(inner: str, state: str, rank: str, kernel: str, bias: str, conv_bias: str) -> tuple[TensorRow, ...]:
     """The mixer of Mamba: a state of `state` values for each of `inner` channels, steps of rank `rank`."""
     return (
-        *linear("in_proj", "ssm_in", f"2*{inner},hidden", bias),
-        *_conv(inner, kernel, conv_bias),
+        *linear("in_proj", "ssm_in", f"2*{inner},hidden", bias), *_conv(inner, kernel, conv_bias),
         *linear("x_proj", "ssm_x", f"{rank}+2*{state},{inner}"),
         *linear("dt_proj", "ssm_dt", f"{inner},{rank}", REQUIRED),
-        tensor("A_log", "ssm_a", f"{inner},{state}", value="minus_exp"),
-        tensor("D", "ssm_d", inner),
+        tensor("A_log", "ssm_a", f"{inner},{state}", value="minus_exp"), tensor("D", "ssm_d", inner),
         *linear("out_proj", "ssm_out", f"hidden,{inner}", bias),
     )
 
@@ -41,8 +39,7 @@ def dual(
     """The mixer of Mamba 2: `heads` heads, each of `groups` groups of them with its own B and C, a grouped norm."""
     channels = f"{inner}+2*{groups}*{state}"
     return (
-        *linear("in_proj", "ssm_in", f"{channels}+{inner}+{heads},hidden", bias),
-        *_conv(channels, kernel, conv_bias),
+        *linear("in_proj", "ssm_in", f"{channels}+{inner}+{heads},hidden", bias), *_conv(channels, kernel, conv_bias),
         tensor("dt_bias", "ssm_dt.bias", heads),
         tensor("A_log", "ssm_a", heads, value="minus_exp", gguf_dims=(f"{heads},1",)),
         tensor("D", "ssm_d", heads, gguf_dims=(f"{heads},1",)),

@@ -7,20 +7,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS,
-    LAYER_EPS,
-    RMS_EPS,
-    SILU,
-    block,
-    embedding,
-    final_norm,
-    flag,
-    gated_mlp,
-    head,
-    linear,
-    must_be,
-    norm,
-    tensor,
+    DIMS, LAYER_EPS, RMS_EPS, SILU, block, embedding, final_norm, flag, gated_mlp, head, linear, must_be, norm, tensor,
 )
 
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
@@ -89,11 +76,9 @@ def _lora(letter: str, rank: str) -> tuple[TensorRow, ...]:
 
 _HEAD_ROWS = "hidden/head_dim,head_dim"
 _FLA = (
-    embedding("model.embeddings"),
-    *norm("model.layers.0.pre_norm", "token_embd_norm", bias=REQUIRED),
+    embedding("model.embeddings"), *norm("model.layers.0.pre_norm", "token_embd_norm", bias=REQUIRED),
     *block(
-        *norm("attn_norm", "attn_norm", bias=REQUIRED),
-        _mixed("rwkvag", "attn."),
+        *norm("attn_norm", "attn_norm", bias=REQUIRED), _mixed("rwkvag", "attn."),
         tensor("attn.x_x", "time_mix_lerp_fused.weight", "6,hidden", gguf_dims=("6,1,1,hidden",)),
         *(row for letter, rank in _FLA_RANKS.items() for row in _lora(letter, rank)),
         *(tensor(f"attn.k_{x}", f"time_mix_k_{x}.weight", "hidden") for x in "ka"),
@@ -103,81 +88,49 @@ _FLA = (
             for to, name in _PROJECTIONS.items()
             for row in linear(f"attn.{name}", f"time_mix_{to}", "hidden,hidden")
         ),
-        *norm("attn.g_norm", "time_mix_ln", bias=REQUIRED),
-        *norm("ffn_norm", "attn_norm_2", bias=REQUIRED),
-        tensor("ffn.x_k", "channel_mix_lerp_k.weight", "hidden"),
-        *linear("ffn.key", "channel_mix_key", "ffn,hidden"),
+        *norm("attn.g_norm", "time_mix_ln", bias=REQUIRED), *norm("ffn_norm", "attn_norm_2", bias=REQUIRED),
+        tensor("ffn.x_k", "channel_mix_lerp_k.weight", "hidden"), *linear("ffn.key", "channel_mix_key", "ffn,hidden"),
         *linear("ffn.value", "channel_mix_value", "hidden,ffn"),
     ),
-    *final_norm(bias=REQUIRED),
-    *head(),
+    *final_norm(bias=REQUIRED), *head(),
 )
 _PLAIN = (
-    embedding("model.embeddings"),
-    *norm("model.pre_ln", "token_embd_norm", bias=REQUIRED),
+    embedding("model.embeddings"), *norm("model.pre_ln", "token_embd_norm", bias=REQUIRED),
     *_idle("model.blocks.0.attention.", _RANKS["v"]),
     *block(
-        *norm("ln1", "attn_norm", bias=REQUIRED),
-        _mixed("rwkvag", "attention."),
-        *_mixer(_RANKS, _HEAD_ROWS, "attention."),
-        *norm("attention.ln_x", "time_mix_ln", bias=REQUIRED),
+        *norm("ln1", "attn_norm", bias=REQUIRED), _mixed("rwkvag", "attention."),
+        *_mixer(_RANKS, _HEAD_ROWS, "attention."), *norm("attention.ln_x", "time_mix_ln", bias=REQUIRED),
         *norm("ln2", "attn_norm_2", bias=REQUIRED),
         tensor("feed_forward.x_k", "channel_mix_lerp_k.weight", _ROW, gguf_dims=("hidden",)),
         *linear("feed_forward.key", "channel_mix_key", "ffn,hidden"),
-        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"),
-        hf="model.blocks.{n}.",
+        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"), hf="model.blocks.{n}.",
     ),
-    *final_norm("model.ln_out", bias=REQUIRED),
-    *head("head"),
+    *final_norm("model.ln_out", bias=REQUIRED), *head("head"),
 )
 """The same network as RWKV's own class names it; its matrices of low rank are stored [in, out]."""
 _INSIDE_QWEN = "self_attn.time_mixer."
-_IN_FLA = {
-    "head_dim": 64, "norm_eps": 1e-5, "hidden_ratio": 4.0, "norm_first": True, "norm_bias": True,
-    "hidden_act": "sqrelu", "tie_word_embeddings": False,
-}  # fmt: skip
-_GOOSE = {
-    "head_size": 64, "head_size_divisor": 8, "layer_norm_epsilon": 1e-5, "hidden_ratio": 4.0,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-_IN_QWEN = {
-    "head_size": 64, "head_size_divisor": 8, "wkv_has_gate": True, "wkv_has_group_norm": True, "wkv_version": 7,
-    "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-}  # fmt: skip
 
 
 def _keys(eps: str, head_size: str, *ranks: Key) -> tuple[Key, ...]:
     return (
-        Key("context_length", constant=1 << 20),
-        _WIDTH,
-        _BLOCKS,
-        replace(LAYER_EPS, hf=(eps,)),
-        Key("wkv.head_size", (head_size,), field="head_dim"),
-        *ranks,
-        Key("", ("hidden_ratio",), "f32"),
-        Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv7_width"),
-        Key("attention.head_count", constant=0),
+        Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, replace(LAYER_EPS, hf=(eps,)),
+        Key("wkv.head_size", (head_size,), field="head_dim"), *ranks, Key("", ("hidden_ratio",), "f32"),
+        Key(_FFN.gguf, _FFN.hf, field=_FFN.field, via="rwkv7_width"), Key("attention.head_count", constant=0),
     )
 
 
 _RWKV7 = Architecture(
-    id="rwkv7",
-    gguf="rwkv7",
-    hf_class="RWKV7ForCausalLM",
-    model_type="rwkv7",
-    hf_classes=("RWKV7ForCausalLM",),
-    model_types=("rwkv7", "rwkv7_fla"),
-    required=_REQUIRED,
-    gguf_only=(),
-    copies=_FIRST,
+    id="rwkv7", gguf="rwkv7", hf_class="RWKV7ForCausalLM", model_type="rwkv7", hf_classes=("RWKV7ForCausalLM",),
+    model_types=("rwkv7", "rwkv7_fla"), required=_REQUIRED, gguf_only=(), copies=_FIRST,
     tensors=_FLA,
     keys=(
         *_keys("norm_eps", "head_dim", *map(lambda key, hf: replace(key, hf=(hf,)), _RANK_KEYS, _FLA_RANKS.values())),
-        must_be("norm_first", True),
-        must_be("norm_bias", True),
-        must_be("hidden_act", "sqrelu"),
+        must_be("norm_first", True), must_be("norm_bias", True), must_be("hidden_act", "sqrelu"),
     ),
-    defaults={"": _IN_FLA},
+    defaults={"": {
+        "head_dim": 64, "norm_eps": 1e-5, "hidden_ratio": 4.0, "norm_first": True, "norm_bias": True,
+        "hidden_act": "sqrelu", "tie_word_embeddings": False,
+    }},
     differs=(
         Difference(
             "llama.cpp normalises the output of each head with an epsilon of 64e-5, that of 64 values and 1e-5",
@@ -189,58 +142,40 @@ _RWKV7 = Architecture(
 ROWS: tuple[Architecture, ...] = (
     _RWKV7,
     replace(
-        _RWKV7,
-        id="rwkv7_goose",
-        hf_class="Rwkv7ForCausalLM",
-        hf_classes=("Rwkv7ForCausalLM",),
-        model_types=(),
-        tensors=_PLAIN,
-        keys=(*_keys("layer_norm_epsilon", "head_size", *_RANK_KEYS), must_be("head_size_divisor", 8)),
-        defaults={"": _GOOSE},
+        _RWKV7, id="rwkv7_goose", hf_class="Rwkv7ForCausalLM", hf_classes=("Rwkv7ForCausalLM",), model_types=(),
+        tensors=_PLAIN, keys=(*_keys("layer_norm_epsilon", "head_size", *_RANK_KEYS), must_be("head_size_divisor", 8)),
+        defaults={"": {
+            "head_size": 64, "head_size_divisor": 8, "layer_norm_epsilon": 1e-5, "hidden_ratio": 4.0,
+            "tie_word_embeddings": False,
+        }},
         differs=(),
     ),
     Architecture(
-        id="rwkv_hybrid",
-        gguf="arwkv7",
-        hf_class="RwkvHybridForCausalLM",
-        model_type="rwkv_hybrid",
-        hf_classes=("RwkvHybridForCausalLM",),
-        model_types=("rwkv_hybrid",),
-        required=_REQUIRED,
-        gguf_only=(),
+        id="rwkv_hybrid", gguf="arwkv7", hf_class="RwkvHybridForCausalLM", model_type="rwkv_hybrid",
+        hf_classes=("RwkvHybridForCausalLM",), model_types=("rwkv_hybrid",), required=_REQUIRED, gguf_only=(),
         copies=_FIRST,
         tensors=(
-            embedding(),
-            *_idle(f"model.layers.0.{_INSIDE_QWEN}", _FIXED["v"]),
+            embedding(), *_idle(f"model.layers.0.{_INSIDE_QWEN}", _FIXED["v"]),
             *block(
-                *norm("input_layernorm", "attn_norm"),
-                _mixed("rwkvag", _INSIDE_QWEN, "wkv_has_gate"),
+                *norm("input_layernorm", "attn_norm"), _mixed("rwkvag", _INSIDE_QWEN, "wkv_has_gate"),
                 _mixed("rwkva", _INSIDE_QWEN, "!wkv_has_gate"),
                 *_mixer(_FIXED, "hidden/head_size,head_size", _INSIDE_QWEN, "wkv_has_gate"),
                 *norm(f"{_INSIDE_QWEN}ln_x", "time_mix_ln", bias="wkv_has_group_norm", need="wkv_has_group_norm"),
-                *norm("post_attention_layernorm", "ffn_norm"),
-                *gated_mlp(),
+                *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(),
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            Key("context_length", constant=1 << 20),
-            _WIDTH,
-            _BLOCKS,
-            RMS_EPS,
-            Key("wkv.head_size", ("head_size",)),
+            Key("context_length", constant=1 << 20), _WIDTH, _BLOCKS, RMS_EPS, Key("wkv.head_size", ("head_size",)),
             *(Key(key.gguf, constant=int(rank)) for key, rank in zip(_RANK_KEYS[:3], _FIXED.values(), strict=False)),
-            Key("attention.gate_lora_rank", ("wkv_has_gate",), via="has_gate"),
-            _FFN,
-            Key("token_shift_count", constant=1),
-            replace(_HEADS, via="idle_heads"),
-            must_be("wkv_version", 7),
-            must_be("head_size_divisor", 8),
-            flag("wkv_has_group_norm"),
-            SILU,
+            Key("attention.gate_lora_rank", ("wkv_has_gate",), via="has_gate"), _FFN,
+            Key("token_shift_count", constant=1), replace(_HEADS, via="idle_heads"), must_be("wkv_version", 7),
+            must_be("head_size_divisor", 8), flag("wkv_has_group_norm"), SILU,
         ),
-        defaults={"": _IN_QWEN},
+        defaults={"": {
+            "head_size": 64, "head_size_divisor": 8, "wkv_has_gate": True, "wkv_has_group_norm": True, "wkv_version": 7,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+        }},
         head_always=True,
     ),
 )

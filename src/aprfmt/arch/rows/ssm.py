@@ -16,95 +16,62 @@ def _mamba(rows: tuple[TensorRow, ...]) -> tuple[TensorRow, ...]:
     return (
         embedding("backbone.embeddings"),
         *block(*norm("norm", "attn_norm"), *mixer("mixer.", rows), hf="backbone.layers.{n}."),
-        *final_norm("backbone.norm_f"),
-        *head(),
+        *final_norm("backbone.norm_f"), *head(),
     )
 
 
 def _mamba_keys(inner: Key, *family: Key) -> tuple[Key, ...]:
     return (
-        _UNBOUNDED,
-        _WIDTH,
-        Key("feed_forward_length", constant=0),
-        Key("attention.head_count", constant=0),
-        _BLOCKS,
-        Key("ssm.conv_kernel", ("conv_kernel", "d_conv")),
-        inner,
-        Key("ssm.state_size", ("state_size", "d_state")),
-        *family,
-        _EPS,
-        SILU,
-        must_be("use_bias", False),
-        must_be("use_conv_bias", True),
+        _UNBOUNDED, _WIDTH, Key("feed_forward_length", constant=0), Key("attention.head_count", constant=0), _BLOCKS,
+        Key("ssm.conv_kernel", ("conv_kernel", "d_conv")), inner, Key("ssm.state_size", ("state_size", "d_state")),
+        *family, _EPS, SILU, must_be("use_bias", False), must_be("use_conv_bias", True),
     )
 
 
 _MAMBA = {
     "layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4, "state_size": 16, "time_step_rank": "auto",
     "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "tie_word_embeddings": True,
-}  # fmt: skip
+}
 _SELECTIVE = _mamba(selective("ffn", "state_size", "time_step_rank", "conv_kernel", "use_bias", "use_conv_bias"))
 _INNER = Key("ssm.inner_size", ("intermediate_size", "d_inner"), field="intermediate_size", via="expanded_twice")
 _RANK = Key("ssm.time_step_rank", ("time_step_rank", "dt_rank"), via="auto_rank")
 _NORMED = "ssm.dt_b_c_rms"
 
-_MAMBA2_DEFAULTS = {
-    **_MAMBA, "state_size": 128, "n_groups": 8, "num_heads": 128, "head_dim": 64,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="mamba",
-        gguf="mamba",
-        hf_class="MambaForCausalLM",
-        model_type="mamba",
-        hf_classes=("MambaForCausalLM", "MambaLMHeadModel"),
-        model_types=("mamba",),
+        id="mamba", gguf="mamba", hf_class="MambaForCausalLM", model_type="mamba",
+        hf_classes=("MambaForCausalLM", "MambaLMHeadModel"), model_types=("mamba",),
         prefixes=(("backbone.embedding.", "backbone.embeddings."),),
         tensors=_SELECTIVE,
         keys=(
-            *_mamba_keys(_INNER, _RANK),
-            Key(_NORMED, kind="bool", constant=False),
-            Key("", ("pad_vocab_size_multiple",)),
-            Key("", ("vocab_size",), field="vocab_size", via="padded_vocab"),
+            *_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=False),
+            Key("", ("pad_vocab_size_multiple",)), Key("", ("vocab_size",), field="vocab_size", via="padded_vocab"),
         ),
         defaults={"": _MAMBA},
     ),
     Architecture(
-        id="falcon_mamba",
-        gguf="mamba",
-        hf_class="FalconMambaForCausalLM",
-        model_type="falcon_mamba",
-        hf_classes=("FalconMambaForCausalLM",),
-        model_types=("falcon_mamba",),
-        when=_NORMED,
+        id="falcon_mamba", gguf="mamba", hf_class="FalconMambaForCausalLM", model_type="falcon_mamba",
+        hf_classes=("FalconMambaForCausalLM",), model_types=("falcon_mamba",), when=_NORMED,
         tensors=_SELECTIVE,
         keys=(
-            *_mamba_keys(_INNER, _RANK),
-            Key(_NORMED, kind="bool", constant=True),
-            Key("", ("mixer_rms_eps",), "f32"),
+            *_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=True), Key("", ("mixer_rms_eps",), "f32"),
         ),
         defaults={"": _MAMBA | {"mixer_rms_eps": 1e-6}},
     ),
     Architecture(
-        id="mamba2",
-        gguf="mamba2",
-        hf_class="Mamba2ForCausalLM",
-        model_type="mamba2",
-        hf_classes=("Mamba2ForCausalLM",),
-        model_types=("mamba2",),
+        id="mamba2", gguf="mamba2", hf_class="Mamba2ForCausalLM", model_type="mamba2",
+        hf_classes=("Mamba2ForCausalLM",), model_types=("mamba2",),
         tensors=_mamba(
             dual("expand*hidden", "state_size", "num_heads", "n_groups", "conv_kernel", "use_bias", "use_conv_bias")
         ),
         keys=_mamba_keys(
-            Key("ssm.inner_size", ("expand",), via="expand"),
-            Key("ssm.time_step_rank", ("num_heads",)),
-            Key("ssm.group_count", ("n_groups",)),
-            Key("", ("head_dim",), via="inner_size"),
+            Key("ssm.inner_size", ("expand",), via="expand"), Key("ssm.time_step_rank", ("num_heads",)),
+            Key("ssm.group_count", ("n_groups",)), Key("", ("head_dim",), via="inner_size"),
         ),
         prefixes=(("model.backbone.", "backbone."), ("model.lm_head.", "lm_head.")),
-        defaults={"": _MAMBA2_DEFAULTS},
+        defaults={"": {
+            **_MAMBA, "state_size": 128, "n_groups": 8, "num_heads": 128, "head_dim": 64, "tie_word_embeddings": False,
+        }},
     ),
 )
