@@ -16,14 +16,13 @@ from typing import Any
 import arch_models
 from tiny_models import BYTES, write_byte_tokenizer
 
-BLOCK = 128
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _GROUP = 32
 FP8: Mapping[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",
     "activation_scheme": "dynamic",
-    "weight_block_size": [BLOCK, BLOCK],
+    "weight_block_size": [128, 128],
 }
 
 
@@ -40,6 +39,7 @@ class PackedCheckpoint:
             for keys that it lacks.
         floats: pattern of names that are published in F32; all else that is not packed is bfloat16.
         options: of llama.cpp's converter; {source} stands for the folder.
+        converter: whether llama.cpp's converter takes the config as transformers reads it.
         drafts: what a draft layer has beside the tensors of a layer (see draft_models.Drafted.own), as published.
         draft_tensors: further tensors of it, by their published names, with their shapes.
     """
@@ -51,22 +51,22 @@ class PackedCheckpoint:
     published: Mapping[str, Any] = field(default_factory=dict)
     floats: str = r"bias|A_log"
     options: tuple[str, ...] = ()
+    converter: bool = True
     drafts: Sequence[str] = ()
     draft_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def _fp8(values: Any, exponents: bool) -> tuple[Any, Any, Any]:
+def _fp8(values: Any, size: Sequence[int], exponents: bool) -> tuple[Any, Any, Any]:
     """(codes, scales, the values that they mean): a scale for each block, a power of two for `exponents`."""
     import torch
 
-    rows, columns = values.shape
-    high, wide = -(-rows // BLOCK), -(-columns // BLOCK)
-    scale = torch.empty(high, wide)
-    for i in range(high):
-        for j in range(wide):
-            most = values[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK].abs().max() / 448
-            scale[i, j] = torch.exp2(torch.log2(most).ceil()) if exponents else most
-    spread = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    (*lead, rows, columns), (height, width) = values.shape, size
+    high, wide = -(-rows // height), -(-columns // width)
+    padded = torch.zeros(*lead, high * height, wide * width)
+    padded[..., :rows, :columns] = values
+    most = padded.reshape(*lead, high, height, wide, width).abs().amax((-3, -1)) / 448
+    scale = torch.exp2(torch.log2(most).ceil()) if exponents else most
+    spread = scale.repeat_interleave(height, -2)[..., :rows, :].repeat_interleave(width, -1)[..., :columns]
     codes = (values / spread).to(torch.float8_e4m3fn)
     return codes, scale.to(torch.float8_e8m0fnu) if exponents else scale, codes.float() * spread
 
@@ -91,17 +91,17 @@ Parts = tuple[dict[str, Any], Any]
 """Stored tensors by name, and the values that they stand for."""
 
 
-def _inverse_scales(name: str, values: Any) -> Parts:
-    codes, scale, meant = _fp8(values, False)
+def _inverse_scales(name: str, values: Any, size: Sequence[int]) -> Parts:
+    codes, scale, meant = _fp8(values, size, False)
     return {name: codes, f"{name}_scale_inv": scale}, meant
 
 
-def _fp8_exponents(name: str, values: Any) -> Parts:
-    codes, scale, meant = _fp8(values, True)
+def _fp8_exponents(name: str, values: Any, size: Sequence[int]) -> Parts:
+    codes, scale, meant = _fp8(values, size, True)
     return {name: codes, name.replace(".weight", ".scale"): scale}, meant
 
 
-def _fp4_exponents(name: str, values: Any) -> Parts:
+def _fp4_exponents(name: str, values: Any, size: Sequence[int]) -> Parts:
     import torch
 
     pairs, exponents, meant = _mxfp4(values)
@@ -109,12 +109,12 @@ def _fp4_exponents(name: str, values: Any) -> Parts:
     return {name: pairs.view(torch.int8), name.replace(".weight", ".scale"): scale}, meant
 
 
-def _compressed_mxfp4(name: str, values: Any) -> Parts:
+def _compressed_mxfp4(name: str, values: Any, size: Sequence[int]) -> Parts:
     pairs, exponents, meant = _mxfp4(values)
     return {f"{name}_packed": pairs, f"{name}_scale": exponents}, meant
 
 
-PACKINGS: Mapping[str, Callable[[str, Any], Parts]] = {
+PACKINGS: Mapping[str, Callable[[str, Any, Sequence[int]], Parts]] = {
     "scale_inv": _inverse_scales,
     "fp8": _fp8_exponents,
     "fp4": _fp4_exponents,
@@ -139,6 +139,19 @@ _K3 = {
     },
     "ignore": ["re:.*self_attn.*", "re:.*shared_experts.*", "re:.*lm_head.*", "re:.*vision_tower.*"],
 }
+
+_PROJECTIONS = (
+    r"(self_attn|linear_attn|attention|mlp|moe|indexer|block_sparse_moe|share_expert)\..*"
+    r"((?<!weights)_(proj|proj_with_mqa|proj_qkvz?|proj_z)|query_key_value|dense)\.weight$"
+    r"|\.w[123]\.weight$|indexer\.w(q_b|k)\.weight$"
+)
+"""What FP8 checkpoints have packed: the weights of linear layers, but for routers and heads."""
+
+
+def _fp8_of(case: str, **more: Any) -> PackedCheckpoint:
+    """A family whose linear layers are FP8 in blocks; a tiny weight has several of these, and parts of some."""
+    return PackedCheckpoint(case, {_PROJECTIONS: "scale_inv"}, {**FP8, "weight_block_size": [16, 32]}, **more)
+
 
 PACKED: dict[str, PackedCheckpoint] = {
     # As deepseek-ai/DeepSeek-V4-Flash has them.
@@ -174,6 +187,26 @@ PACKED: dict[str, PackedCheckpoint] = {
     "kimi_k3": PackedCheckpoint(
         "kimi_k3", {r"block_sparse_moe\.experts\.\d+\.w\d\.weight": "mxfp4"}, _K3, floats=r"A_log|bias|conv1d|o_norm"
     ),
+    # As deepseek-ai/DeepSeek-V3 and moonshotai/Kimi-K2-Instruct have them.
+    "deepseek_v3": _fp8_of("deepseek_v3"),
+    # As deepseek-ai/DeepSeek-V3.2-Exp has them.
+    "deepseek_v32": _fp8_of("deepseek_v32"),
+    "glm_moe_dsa": _fp8_of("glm_moe_dsa/shared"),
+    # As XiaomiMiMo/MiMo-V2-Flash has them.
+    "mimo_v2_flash": _fp8_of("mimo_v2_flash", converter=False),
+    # As MiniMaxAI/MiniMax-M2 has them.
+    "minimax_m2": _fp8_of("minimax_m2", published={"scoring_func": "sigmoid"}),
+    "minimax_m3": _fp8_of("minimax_m3"),
+    "hy_v3": _fp8_of("hy_v3"),
+    # As Qwen/Qwen3-30B-A3B-FP8 and Qwen/Qwen3-Next-80B-A3B-Instruct-FP8 have them.
+    "qwen3_moe": _fp8_of("qwen3_moe"),
+    "qwen3_next": _fp8_of("qwen3_next", options=("--no-mtp",)),
+    "qwen3_5_moe": _fp8_of("qwen3_5_moe_text", options=("--no-mtp",)),
+    "step3p5": _fp8_of("step3p5", converter=False),
+    "bailing_moe_v2": _fp8_of("bailing_moe_v2"),
+    "bailing_moe_v3": _fp8_of("bailing_moe_v3"),
+    "dots3_note": _fp8_of("dots3_note", converter=False),
+    "glm5_next": _fp8_of("glm5_next"),
 }
 """Name -> the family."""
 
@@ -200,7 +233,9 @@ def write_packed(name: str, folder: Path, plain: Path) -> None:
     for tensor_name, values in floats.items():
         how = next((how for pattern, how in packed.rules.items() if re.search(pattern, tensor_name)), None)
         if how is not None:
-            parts, floats[tensor_name] = PACKINGS[how](tensor_name, values)
+            parts, floats[tensor_name] = PACKINGS[how](
+                tensor_name, values, packed.settings.get("weight_block_size", ())
+            )
             tensors |= parts
         elif values.is_floating_point() and not re.search(packed.floats, tensor_name):
             tensors[tensor_name] = values.to(torch.bfloat16)
