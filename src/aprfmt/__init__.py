@@ -26,6 +26,8 @@ _LAZY = {
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
     "quantize_model": "aprfmt.convert.api",
+    "merge_adapter": "aprfmt.convert.merging",
+    "extract_adapter": "aprfmt.convert.merging",
     "Report": "aprfmt.convert.api",
     "stamp": "aprfmt.convert.stamp",
     "StampReport": "aprfmt.convert.stamp",
@@ -63,9 +65,11 @@ __all__ = [
     "encode",
     "evaluate",
     "export_model",
+    "extract_adapter",
     "import_model",
     "inspect",
     "load_file",
+    "merge_adapter",
     "open",
     "quantize_model",
     "read_v1",
@@ -81,6 +85,7 @@ if TYPE_CHECKING:
     from aprfmt.api import Evaluation, evaluate, report, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
+    from aprfmt.convert.merging import extract_adapter, merge_adapter
     from aprfmt.convert.stamp import StampReport, stamp
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1

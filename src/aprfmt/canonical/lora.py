@@ -57,12 +57,15 @@ def spelled(adapter: Adapter, row: Architecture) -> dict[str, Pair]:
     return out
 
 
+def is_turned(row: Architecture, name: str) -> bool:
+    """Whether the Hugging Face weight `name` is stored as [in, out]: the embedding, and what the row transposes."""
+    return is_embedding(row, name) or any(match.row.transposed for match in matches(row, name))
+
+
 def stored_shape(row: Architecture, name: str, pair: Pair) -> Shape:
     """The shape of the Hugging Face weight `name` by its pair."""
     *n, out, inside = pair.shape
-    found = matches(row, name)
-    turned = is_embedding(row, name) or any(match.row.transposed for match in found)
-    return (*n, inside, out) if turned else (*n, out, inside)
+    return (*n, inside, out) if is_turned(row, name) else (*n, out, inside)
 
 
 def check_shapes(adapter: Adapter, path: PathLike) -> None:

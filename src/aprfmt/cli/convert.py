@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -275,11 +276,16 @@ def _run(command: Run, verb: str, function: Callable[..., Report], source: str, 
     """Calls a function of `convert.api` with what was given on the command line; prints its report or plan."""
     refuse_terminal(output)
     given = {f.name: getattr(command, f.name) for f in fields(command) if f.name not in _NOT_PASSED_ON}
+    report_of(command.plan, verb, partial(function, source, output), given | fixed)
+
+
+def report_of(plan: bool, verb: str, function: Callable[..., Report], given: Mapping[str, object]) -> None:
+    """Calls a function that converts with the options `given`; prints its report or plan."""
     with progress_bar(verb) as progress:
-        report = function(source, output, progress=None if command.plan else progress, **(given | fixed))
+        report = function(progress=None if plan else progress, **given)
     for warning in report.warnings:
         out.warning(warning)
-    out.result(report.to_json(), _plan_text(report) if command.plan else _done_text(report))
+    out.result(report.to_json(), _plan_text(report) if plan else _done_text(report))
 
 
 def refuse_terminal(output: Path) -> None:

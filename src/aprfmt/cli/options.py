@@ -19,6 +19,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write.")]
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
+PlanOption = Annotated[bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")]
 ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]
 BaseOption = Annotated[
     str | None,
@@ -68,9 +69,7 @@ class Run:
             metavar="SIZE", help="Carry a folder's other files (pictures, ...) up to this much together; 0: none."
         ),
     ] = "64MB"
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")
-    ] = False
+    plan: PlanOption = False
     force: ForceOption = False
 
 

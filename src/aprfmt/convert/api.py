@@ -233,7 +233,7 @@ def import_model(
     given = locals()
     source = formats.path_text(src, "src")
     check_suffix(dst, "import", f"apr convert {source} -o {dst}")
-    return _convert(given | {"format": "apr"})
+    return convert(given | {"format": "apr"})
 
 
 def convert_model(
@@ -297,7 +297,7 @@ def convert_model(
         recipe: for MLX, in the place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
         verify: load the GGUF in llama.cpp and generate a little.
     """
-    return _convert(locals())
+    return convert(locals())
 
 
 export_model = convert_model
@@ -337,10 +337,15 @@ def quantize_model(
     dtype = given.pop("mix")
     if isinstance(dtype, str):
         require_quantized(dtype)
-    return _convert(given | {"dtype": dtype})
+    return convert(given | {"dtype": dtype})
 
 
-def _convert(given: dict[str, object]) -> Report:
+Edit = Callable[[Canonical], tuple[Canonical, list[str]]]
+"""What changes a model on its way: gives another one, and a sentence for each thing that is lost by it."""
+
+
+def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
+    """Converts as the options `given` say, by their names; `edit` changes the model between reading and planning."""
     start = time.monotonic()
     src, dst = (formats.path_text(given.pop(name), name) for name in ("src", "dst"))
     options = parse_options(given)
@@ -352,7 +357,7 @@ def _convert(given: dict[str, object]) -> Report:
     with _opened(src, target, options) as (model, confirm, towers):
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
-        c, output, losses = _plan(model, target, Path(dst), options, quantization, towers)
+        c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
         report = _report(c, output, losses, src, dst, target, options)
         if target.folder:
             check_inputs_stay(Path(dst), [layout.name for layout in output.layouts], _paths(model))
@@ -419,10 +424,11 @@ def _plan(
     dst: Path,
     options: Options,
     quantization: Quantization | None,
-    towers: Model | None = None,
+    towers: Model | None,
+    edit: Edit | None,
 ) -> tuple[Canonical, Output, Losses]:
     losses = Losses()
-    if (output := _copy(model, target, dst, options)) is not None:
+    if edit is None and (output := _copy(model, target, dst, options)) is not None:
         return Canonical(model, None, model.hparams, None, {}, {}, {}, tuple(model.warnings)), output, losses
     if model.format == "apr-v1" and model.flags.get("encrypted"):
         raise RefusedError(
@@ -433,7 +439,7 @@ def _plan(
         model,
         arch=options.arch,
         allow_unmapped=options.allow_unmapped,
-        decoding=_decoding(options, target),
+        decoding=_decoding(options, target, edited=edit is not None),
         base=_base(model, options),
     )
     if options.no_mtp:
@@ -443,6 +449,9 @@ def _plan(
     c = with_files(c, options.carry, [dst])
     losses.others += [*c.packs.losses(), *c.left_out]
     c = _override(_with_target(with_dims_of_tensors(c), options), options)
+    if edit is not None:
+        c, lost = edit(c)
+        losses.others += lost
     c = replace(c, warnings=(*c.warnings, *check_before_writing(c, options.allow_unmapped)))
     return c, target.layouts(c, Work(dst.name, options, losses, quantization)), losses
 
@@ -465,12 +474,12 @@ def _copy(model: Model, target: Target, dst: Path, options: Options) -> Output |
     return apr.copy_shards(model, options) if target.name == "apr-shards" else None
 
 
-def _decoding(options: Options, target: Target) -> Decoding:
-    """Packed weights are decoded for a GGUF, to be quantized otherwise, and for every dtype but "keep"."""
+def _decoding(options: Options, target: Target, *, edited: bool) -> Decoding:
+    """Packed weights are decoded for a GGUF, to be changed or quantized otherwise, and for every dtype but "keep"."""
     dtype, gguf = options.dtype, target.name == "gguf"
     if dtype == "keep":
         otherwise = any(value is not None for value in (options.bits, options.group_size, options.recipe))
-        return Decoding(decode=gguf or otherwise, keep_blocks=gguf)
+        return Decoding(decode=gguf or otherwise or edited, keep_blocks=gguf)
     # Blocks that a GGUF holds as they are stay so unless floats are asked for.
     return Decoding(decode=True, dtype="F32", keep_blocks=find_mix(dtype) is not None)
 

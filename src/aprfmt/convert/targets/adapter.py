@@ -222,7 +222,7 @@ def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], w
 
 
 def _other_texts(c: Canonical) -> dict[str, bytes]:
-    """The text files of the source's folder but for its config."""
+    """The text files of the source's folder but for its config; those of a model are none of an adapter's."""
     if (folder := c.model.native_as(HfNative)) is not None:
         found = {path.as_posix(): read_text_file(folder.folder / path) for path in folder.other_files}
     else:

@@ -1,0 +1,360 @@
+"""A model with adapters added to its weights, tensor by tensor, while they are read.
+
+What is added is B A in the order of rows in which the weight is stored: that of a GGUF for tensors that come out of
+one. So nothing is brought into another order for it, and blocks of a quantized weight are decoded and encoded again
+where they stand, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
+from threading import Lock
+
+from aprfmt.arch.names import canonical_name, matches
+from aprfmt.arch.row import Architecture
+from aprfmt.canonical import lora as factors
+from aprfmt.canonical.adapter import Adapter, Pair
+from aprfmt.canonical.model import Canonical, links
+from aprfmt.canonical.rowmap import BufferedPiece
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import can_encode, decode, encode, is_padded, recode
+from aprfmt.codecs.stream import Piece, read_whole
+from aprfmt.errors import AprError, RefusedError
+from aprfmt.io.source import Buffer
+from aprfmt.text import plural
+from aprfmt.types import Array, PathLike, Shape
+
+_HELD = 6
+"""Pairs of factors that are kept decoded: workers are at a few tensors at a time."""
+
+
+class _Cache:
+    """The factors of the last pairs that were used, as float32."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, pair: Pair) -> tuple[Array, Array]:
+        """A and B."""
+        with self._lock:
+            found = self._held.pop(id(pair), None)
+            if found is None:
+                found = factors.values_of(pair.a), factors.values_of(pair.b)
+            self._held[id(pair)] = found
+            while len(self._held) > _HELD:
+                self._held.popitem(last=False)
+            return found
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one adapter adds to a stored weight.
+
+    Attributes:
+        pair: the factors.
+        turned: whether the weight is stored as [in, out].
+        weight: what the adapter counts.
+    """
+
+    pair: Pair
+    turned: bool
+    weight: float
+    cache: _Cache
+
+    @property
+    def shape(self) -> Shape:
+        """Of the stored weight."""
+        *n, out, inside = self.pair.shape
+        return (*n, inside, out) if self.turned else (*n, out, inside)
+
+    def rows(self, first: int, last: int) -> Array:
+        """Rows [first, last) of what is added, all matrices of a stack laid end to end: float32 [rows, columns]."""
+        import numpy as np
+
+        a, b = self.cache.get(self.pair)
+        left, right = (a.swapaxes(-1, -2), b.swapaxes(-1, -2)) if self.turned else (b, a)
+        scale = np.float32(self.pair.scale * self.weight)
+        if left.ndim == 2:
+            made: Array = (left[first:last] @ right) * scale
+            return made
+        per_matrix = left.shape[1]
+        found = []
+        while first < last:
+            number, row = divmod(first, per_matrix)
+            end = min(per_matrix, row + last - first)
+            found.append((left[number, row:end] @ right[number]) * scale)
+            first += end - row
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPiece:
+    """A stored weight with something added to it; whatever is read of it is computed, in small memory.
+
+    Attributes:
+        base: the weight as it is stored.
+        dtype: of what is read: that of the base, or F32.
+        deltas: what is added.
+    """
+
+    base: Piece
+    dtype: str
+    deltas: Sequence[Delta]
+
+    @property
+    def name(self) -> str:
+        """Name of the weight."""
+        return self.base.name
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the weight."""
+        return self.base.shape
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all of it."""
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the sum."""
+        columns = self.shape[-1]
+        n_rows = prod(self.shape[:-1])
+        row_bytes = self.n_bytes // n_rows
+        first, last = offset // row_bytes, -(-(offset + len(buffer)) // row_bytes)
+        stored = DTYPES[self.base.dtype].n_bytes((last - first, columns))
+        data = bytearray(stored)
+        self.base.read_into(first * (stored // (last - first)), memoryview(data))
+        made = encode(self.dtype, self._sum(decode(self.base.dtype, data, (last - first, columns)), first, last))
+        start = offset - first * row_bytes
+        buffer[:] = memoryview(made)[start : start + len(buffer)]
+
+    def _sum(self, values: Array, first: int, last: int) -> Array:
+        import numpy as np
+
+        out = values.astype(np.float32)
+        for delta in self.deltas:
+            out += delta.rows(first, last)
+        return out
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What is added to which stored tensors.
+
+    Attributes:
+        pieces: by the name of the stored tensor (llama.cpp's), for tensors of a GGUF.
+        names: by Hugging Face name, for all others.
+        whole: weights that are replaced, by Hugging Face name.
+    """
+
+    pieces: dict[str, list[Delta]] = field(default_factory=dict)
+    names: dict[str, list[Delta]] = field(default_factory=dict)
+    whole: dict[str, CanonicalTensor] = field(default_factory=dict)
+
+
+def with_adapters(
+    c: Canonical, adapters: Sequence[tuple[Adapter, float]], *, keep: bool
+) -> tuple[Canonical, list[str]]:
+    """`c` with each adapter added as often as the number beside it says, and what is lost by it, a sentence each.
+
+    With `keep` weights keep their dtype, quantized ones too: they are encoded again; else those become F32.
+    Raises RefusedError for an adapter that changes what `c` does not have, and for blocks that cannot be encoded.
+    """
+    row = c.arch
+    if row is None:
+        raise RefusedError(
+            "the base model's architecture is not known, so an adapter's weights cannot be found in it",
+            path=c.model.path,
+            hint="apr architectures lists the names; --arch NAME takes it for one of them",
+        )
+    c, notes = _untied(c, row, [adapter for adapter, _ in adapters])
+    plan, held = _Plan(), _Cache()
+    for adapter, weight in adapters:
+        _add(plan, c, row, adapter, weight, held)
+    made: dict[str, MergedPiece] = {}
+    tensors = {name: _merged(tensor, plan, made, keep) for name, tensor in c.tensors.items()}
+    for name, tensor in plan.whole.items():
+        tensors[name] = tensor
+    requantized = sum(DTYPES[piece.base.dtype].kind != "plain" for piece in made.values())
+    if requantized:
+        again = "and quantized again" if keep else "for it"
+        notes.append(f"{plural(requantized, 'quantized weight')} were decoded {again}: what is added is rounded there")
+    hparams = c.hparams
+    embedding = plan.whole.get(c.embedding)
+    if embedding is not None and hparams.vocab_size is not None and embedding.shape:
+        hparams = replace(hparams, vocab_size=embedding.shape[0])
+    return replace(c, tensors=tensors, hparams=hparams, is_whole=False, envelope=None), notes
+
+
+def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tuple[Canonical, list[str]]:
+    """`c` with an output head of its own, where an adapter changes one of head and embedding alone."""
+    if c.head in c.tensors or c.embedding not in c.tensors:
+        return c, []
+    changed = {
+        canonical_name(row, weight.replace(".base_layer.", ".")) or weight
+        for adapter in adapters
+        for weight in (*adapter.pairs, *adapter.whole)
+        if ".base_layer." not in weight
+    }
+    own = {"token_embd.weight": c.embedding, "output.weight": c.head}
+    changed = {own.get(name, name) for name in changed}
+    if not changed & {c.embedding, c.head}:
+        return c, []
+    base = c.tensors[c.embedding]
+    head = CanonicalTensor(c.head, base.pieces, base.row_map, base.position, base.inverse)
+    note = "the head and the embedding were one weight, and are two now: the adapter changes one of them alone"
+    return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
+
+
+def _add(plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache) -> None:
+    path = c.model.path
+    if adapter.invocation:
+        raise RefusedError(
+            "the adapter counts only behind its invocation tokens (an activated LoRA), and merged everywhere", path=path
+        )
+    names = factors.spelled(adapter, row)
+    direct = {name: pair for name, pair in names.items() if name in c.tensors and not _is_of_gguf(c.tensors[name])}
+    rest = {pair.weight: pair for name, pair in names.items() if name not in direct}
+    if rest:
+        direct |= _add_rest(plan, c, row, replace(adapter, pairs=rest), weight, held)
+    for name, pair in direct.items():
+        _put(plan.names, name, Delta(pair, factors.is_turned(row, name), weight, held), c.tensors[name].pieces[0], path)
+    for name, tensor in adapter.whole.items():
+        _replace(plan, c, row, name, tensor, weight)
+
+
+def _add_rest(
+    plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache
+) -> dict[str, Pair]:
+    """Plans the pairs for tensors of a GGUF; gives those for weights that `c` has under other Hugging Face names."""
+    path = c.model.path
+    stored = {piece.name: piece for t in c.tensors.values() if _is_of_gguf(t) for piece in t.pieces}
+    gguf, _ = factors.to_gguf(adapter, path)
+    left = {}
+    for name, pair in gguf.items():
+        if name in stored:
+            turned = name == "token_embd.weight"
+            _put(plan.pieces, name, Delta(pair, turned, weight, held), stored[name], path)
+        else:
+            left[name] = pair
+    found: dict[str, Pair] = {}
+    for link in links(row, c.hparams, c.tensors) if left else ():
+        if left.keys() & set(link.gguf):
+            for pair in factors.from_link(link, left, {}, path):
+                found[pair.weight] = pair
+            for name in link.gguf:
+                left.pop(name, None)
+    missing = next(iter(left), None) or next((name for name in found if name not in c.tensors), None)
+    if missing is not None:
+        raise RefusedError(
+            "the adapter changes a weight that the base model does not have",
+            path=path,
+            tensor=missing,
+            hint="it is for another base model",
+        )
+    return found
+
+
+def _is_of_gguf(tensor: CanonicalTensor) -> bool:
+    """Whether what is stored is a tensor of a GGUF, under llama.cpp's name and in its order."""
+    return tensor.link is not None and tensor.pieces[0].name in tensor.link.gguf
+
+
+def _put(plan: dict[str, list[Delta]], name: str, delta: Delta, piece: Piece, path: PathLike) -> None:
+    if delta.shape != piece.shape:
+        raise RefusedError(
+            f"the adapter is for another base model: it adds {list(delta.shape)} to a weight of {list(piece.shape)}",
+            path=path,
+            tensor=name,
+        )
+    plan.setdefault(name, []).append(delta)
+
+
+def _replace(plan: _Plan, c: Canonical, row: Architecture, name: str, tensor: CanonicalTensor, weight: float) -> None:
+    """Plans a weight that an adapter holds whole."""
+    plain = name.replace(".base_layer.", ".")
+    known = canonical_name(row, plain) or next((m.row.hf[0] for m in matches(row, plain, "gguf")), plain)
+    if known not in c.tensors:
+        raise RefusedError(
+            "the adapter replaces a weight that the base model does not have", path=c.model.path, tensor=name
+        )
+    if known in plan.whole:
+        raise RefusedError("two adapters replace this weight", path=c.model.path, tensor=name)
+    if weight != 1:
+        raise RefusedError(
+            f"the adapter replaces this weight, which cannot count {weight:g} times",
+            path=c.model.path,
+            tensor=name,
+            hint="--weight 1 for this adapter",
+        )
+    own = c.tensors[known].shape
+    resized = known in (c.embedding, c.head) and len(own) == 2 and tensor.shape[1:] == own[1:]
+    if tensor.shape != own and not resized:
+        raise RefusedError(
+            f"the adapter is for another base model: it replaces a weight of {list(own)} by {list(tensor.shape)}",
+            path=c.model.path,
+            tensor=name,
+        )
+    plan.whole[known] = CanonicalTensor(known, (tensor.piece(),))
+
+
+def _merged(tensor: CanonicalTensor, plan: _Plan, made: dict[str, MergedPiece], keep: bool) -> CanonicalTensor:
+    if tensor.name in plan.whole and tensor.name in plan.names:
+        whole = plan.whole.pop(tensor.name)
+        return _with_deltas(whole, plan.names[tensor.name], made, keep)
+    if tensor.name in plan.names:
+        return _with_deltas(tensor, plan.names[tensor.name], made, keep)
+    if not _is_of_gguf(tensor) or not any(piece.name in plan.pieces for piece in tensor.pieces):
+        return tensor
+    pieces = []
+    for piece in tensor.pieces:
+        if piece.name in plan.pieces and piece.name not in made:
+            made[piece.name] = merged_piece(piece, plan.pieces[piece.name], keep)
+        pieces.append(made.get(piece.name, piece))
+    return replace(tensor, pieces=tuple(pieces))
+
+
+def _with_deltas(
+    tensor: CanonicalTensor, deltas: Sequence[Delta], made: dict[str, MergedPiece], keep: bool
+) -> CanonicalTensor:
+    made[tensor.name] = merged_piece(tensor.pieces[0], deltas, keep)
+    return replace(tensor, pieces=(made[tensor.name], *tensor.pieces[1:]))
+
+
+@cache
+def _encodes_alone(dtype: str) -> bool:
+    """Whether values can be written as blocks of `dtype` without an importance matrix."""
+    import numpy as np
+
+    try:
+        return can_encode(dtype) and bool(encode(dtype, np.ones(DTYPES[dtype].block, np.float32)))
+    except AprError:
+        return False
+
+
+def merged_piece(piece: Piece, deltas: Sequence[Delta], keep: bool) -> MergedPiece:
+    """The weight `piece` with the deltas added. Raises RefusedError where its blocks cannot be encoded again."""
+    row = DTYPES[piece.dtype]
+    if row.kind == "aprq" or is_padded(row, piece.shape):  # whose rows do not stand alone
+
+        def read() -> list[Buffer]:
+            return [read_whole(piece)]
+
+        decoded = BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
+        return MergedPiece(decoded, "F32", deltas)
+    if row.kind == "plain":
+        return MergedPiece(piece, piece.dtype, deltas)
+    if keep and not _encodes_alone(row.name):
+        raise RefusedError(
+            f"what is decoded from {row.name} cannot be quantized to it again without more",
+            tensor=piece.name,
+            hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
+        )
+    return MergedPiece(piece, piece.dtype if keep else "F32", deltas)

@@ -1,0 +1,100 @@
+"""`apr merge-adapter`: adapters into their base, and out of two models again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from aprfmt.cli.convert import refuse_terminal, report_of
+from aprfmt.cli.options import (
+    Common,
+    Dtype,
+    ForceOption,
+    Machine,
+    NoTokenizerOption,
+    OutputOption,
+    PlanOption,
+    ShardSizeOption,
+    TokenizerOption,
+    VerifyOption,
+)
+from aprfmt.cli.options import Mix as MixOptions
+from aprfmt.errors import UsageError
+
+_MERGE_ONLY = (
+    *("arch", "imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "tokenizer"),
+    *("no_tokenizer", "pre", "shard_size", "verify", "weight"),
+)
+
+
+@dataclass(kw_only=True)
+class MergeAdapter(Common, Machine, MixOptions, Dtype):
+    """Add adapters (LoRA) to a model; with --unmerge, extract the adapter that turns one model into another.
+
+    A quantized base is decoded and quantized again, to the types it has or to those of --quantize.
+
+    \b
+    apr merge-adapter ./Qwen2.5-0.5B ./my-lora -o merged --format hf
+    apr merge-adapter base.gguf lora.gguf other.gguf -o merged.gguf --weight 0.7 --weight 0.3
+    apr merge-adapter base.gguf lora.gguf -o merged.gguf --quantize q4_k_m --plan
+    apr merge-adapter ./base ./fine-tune --unmerge --rank 64 -o lora --format hf
+    """
+
+    file: Annotated[str, typer.Argument(metavar="BASE", help="The model, in any readable form.")]
+    adapters: Annotated[
+        list[str],
+        typer.Argument(metavar="ADAPTER...", help="One or more adapters; with --unmerge, the fine-tuned model."),
+    ]
+    output: OutputOption
+    weight: Annotated[
+        list[float] | None,
+        typer.Option(metavar="X", help="How much an adapter counts: one number for all, or one each in their order."),
+    ] = None
+    unmerge: Annotated[bool, typer.Option("--unmerge", help="Extract an adapter from BASE and a fine-tune of it.")] = (
+        False
+    )
+    rank: Annotated[int | None, typer.Option(metavar="N", min=1, help="With --unmerge: rank of the adapter (32).")] = (
+        None
+    )
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides."
+        ),
+    ] = None
+    tokenizer: TokenizerOption = None
+    no_tokenizer: NoTokenizerOption = False
+    pre: Annotated[
+        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
+    ] = None
+    shard_size: ShardSizeOption = None
+    verify: VerifyOption = False
+    plan: PlanOption = False
+    force: ForceOption = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.merging import extract_adapter, merge_adapter
+
+        refuse_terminal(self.output)
+        own = {"file", "adapters", "output", "unmerge", "rank", "weight", "as_json", "quiet", "allow_requantize"}
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        if not self.unmerge:
+            if self.rank is not None:
+                raise UsageError("--rank is for --unmerge", hint="an adapter that is merged has its rank")
+            given["weight"] = self.weight or [1.0]
+            report_of(self.plan, "merging", partial(merge_adapter, self.file, self.adapters, self.output), given)
+            return
+        if len(self.adapters) != 1:
+            raise UsageError(
+                "--unmerge takes a base and one fine-tuned model", hint="apr merge-adapter BASE TUNED --unmerge"
+            )
+        defaults = {f.name: f.default for f in fields(self)}
+        odd = next((name for name in _MERGE_ONLY if getattr(self, name) != defaults[name]), None)
+        if odd is not None:
+            raise UsageError(f"--{odd.replace('_', '-')} does not apply to --unmerge")
+        given = {name: value for name, value in given.items() if name not in _MERGE_ONLY} | {"rank": self.rank or 32}
+        report_of(self.plan, "extracting", partial(extract_adapter, self.file, self.adapters[0], self.output), given)

@@ -1,0 +1,176 @@
+"""Adapters into their base, and out of two models again: a conversion with one step more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from aprfmt import formats
+from aprfmt.canonical.adapter import Adapter, Base, is_adapter, read_adapter
+from aprfmt.canonical.extracted import Extraction, extracted
+from aprfmt.canonical.merged import with_adapters
+from aprfmt.canonical.model import Canonical, canonical
+from aprfmt.canonical.packed import Decoding
+from aprfmt.convert.api import Report, convert
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.io.pipe import StartProgress
+from aprfmt.io.source import exists, is_same
+from aprfmt.model import Model
+from aprfmt.types import PathLike
+
+
+def merge_adapter(
+    base: PathLike,
+    adapter: PathLike | Sequence[PathLike],
+    dst: PathLike,
+    *,
+    weight: float | Sequence[float] = 1.0,
+    format: str | None = None,
+    dtype: str = "keep",
+    arch: str | None = None,
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    tokenizer: PathLike | None = None,
+    no_tokenizer: bool = False,
+    pre: str | None = None,
+    shard_size: int | str | None = None,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Writes the model `base` with one adapter or several added to it as `dst`, in any form that can be written.
+
+    Base and adapters may be of any form that can be read. A weight keeps its dtype; one of quantized blocks is decoded,
+    added to and encoded again, unless `dtype` says what the weights become. The options are those of convert_model.
+
+    Args:
+        base: the model.
+        adapter: the adapter, or several.
+        dst: what to write.
+        weight: what each adapter counts; one number for all of them, or one each.
+
+    Raises:
+        AprError: for an adapter that is for another base, and as convert_model.
+    """
+    given = locals()
+    adapters = _paths(given.pop("adapter"))
+    weights = _weights(given.pop("weight"), len(adapters))
+    source = given.pop("base")
+    options = {**given, "src": source}
+    if dtype != "keep":
+        options["allow_requantize"] = True
+
+    with ExitStack() as stack:
+
+        def edit(c: Canonical) -> tuple[Canonical, list[str]]:
+            # Opened here, they are among the files that must not change until the output is complete.
+            opened = [stack.enter_context(formats.open(path)) for path in adapters]
+            read = [_adapter_for(model, c) for model in opened]
+            for model in opened:
+                _refuse_output(dst, model)
+                model.check_intact()
+            return with_adapters(c, list(zip(read, weights, strict=True)), keep=dtype == "keep")
+
+        return convert(options, edit)
+
+
+def extract_adapter(
+    base: PathLike,
+    tuned: PathLike,
+    dst: PathLike,
+    *,
+    rank: int = 32,
+    format: str | None = None,
+    dtype: str = "keep",
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Writes the adapter of `rank` that turns the model `base` into `tuned`, in any form that holds adapters.
+
+    Of each matrix that changed it holds the best approximation of that rank (SVD); other weights that changed are held
+    whole. At full rank the merged result is `tuned`. The report says how much of the change the rank holds. The options
+    are those of convert_model.
+
+    Raises:
+        AprError: for models of different networks, and where nothing changed.
+    """
+    given = locals()
+    if type(rank) is not int or rank < 1:
+        raise UsageError(f"rank must be a number from 1 on, not {rank!r:.40}")
+    options = {name: value for name, value in given.items() if name not in ("base", "tuned", "rank")}
+    found: list[Extraction] = []
+    told: list[str] = []
+    with ExitStack() as stack:
+
+        def edit(c: Canonical) -> tuple[Canonical, list[str]]:
+            model = stack.enter_context(formats.open(formats.path_text(base, "base")))
+            _refuse_output(dst, model)
+            model.check_intact()
+            made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
+            found.append(extraction)
+            told.extend(notes)
+            return made, notes
+
+        report = convert({**options, "src": tuned}, edit)
+    if found and found[0].total and not plan:
+        share = found[0].kept / found[0].total
+        rest = [f"rank {rank} holds {share:.2%} of what changed (sum of squares)"] if share < _WHOLE else []
+        report.losses = [*(loss for loss in report.losses if loss not in told), *rest]
+    return report
+
+
+_WHOLE = 1 - 1e-9
+"""Share of the squares from which nothing is missing but rounding."""
+
+
+def _refuse_output(dst: PathLike, model: Model) -> None:
+    """Refuses an output that is one of the other inputs."""
+    for path in (str(model.path), *(source.path for source in model.sources)):
+        if exists(dst) and is_same(dst, path):
+            raise RefusedError("the output is an input", path=dst, hint="choose another output with -o")
+
+
+def _adapter_for(model: Model, c: Canonical) -> Adapter:
+    if not is_adapter(model):
+        raise RefusedError("this is no adapter", path=model.path, hint="apr merge-adapter BASE ADAPTER... -o OUT")
+    if c.adapter is not None:
+        raise RefusedError("this is an adapter, and no base model", path=c.model.path)
+    return read_adapter(model, Base(c.arch, c.hparams) if c.arch is not None else None)
+
+
+def _paths(value: object) -> list[PathLike]:
+    found = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not found:
+        raise UsageError("no adapter is named", hint="apr merge-adapter BASE ADAPTER... -o OUT")
+    return [formats.path_text(path, "adapter") for path in found]
+
+
+def _weights(value: object, n: int) -> list[float]:
+    """One number for each of `n` adapters."""
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    found: list[object] = list(value) if isinstance(value, Sequence) and several else [value] * n
+    if len(found) == 1:
+        found *= n
+    if len(found) != n:
+        raise UsageError(
+            f"{len(found)} weights are given for {n} adapters", hint="one --weight for each, or one for all"
+        )
+    out = []
+    for number in found:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise UsageError(f"weight must be a number, not {number!r:.40}")
+        out.append(float(number))
+    return out
