@@ -44,16 +44,18 @@ class LlamaPeer:
             self._worker.close()
             self._worker = None
 
-    def logits(self, gguf: Path, ids: Sequence[int], kind: str = "causal") -> Any:
-        """(tokens, vocabulary) float32, (tokens, hidden) states, or scores, by the kind of ArchCase.
-
-        Raises LlamaError.
+    def logits(
+        self, gguf: Path, ids: Sequence[int], kind: str = "causal", adapters: Mapping[Path, float] | None = None
+    ) -> Any:
+        """(tokens, vocabulary) float32, or (tokens, hidden) states, by the kind of ArchCase; with GGUFs of `adapters`
+        and their scales. Raises LlamaError.
         """
         import numpy as np
 
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder, "logits.npy")
-            self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out))
+            scales = {str(path): scale for path, scale in (adapters or {}).items()}
+            self._ask("logits", gguf=str(gguf), ids=list(ids), kind=kind, out=str(out), adapters=scales)
             return np.load(out)
 
     def embedding(self, gguf: Path, ids: Sequence[int]) -> Any:
@@ -263,11 +265,15 @@ def _tokenize(llama_cpp: Any, gguf: str, texts: list[str], add_bos: bool, specia
     return out
 
 
-def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> None:
+def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str, adapters: Mapping[str, float]) -> None:
     import numpy as np
 
     states, scores = kind in ("encoder", "decoder", "states"), kind in ("rank", "rank_decoder")
     model = _load(llama_cpp, gguf, vocab_only=False)
+    # Before the context, whose graph has room for the adapters that are there; they end with the model.
+    loaded = [llama_cpp.llama_adapter_lora_init(model, path.encode()) for path in adapters]
+    if not all(loaded):
+        raise ValueError("llama.cpp does not load the adapter")
     options = _context_options(llama_cpp, len(ids), states or scores)
     if scores:
         options.pooling_type = _RANK
@@ -276,6 +282,10 @@ def _logits(llama_cpp: Any, gguf: str, ids: list[int], kind: str, out: str) -> N
     context = llama_cpp.llama_init_from_model(model, options)
     if not context:
         raise ValueError("llama.cpp makes no context for the file")
+    if loaded:
+        pointers = (llama_cpp.llama_adapter_lora_p_ctypes * len(loaded))(*loaded)
+        scales = (ctypes.c_float * len(loaded))(*adapters.values())
+        llama_cpp.llama_set_adapters_lora(context, pointers, len(loaded), scales)
     width = (
         llama_cpp.llama_model_n_embd_out(model)
         if states
