@@ -9,6 +9,7 @@ were a layer that reads one-hot rows; its weight is stored transposed then.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -508,7 +509,7 @@ def _hf_weight(
 def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
     """Raises RefusedError for a weight that networks of the row do not have."""
     for weight in (*adapter.pairs, *adapter.whole):
-        if not is_of(row, weight):
+        if not is_of(row, weight.replace(".base_layer.", ".")):
             others = first_few([row.id])
             raise RefusedError(
                 f"the adapter changes a weight that networks of architecture {others} do not have",
@@ -520,9 +521,11 @@ def _check_names(adapter: Adapter, model: Model, row: Architecture) -> None:
 
 def is_of(row: Architecture, weight: str) -> bool:
     """Whether a network of the row has the `weight`, by either name; stacks of MLX count by what they hold."""
-    return bool(
-        canonical_name(row, weight) or matches(row, weight, "gguf") or matches(row, stacked_name(weight), "gguf")
-    )
+    if canonical_name(row, weight) or matches(row, weight, "gguf") or matches(row, stacked_name(weight), "gguf"):
+        return True
+    fused = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\..*experts\.(gate_up|down)_proj", weight)
+    which = ("down",) if fused is not None and fused[2] == "down" else ("gate", "up")
+    return fused is not None and all(matches(row, f"blk.{fused[1]}.ffn_{x}_exps.weight", "gguf") for x in which)
 
 
 def stacked_name(weight: str) -> str:

@@ -9,16 +9,18 @@ other, and rows of B each in the columns of its own A; the rank is then the sum 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from aprfmt.arch.grammar import shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, VALUES, Link, find_link, indices, link_of, map_values
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.names import check_shapes as check_dims
 from aprfmt.arch.row import Architecture
-from aprfmt.canonical.adapter import Adapter, Blocks, Pair, is_embedding, stacked_name
+from aprfmt.canonical.adapter import Adapter, Base, Blocks, Pair, is_embedding, stacked_name
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.codecs.recode import encode
@@ -44,17 +46,69 @@ def values_of(tensor: CanonicalTensor) -> Array:
 # --- names and shapes ---
 
 
-def spelled(adapter: Adapter, row: Architecture) -> dict[str, Pair]:
+def spelled(adapter: Adapter, base: Base) -> dict[str, Pair]:
     """The pairs by the table's spelling of their weights, on either side. Raises RefusedError for two of one weight."""
+    row = base.row
     out: dict[str, Pair] = {}
     for pair in adapter.pairs.values():
-        name = canonical_name(row, pair.weight) or stacked_name(pair.weight)
-        if name in out:
-            raise RefusedError(
-                f"two adapters change this weight, as {out[name].weight} and as {pair.weight}", tensor=name
-            )
-        out[name] = pair
+        known = canonical_name(row, pair.weight) or stacked_name(pair.weight)
+        found = {known: as_linear(base, known, pair)}
+        if not (matches(row, known) or matches(row, known, "gguf")):
+            found = _fused_experts(row, pair) or found
+        for name, one in found.items():
+            if name in out:
+                raise RefusedError(
+                    f"two adapters change this weight, as {out[name].weight} and as {pair.weight}", tensor=name
+                )
+            out[name] = one
     return out
+
+
+def as_linear(base: Base, name: str, pair: Pair) -> Pair:
+    """The pair of a stack as what reads its `in` and gives its `out`.
+
+    PEFT takes a parameter of three dims for [n, out, in], unless its module says otherwise; Llama 4's does not.
+    """
+    row, h = base.row, base.hparams
+    if len(pair.shape) != 3 or not matches(row, name) or not is_turned(row, name):
+        return pair
+    dims = shape_of(matches(row, name)[0].row.dims[0], sizes_of(h, matches(row, name)[0].layer))
+    as_stored = all(want in (None, have) for have, want in zip(pair.shape, dims, strict=True))
+    if len(dims) != 3 or not as_stored or pair.shape[1] == pair.shape[2]:
+        return pair
+    return swapped(pair)
+
+
+def swapped(pair: Pair) -> Pair:
+    """The pair whose product is that of `pair` with the last two dimensions swapped."""
+    a, b = pair.a, pair.b
+    (*n, rank, inside), out = a.shape, b.shape[-2]
+    new_a = made(a.name, _dtype([b]), (*n, rank, out), lambda: values_of(b).swapaxes(-1, -2))
+    new_b = made(b.name, _dtype([a]), (*n, inside, rank), lambda: values_of(a).swapaxes(-1, -2))
+    return Pair(pair.weight, new_a, new_b, pair.scale)
+
+
+def _fused_experts(row: Architecture, pair: Pair) -> dict[str, Pair]:
+    """The stacks of a GGUF that one of transformers is, for families whose checkpoints have each expert alone."""
+    found = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\..*experts\.(gate_up_proj|down_proj)", pair.weight)
+    if found is None or len(pair.shape) != 3:
+        return {}
+    stem = f"blk.{found[1]}.ffn_"
+    names = (
+        [f"{stem}down_exps.weight"] if found[2] == "down_proj" else [f"{stem}{x}_exps.weight" for x in ("gate", "up")]
+    )
+    if not all(matches(row, name, "gguf") for name in names):
+        return {}
+    a, b = pair.a, pair.b
+    (*n, out, rank), half = b.shape, b.shape[-2] // len(names)
+    if half * len(names) != out:
+        return {}
+
+    def part(i: int) -> CanonicalTensor:
+        own = slice(i * half, (i + 1) * half)
+        return made(b.name, _dtype([b]), (*n, half, rank), lambda: values_of(b)[..., own, :])
+
+    return {name: Pair(pair.weight, a, part(i), pair.scale) for i, name in enumerate(names)}
 
 
 def is_turned(row: Architecture, name: str) -> bool:
@@ -74,7 +128,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
     if base is None:
         return
     row, h = base.row, base.hparams
-    for name, pair in spelled(adapter, row).items():
+    for name, pair in spelled(adapter, base).items():
         found = matches(row, name) or matches(row, name, "gguf")
         layer = found[0].layer if found else None
         if layer is not None and found[0].row.depth == "layers" and h.num_layers and layer >= h.num_layers:
@@ -111,7 +165,7 @@ def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, Pair], dict[str
     row, h = _row(adapter, path)
     out: dict[str, Pair] = {}
     blocks: dict[str, list[tuple[str, int]]] = {}
-    names = spelled(adapter, row)
+    names = spelled(adapter, Base(row, h))
     shapes = {name: stored_shape(row, name, pair) for name, pair in names.items() if matches(row, name)}
     done: set[str] = set()
     for name, pair in names.items():
@@ -175,7 +229,7 @@ def to_hf(adapter: Adapter, path: PathLike) -> dict[str, Pair]:
     if adapter.of is None and not any(map(_is_gguf_name, adapter.pairs)):
         return dict(adapter.pairs)
     row, h = _row(adapter, path)
-    names = spelled(adapter, row)
+    names = spelled(adapter, Base(row, h))
     shapes = {
         name: pair.shape[::-1] if name == "token_embd.weight" else pair.shape
         for name, pair in names.items()
@@ -189,7 +243,7 @@ def to_hf(adapter: Adapter, path: PathLike) -> dict[str, Pair]:
         if name not in shapes:
             _add(out, pair, path)
             continue
-        link = _by_blocks(row, h, name, shapes, blocks)
+        link = _alternative(adapter, name, shapes, Base(row, h))
         done |= set(link.gguf)
         for made_pair in from_link(link, names, blocks, path):
             _add(out, made_pair, path)
@@ -200,16 +254,25 @@ def _is_gguf_name(weight: str) -> bool:
     return stacked_name(weight).startswith(("blk.", "token_embd.", "output."))
 
 
-def _by_blocks(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape], blocks: Blocks) -> Link:
-    """The link of a GGUF's weight: of alternatives the one whose names the adapter was made from."""
-    origin = {hf for hf, _ in blocks.get(name, ())}
-    for match in matches(row, name, "gguf"):
-        link = link_of(h, match, shapes)
-        if origin & set(link.hf):
+def _alternative(adapter: Adapter, name: str, shapes: Mapping[str, Shape], base: Base) -> Link:
+    """The link of a GGUF's weight: of alternatives the one whose names the adapter was made from.
+
+    Where that is not known, it is that of stacks, as the classes of transformers hold experts.
+    """
+    origin = {hf for hf, _ in adapter.blocks.get(name, ())}
+    told = adapter.config.get("target_parameters")
+    ends = tuple(f".{end}" for end in told if isinstance(end, str)) if isinstance(told, list) else ()
+    links = [link_of(base.hparams, match, shapes) for match in matches(base.row, name, "gguf")]
+    for link in links:
+        if origin & set(link.hf) or (ends and all(hf.endswith(ends) for hf in link.hf)):
             return link
-    found = find_link(row, h, name, shapes, "gguf")
-    assert found is not None
-    return found
+    usual = find_link(base.row, base.hparams, name, shapes, "gguf")
+    assert usual is not None
+    stacks = [
+        link for link in links if all(hf.endswith(("experts.gate_up_proj", "experts.down_proj")) for hf in link.hf)
+    ]
+    singles = any(re.search(r"\.experts\.\d+\.", hf) for hf in usual.hf)
+    return stacks[0] if stacks and singles and not adapter.config.get("target_modules") else usual
 
 
 def from_link(link: Link, names: Mapping[str, Pair], blocks: Blocks, path: PathLike) -> list[Pair]:

@@ -17,7 +17,7 @@ from threading import Lock
 from aprfmt.arch.names import canonical_name, matches
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical import lora as factors
-from aprfmt.canonical.adapter import Adapter, Pair
+from aprfmt.canonical.adapter import Adapter, Base, Pair
 from aprfmt.canonical.model import Canonical, links
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -98,19 +98,16 @@ class MergedPiece:
     """A stored weight with something added to it; whatever is read of it is computed, in small memory.
 
     Attributes:
-        base: the weight as it is stored.
+        name: of the weight.
+        base: the weight as it is stored, under whatever name.
         dtype: of what is read: that of the base, or F32.
-        deltas: what is added.
+        deltas: what is added, if anything.
     """
 
+    name: str
     base: Piece
     dtype: str
-    deltas: Sequence[Delta]
-
-    @property
-    def name(self) -> str:
-        """Name of the weight."""
-        return self.base.name
+    deltas: Sequence[Delta] = ()
 
     @property
     def shape(self) -> Shape:
@@ -124,6 +121,9 @@ class MergedPiece:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from byte `offset` of the sum."""
+        if not self.deltas and self.dtype == self.base.dtype:
+            self.base.read_into(offset, buffer)
+            return
         columns = self.shape[-1]
         n_rows = prod(self.shape[:-1])
         row_bytes = self.n_bytes // n_rows
@@ -208,26 +208,49 @@ def _untied(c: Canonical, row: Architecture, adapters: Sequence[Adapter]) -> tup
     if not changed & {c.embedding, c.head}:
         return c, []
     base = c.tensors[c.embedding]
-    head = CanonicalTensor(c.head, base.pieces, base.row_map, base.position, base.inverse)
+    head = CanonicalTensor(c.head, (MergedPiece(c.head, base.piece(), base.dtype),))
     note = "the head and the embedding were one weight, and are two now: the adapter changes one of them alone"
     return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False)), [note]
 
 
 def _add(plan: _Plan, c: Canonical, row: Architecture, adapter: Adapter, weight: float, held: _Cache) -> None:
     path = c.model.path
+    _check_factors(c, row, adapter)
     if adapter.invocation:
         raise RefusedError(
             "the adapter counts only behind its invocation tokens (an activated LoRA), and merged everywhere", path=path
         )
-    names = factors.spelled(adapter, row)
-    direct = {name: pair for name, pair in names.items() if name in c.tensors and not _is_of_gguf(c.tensors[name])}
-    rest = {pair.weight: pair for name, pair in names.items() if name not in direct}
+    for name, tensor in adapter.whole.items():
+        _replace(plan, c, row, name, tensor, weight)
+    names = factors.spelled(adapter, Base(row, c.hparams))
+    # What replaces a weight of a GGUF has the order of a checkpoint.
+    direct = {
+        name: pair
+        for name, pair in names.items()
+        if name in plan.whole or (name in c.tensors and not _is_of_gguf(c.tensors[name]))
+    }
+    rest = {name: replace(pair, weight=name) for name, pair in names.items() if name not in direct}
     if rest:
         direct |= _add_rest(plan, c, row, replace(adapter, pairs=rest), weight, held)
     for name, pair in direct.items():
-        _put(plan.names, name, Delta(pair, factors.is_turned(row, name), weight, held), c.tensors[name].pieces[0], path)
-    for name, tensor in adapter.whole.items():
-        _replace(plan, c, row, name, tensor, weight)
+        stored = plan.whole.get(name, c.tensors[name]).pieces[0]
+        _put(plan.names, name, Delta(pair, factors.is_turned(row, name), weight, held), stored, path)
+
+
+def _check_factors(c: Canonical, row: Architecture, adapter: Adapter) -> None:
+    """Raises RefusedError where the weights of a GGUF were multiplied by numbers that it does not tell."""
+    known = adapter.of is not None and adapter.of.hparams is not c.hparams
+    if known or c.model.convention != "gguf":
+        return
+    for name in adapter.pairs:
+        spelled = canonical_name(row, name)
+        if spelled is not None and any(match.row.scale for match in matches(row, spelled)):
+            raise RefusedError(
+                "the GGUF's weight was multiplied by numbers of the base's config.json, which is not at hand",
+                path=c.model.path,
+                tensor=name,
+                hint="merge into the base's folder, or put the base where the adapter's config says it is",
+            )
 
 
 def _add_rest(
@@ -302,7 +325,8 @@ def _replace(plan: _Plan, c: Canonical, row: Architecture, name: str, tensor: Ca
             path=c.model.path,
             tensor=name,
         )
-    plan.whole[known] = CanonicalTensor(known, (tensor.piece(),))
+    stored = c.tensors[known].pieces[0].name if not _is_of_gguf(c.tensors[known]) else known
+    plan.whole[known] = CanonicalTensor(known, (MergedPiece(stored, tensor.piece(), tensor.dtype),))
 
 
 def _merged(tensor: CanonicalTensor, plan: _Plan, made: dict[str, MergedPiece], keep: bool) -> CanonicalTensor:
@@ -348,13 +372,13 @@ def merged_piece(piece: Piece, deltas: Sequence[Delta], keep: bool) -> MergedPie
             return [read_whole(piece)]
 
         decoded = BufferedPiece(piece.name, "F32", piece.shape, lambda: recode(piece.dtype, "F32", piece.shape, read))
-        return MergedPiece(decoded, "F32", deltas)
+        return MergedPiece(piece.name, decoded, "F32", deltas)
     if row.kind == "plain":
-        return MergedPiece(piece, piece.dtype, deltas)
+        return MergedPiece(piece.name, piece, piece.dtype, deltas)
     if keep and not _encodes_alone(row.name):
         raise RefusedError(
             f"what is decoded from {row.name} cannot be quantized to it again without more",
             tensor=piece.name,
             hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
         )
-    return MergedPiece(piece, piece.dtype if keep else "F32", deltas)
+    return MergedPiece(piece.name, piece, piece.dtype if keep else "F32", deltas)

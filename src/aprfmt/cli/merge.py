@@ -38,8 +38,8 @@ class MergeAdapter(Common, Machine, MixOptions, Dtype):
 
     \b
     apr merge-adapter ./Qwen2.5-0.5B ./my-lora -o merged --format hf
-    apr merge-adapter base.gguf lora.gguf other.gguf -o merged.gguf --weight 0.7 --weight 0.3
-    apr merge-adapter base.gguf lora.gguf -o merged.gguf --quantize q4_k_m --plan
+    apr merge-adapter m.gguf a.gguf b.gguf -o ab.gguf --weight 0.7 --weight 0.3
+    apr merge-adapter m.gguf a.gguf -o small.gguf --quantize q4_k_m --plan
     apr merge-adapter ./base ./fine-tune --unmerge --rank 64 -o lora --format hf
     """
 

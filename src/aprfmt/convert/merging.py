@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from aprfmt import formats
 from aprfmt.canonical.adapter import Adapter, Base, is_adapter, read_adapter
+from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.extracted import Extraction, extracted
 from aprfmt.canonical.merged import with_adapters
 from aprfmt.canonical.model import Canonical, canonical
@@ -148,7 +149,12 @@ def _adapter_for(model: Model, c: Canonical) -> Adapter:
         raise RefusedError("this is no adapter", path=model.path, hint="apr merge-adapter BASE ADAPTER... -o OUT")
     if c.adapter is not None:
         raise RefusedError("this is an adapter, and no base model", path=c.model.path)
-    return read_adapter(model, Base(c.arch, c.hparams) if c.arch is not None else None)
+    own = Base(c.arch, c.hparams) if c.arch is not None else None
+    if c.model.convention == "gguf" and model.convention != "gguf":
+        # Only the base's own config.json tells by what numbers some families' weights are multiplied in a GGUF.
+        named = find_base(model, None)
+        own = named if named is not None and named.row is c.arch else own
+    return read_adapter(model, own)
 
 
 def _paths(value: object) -> list[PathLike]:

@@ -72,7 +72,8 @@ class LoraConfig:
         rank, alpha: of modules that no pattern names.
         rslora: whether the scale is alpha / sqrt(rank) instead of alpha / rank.
         ranks, alphas: regular expression of the end of a module's name -> its own.
-        parameters: ends of the names of parameters that have no module of their own (stacks of experts), sorted.
+        parameters: ends of the names of parameters that have no module of their own (stacks of experts), in the order
+            in which modules hold them.
         scale: of all modules, where the config says it (MLX); None: by alpha.
         base: name or path of the base model.
         body: the whole object.
@@ -136,7 +137,7 @@ def read_config(body: Mapping[str, object], path: PathLike) -> LoraConfig:
         rslora=body.get("use_rslora") is True,
         ranks=ranks,
         alphas=alphas,
-        parameters=sorted(str(name) for name in parameters),
+        parameters=sorted((str(name) for name in parameters), key=parameter_order),
         base=base if isinstance(base, str) and base else None,
         body=body,
     )
@@ -218,10 +219,19 @@ _FACTOR = re.compile(
 )
 
 
+_ORDER = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def parameter_order(name: str) -> tuple[str, int, str]:
+    """Sort key of parameters: the order in which transformers' modules hold theirs, in which PEFT wraps them."""
+    module, _, last = name.rpartition(".")
+    return module, _ORDER.index(last) if last in _ORDER else -1, last
+
+
 def peft_part(name: str, parameters: Sequence[str]) -> PartName | None:
     """What the tensor `name` of a PEFT folder is; None for what belongs to no plain LoRA.
 
-    `parameters` are the config's target_parameters, sorted: of several of one module the first is the innermost.
+    `parameters` are the config's target_parameters in order: of several of one module the first is the innermost.
     """
     inside = name.removeprefix(PEFT_PREFIX)
     found = _FACTOR.fullmatch(inside)

@@ -212,6 +212,10 @@ def peft_layouts(c: Canonical, work: Work) -> Output:
     return _folder(c, work, named, config, lora.PEFT_WEIGHTS, "pt")
 
 
+_AS_STORED = ("llama4_text",)
+"""Rows whose modules hold stacks as [n, in, out] without saying so, which PEFT takes for [n, out, in]."""
+
+
 def _folder(c: Canonical, work: Work, named: Named, config: dict[str, object], weights: str, framework: str) -> Output:
     tensors = _outs(c, named, work)
     # As PEFT writes it, so that the config of a folder that became a GGUF comes back as the same bytes.
@@ -249,7 +253,11 @@ def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, obje
                     tensor=name,
                     hint="give the base with --base, so that its weights are known by their Hugging Face names",
                 )
-            siblings = sorted(other for other in stacks if other.rpartition(".")[0] == module)
+            siblings = sorted(
+                (other for other in stacks if other.rpartition(".")[0] == module), key=lora.parameter_order
+            )
+            if row is not None and row.id in _AS_STORED:
+                pair = factors.swapped(pair)
             stem += ".base_layer" * (len(siblings) - 1 - siblings.index(name))
             named += [
                 (f"{stem}.lora_A.weight", _side_by_side(pair.a, True)),
@@ -368,7 +376,10 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
     adapter = _adapter(c, work)
     if lora.is_mlx(adapter.config) and (output := _restored(c, work, "hf")) is not None:
         return output
-    if adapter.whole:
+    own = [name for name in adapter.whole if ".base_layer." in name]
+    for name in own:
+        work.losses.add(f"the base's own weight {name} stays behind: mlx_lm has no place for it")
+    if len(own) < len(adapter.whole):
         raise RefusedError(
             f"the adapter holds {first_few(adapter.whole)} whole (modules_to_save), and mlx_lm has no place for it",
             path=c.model.path,

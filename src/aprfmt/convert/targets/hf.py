@@ -182,7 +182,7 @@ def names_of_source(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:
 def _as_import(c: Canonical, source: Hyperparams) -> Hyperparams:
     """What an `.apr` says that was imported from `source`: token ids that the config lacks are the tokenizer's."""
     # As canonical does: a head of its own unties it, and where nothing is said, the tensors tell.
-    if source.tied and c.head in c.tensors:
+    if source.tied and c.head in c.tensors and c.is_whole:
         source.tied = False
     elif source.tied is None and c.head not in c.tensors and c.embedding in c.tensors:
         source.tied = True
