@@ -109,4 +109,39 @@ CASES = (
             },
         },
     ),
+    TowerCase(
+        "cogvlm_vision",
+        "CogVLMForCausalLM",
+        {
+            **TEXT,
+            **{"model_type": "cogvlm", "rms_norm_eps": 1e-5, "num_key_value_heads": 4},
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_heads": 4},
+                **{"patch_size": 14, "image_size": 56, "layer_norm_eps": 1e-6, "num_positions": 17},
+            },
+        },
+    ),
+    TowerCase(
+        "lighton_ocr_vision",
+        "LightOnOCRForConditionalGeneration",
+        {
+            "model_type": "mistral3",
+            "spatial_merge_size": 2,
+            "text_config": {**TEXT, "model_type": "qwen3", "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
+            "vision_config": {
+                **_VIT,
+                **{"model_type": "pixtral", "patch_size": 14, "image_size": 56, "head_dim": 8, "hidden_act": "silu"},
+            },
+        },
+    ),
+    TowerCase(
+        "lighton_ocr_vision/transformers",
+        "LightOnOcrForConditionalGeneration",
+        {
+            "text_config": {**TEXT, "model_type": "qwen3"},
+            "vision_config": {"model_type": "pixtral", **_VIT, "patch_size": 14, "image_size": 56, "head_dim": 8},
+        },
+        "LightOnOcrConfig",
+        converter_cannot="it knows the class by another spelling",
+    ),
 )

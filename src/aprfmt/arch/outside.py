@@ -31,7 +31,10 @@ HEAD = "head of another task"
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("vision tower", r"v|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)"),
+        (
+            "vision tower",
+            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)",
+        ),
         ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
         (
             "projector",

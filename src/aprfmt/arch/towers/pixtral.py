@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import OPTIONAL, Key, Tower
+from aprfmt.arch.row import OPTIONAL, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm
 from aprfmt.arch.towers.parts import (
     IMAGE,
@@ -25,25 +25,41 @@ _BREAK = {"v.token_embd.img_break": "row_of_token:[IMG_BREAK]"}
 """What stands behind each row of an image, a row of the language model's embedding."""
 _PAIRS = ("swap:num_attention_heads,2,hidden_size/num_attention_heads/2",)
 
-_TENSORS = (
-    *patches(f"{_V}patch_conv", bias=False),
-    *norm(f"{_V}ln_pre", "v.pre_ln", WIDTH),
-    *layers(
-        *norms("attention_norm", "ffn_norm", bias=False),
-        *attention("attention", names=("q_proj", "k_proj", "v_proj", "o_proj"), bias=False, order=_PAIRS),
-        *mlp("feed_forward.up_proj", "feed_forward.down_proj", "feed_forward.gate_proj", bias=False),
-        hf=f"{_V}transformer.layers.{{n}}.",
-    ),
-    *linear(f"{_MM}linear_1", "mm.1", f"hidden,{WIDTH}", OPTIONAL),
-    *linear(f"{_MM}linear_2", "mm.2", "hidden,hidden", OPTIONAL),
-)
-_KEYS = sees(
-    *sizes(),
-    *IMAGE,
-    projector("pixtral"),
-    epsilon("vision", "vision_config.layer_norm_eps"),
-    Key("", ("vision_config.hidden_act",), "str", via="activation"),
-)
+_SIDE = "spatial_merge_size"
+
+
+def _tensors(v: str, mm: str, *, merges: bool) -> tuple[TensorRow, ...]:
+    """The tower and its projector, which puts neighbouring patches side by side where it `merges` them."""
+    merger = (
+        *norm(f"{mm}norm", "mm.input_norm", WIDTH),
+        *linear(f"{mm}patch_merger.merging_layer", "mm.patch_merger", f"{WIDTH},{WIDTH}*{_SIDE}*{_SIDE}"),
+    )
+    return (
+        *patches(f"{v}patch_conv", bias=False),
+        *norm(f"{v}ln_pre", "v.pre_ln", WIDTH),
+        *layers(
+            *norms("attention_norm", "ffn_norm", bias=False),
+            *attention("attention", names=("q_proj", "k_proj", "v_proj", "o_proj"), bias=False, order=_PAIRS),
+            *mlp("feed_forward.up_proj", "feed_forward.down_proj", "feed_forward.gate_proj", bias=False),
+            hf=f"{v}transformer.layers.{{n}}.",
+        ),
+        *linear(f"{mm}linear_1", "mm.1", f"hidden,{WIDTH}", OPTIONAL),
+        *linear(f"{mm}linear_2", "mm.2", "hidden,hidden", OPTIONAL),
+        *(merger if merges else ()),
+    )
+
+
+def _keys(name: str) -> tuple[Key, ...]:
+    return sees(
+        *sizes(),
+        *IMAGE,
+        projector(name),
+        epsilon("vision", "vision_config.layer_norm_eps"),
+        Key("", ("vision_config.hidden_act",), "str", via="activation"),
+    )
+
+
+_KEYS = _keys("pixtral")
 _DEFAULTS = {
     "vision_config.hidden_size": 1024,
     "vision_config.intermediate_size": 4096,
@@ -56,7 +72,6 @@ _DEFAULTS = {
     "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
     "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
 }
-_SIDE = "spatial_merge_size"
 
 TOWERS: tuple[Tower, ...] = (
     Tower(
@@ -68,14 +83,24 @@ TOWERS: tuple[Tower, ...] = (
         model_types=("mistral3",),
         when=f"projector_type=pixtral&vision.{_SIDE}",
         prefixes=_PREFIXES,
-        tensors=(
-            *_TENSORS,
-            *norm(f"{_MM}norm", "mm.input_norm", WIDTH),
-            *linear(f"{_MM}patch_merger.merging_layer", "mm.patch_merger", f"{WIDTH},{WIDTH}*{_SIDE}*{_SIDE}"),
-        ),
+        tensors=_tensors(_V, _MM, merges=True),
         keys=(*_KEYS, Key(f"vision.{_SIDE}", (_SIDE,))),
         made=_BREAK,
         defaults={"": {**_DEFAULTS, _SIDE: 2}},
+        config={"vision_config.model_type": "pixtral"},
+    ),
+    Tower(
+        id="lighton_ocr_vision",
+        gguf="clip",
+        hf_class="LightOnOCRForConditionalGeneration",
+        model_type="lighton_ocr",
+        hf_classes=("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
+        model_types=("lighton_ocr", "mistral3"),
+        when="projector_type=lightonocr",
+        text="model.language_model.",
+        tensors=_tensors("model.vision_encoder.", "model.vision_projection.", merges=True),
+        keys=(*_keys("lightonocr"), Key(f"vision.{_SIDE}", (_SIDE,))),
+        defaults={"": {**_DEFAULTS, "vision_config.hidden_act": "silu", _SIDE: 2}},
         config={"vision_config.model_type": "pixtral"},
     ),
     Tower(
@@ -88,7 +113,7 @@ TOWERS: tuple[Tower, ...] = (
         hf_when="vision_config.model_type=pixtral",
         when=f"projector_type=pixtral&!vision.{_SIDE}",
         prefixes=_PREFIXES,
-        tensors=_TENSORS,
+        tensors=_tensors(_V, _MM, merges=False),
         keys=_KEYS,
         made=_BREAK,
         defaults={"": _DEFAULTS},

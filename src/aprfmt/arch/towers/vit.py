@@ -27,6 +27,11 @@ _IMAGENET = {
     "preprocessor_config.image_mean": [0.485, 0.456, 0.406],
     "preprocessor_config.image_std": [0.229, 0.224, 0.225],
 }
+_CLIP = {
+    "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_OF_VISION = f"vision_config.{WIDTH}"
 _HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 
 
@@ -128,6 +133,45 @@ TOWERS: tuple[Tower, ...] = (
         ),
         defaults={"": {**_IMAGENET, **vision(hidden_act="gelu", layer_norm_eps=1e-6)}},
         config={"vision_config.architectures": ["InternVisionModel"], "vision_config.model_type": "intern_vit_6b"},
+    ),
+    Tower(
+        id="cogvlm_vision",
+        gguf="clip",
+        hf_class="CogVLMForCausalLM",
+        model_type="cogvlm",
+        hf_classes=("CogVLMForCausalLM",),
+        model_types=("cogvlm",),
+        when="projector_type=cogvlm",
+        text="",
+        tensors=(
+            tensor("model.vision.patch_embedding.cls_embedding", "v.class_embd", f"1,{WIDTH}"),
+            *patches("model.vision.patch_embedding.proj"),
+            tensor(
+                "model.vision.patch_embedding.position_embedding.weight",
+                "v.position_embd.weight",
+                f"{_PATCHES}+1,vision_config.{WIDTH}",
+            ),
+            *layers(
+                *norms("input_layernorm", "post_attention_layernorm", width=_OF_VISION),
+                *linear("attention.query_key_value", "attn_qkv", f"3*{_OF_VISION},{_OF_VISION}", REQUIRED),
+                *linear("attention.dense", "attn_out", f"{_OF_VISION},{_OF_VISION}", REQUIRED),
+                *mlp(width=_OF_VISION, ffn="vision_config.intermediate_size"),
+                hf="model.vision.transformer.layers.{n}.",
+                depth="vision_config.num_hidden_layers",
+            ),
+            *linear("model.vision.linear_proj.linear_proj", "mm.model.fc", f"hidden,{_OF_VISION}"),
+            *norm("model.vision.linear_proj.norm1", "mm.post_fc_norm", "hidden", REQUIRED),
+            *linear("model.vision.linear_proj.dense_h_to_4h", "mm.up", "intermediate_size,hidden"),
+            *linear("model.vision.linear_proj.gate_proj", "mm.gate", "intermediate_size,hidden"),
+            *linear("model.vision.linear_proj.dense_4h_to_h", "mm.down", "hidden,intermediate_size"),
+            tensor("model.vision.boi", "v.boi", "1,1,hidden"),
+            tensor("model.vision.eoi", "v.eoi", "1,1,hidden"),
+        ),
+        keys=(
+            *sees(*sizes(head_count="num_heads"), *IMAGE, _EPS, projector("cogvlm")),
+            Key("", ("intermediate_size",)),
+        ),
+        defaults={"": {**_CLIP, **vision(layer_norm_eps=1e-6)}},
     ),
     Tower(
         id="janus_vision",
