@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.convert.recipe import safe_name
 from aprfmt.errors import AprError, ChangedError, NotFoundError, UnknownFormatError
 from aprfmt.formats.apr2_write import MAX_WRITTEN_NAME_BYTES
-from aprfmt.formats.apr_metadata import FILES_PREFIX
+from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.io.source import Identity, Source
 from aprfmt.limits import MAX_CARRIED_FILES
@@ -133,3 +133,22 @@ def say_left_behind(c: Canonical, reason: str) -> list[str]:
     verb, those = ("stays", "belongs") if len(c.files) == 1 else ("stay", "belong")
     what = f"{plural(len(c.files), 'file')} of the folder that {those} to no model ({first_few(c.files)})"
     return [f"{what} {verb} behind: {reason}"]
+
+
+_TOLD = {
+    "config_sentence_transformers.json": "the prompts of an embedding and how two are compared",
+    "preprocessor_config.json": "how images or sounds are prepared",
+    "processor_config.json": "how images or sounds are prepared",
+}
+
+
+def say_what_has_no_key(c: Canonical) -> list[str]:
+    """A sentence for each file of the model that says what no GGUF of a language model has a key for."""
+    folder = c.model.native_as(HfNative)
+    record = c.model.metadata.get(SOURCE_KEY) if c.model.convention == "apr" else None
+    if folder is not None:
+        names = {path.as_posix() for path in folder.other_files}
+    else:
+        files = record.get("files") if isinstance(record, Mapping) else None
+        names = {str(row.get("name")) for row in files or () if isinstance(row, Mapping)}
+    return [f"a GGUF has no keys for {name}: {what}" for name, what in _TOLD.items() if name in names]

@@ -34,7 +34,7 @@ from aprfmt.canonical.reranker import ANSWERS, as_reranker
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
-from aprfmt.convert.files import say_left_behind
+from aprfmt.convert.files import say_left_behind, say_what_has_no_key
 from aprfmt.convert.mixes import file_type_of, fitting
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe, overlay, restorable
@@ -300,7 +300,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
         if row is not None and names.is_hf_only(row, name) and names.template_of(row, name) not in numbers
     ]
     _tell_left(c, placeless, losses)
-    losses.others += say_left_behind(c, "a GGUF has no place for files")
+    losses.others += [*say_what_has_no_key(c), *say_left_behind(c, "a GGUF has no place for files")]
     carried = _outside(c)
     stay = replace(c, outside={name: tensor for name, tensor in c.outside.items() if name not in carried})
     for part in stay.outside_parts():
