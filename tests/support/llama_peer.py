@@ -231,7 +231,7 @@ def _embed(llama_cpp: Any, text: str, mmproj: str, media: str, out: str) -> None
     code = mtmd.mtmd_tokenize(context, chunks, ctypes.byref(prompt), (ctypes.c_void_p * 1)(bitmap), 1)
     if code:
         raise ValueError(f"mtmd does not prepare the input (code {code})")
-    width, found = llama_cpp.llama_model_n_embd(model), []
+    width, found = llama_cpp.llama_model_n_embd_inp(model), []
     for i in range(mtmd.mtmd_input_chunks_size(chunks)):
         chunk = mtmd.mtmd_input_chunks_get(chunks, i)
         if mtmd.mtmd_input_chunk_get_type(chunk) == 0:

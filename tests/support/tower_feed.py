@@ -120,7 +120,11 @@ def transformers_embeddings(folder: Path, model_class: str, feed: str, inputs: l
 def _flat(found: Any) -> Array:
     import torch
 
+    beside = getattr(found, "deepstack_features", None) or []  # mtmd has them behind the others, row by row
     found = getattr(found, "pooler_output", found)
     if isinstance(found, tuple | list):
         found = torch.cat([part.reshape(-1, part.shape[-1]) for part in found])
-    return found.reshape(-1, found.shape[-1]).float().numpy()
+    if isinstance(beside, tuple | list) and beside and isinstance(beside[0], tuple | list):
+        beside = [torch.cat(list(part)) for part in beside]
+    parts = [found, *beside]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts], -1).float().numpy()

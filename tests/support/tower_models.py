@@ -18,8 +18,8 @@ from typing import Any
 
 from arch_models import _fill, n_tokens, quiet_transformers, randomise
 
-CASE_FILES = ("basic", "vit")
-"""tower_cases_NAME.py, each with CASES."""
+CASE_FILES = sorted(path.stem for path in Path(__file__).parent.glob("tower_cases_*.py"))
+"""Modules with CASES."""
 
 VOCAB = -1
 """Stands for the tokenizer's size in a config."""
@@ -92,7 +92,7 @@ def all_tower_cases() -> tuple[TowerCase, ...]:
     """Every case of every file. Raises ValueError for an id that occurs twice."""
     cases: list[TowerCase] = []
     for name in CASE_FILES:
-        cases += import_module(f"tower_cases_{name}").CASES
+        cases += import_module(name).CASES
     ids = [case.id for case in cases]
     if twice := sorted({i for i in ids if ids.count(i) > 1}):
         raise ValueError(f"cases that occur twice: {', '.join(twice)}")
@@ -161,13 +161,15 @@ def _made(case: TowerCase, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     from aprfmt.arch.hparams import from_hf_config
     from aprfmt.arch.tower_table import PREPROCESSOR, from_config
     from aprfmt.arch.towers import TOWERS
+    from aprfmt.canonical.tower import TowerPart, checkpoint_spelling
 
     row = next(row for row in TOWERS if row.id == case.row)
     told = {**case.preprocessor, **case.processor}
     text = from_hf_config(config)
     h = from_config({**config, PREPROCESSOR: told}, row, text.hidden_size)
-    shapes = {row.text + name: shape for name, shape in row_tensors(config)}
-    shapes |= dict(tower_tensors(row, h)) | dict(case.extra)
+    part = TowerPart(row, h)
+    shapes = {part.text_name(name): shape for name, shape in row_tensors(config)}
+    shapes |= {checkpoint_spelling(row, h, name): shape for name, shape in tower_tensors(row, h)} | dict(case.extra)
     for name, shape in shapes.items():
         tensor = torch.empty(shape)
         _fill(name, tensor)

@@ -322,6 +322,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "indexer": _has_indexer,
     "compressor": lambda h, layer: bool(_ratio(h, layer)),
     "hashed": _is_hashed,
+    "deepstack": lambda h, layer: layer in (_list(h, "vision_config.deepstack_visual_indexes") or []),
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

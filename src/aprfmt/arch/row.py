@@ -226,13 +226,17 @@ class Tower(Architecture):
         f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
             canonical.made with its arguments, "batch_scale:conformer.layers.{n}.conv.batch_norm".
-        text: how checkpoints of the whole begin the names of the language model's tensors, before those of its row.
+        text: how checkpoints of the whole begin the names of the language model's tensors: put before those of its
+            row, or, where it begins with "model.", in the place of the row's "model.".
+        listed: beginnings of names whose number counts the items of a list of layers, and the key of that list: item 2
+            of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.
     """
 
     f32: tuple[str, ...] = ()
     f16: tuple[str, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     text: str = "language_model."
+    listed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

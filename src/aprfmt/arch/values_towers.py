@@ -68,9 +68,31 @@ def _pattern_from(value: object, scope: Scope) -> object:
     return list(range(step - 1, depth, step)) if step and depth else DEFAULT
 
 
+def _square_to(value: object, scope: Scope) -> object:
+    """Positions are learned for an image of this many patches in all; the GGUF gives its side in pixels."""
+    positions, patch = as_int(value, scope.name), scope.size("vision_config.patch_size")
+    return int(positions**0.5 * patch) if positions and patch else None
+
+
+def _square_from(value: object, scope: Scope) -> object:
+    side, patch = as_int(value, scope.name), scope.gguf("vision.patch_size")
+    return (side // patch) ** 2 if side and isinstance(patch, int) and patch else DEFAULT
+
+
+def _deepstack_to(value: object, scope: Scope) -> object:
+    listed, depth = value if isinstance(value, list) else [], scope.size("vision_config.depth") or 0
+    return GgufKeys({scope.key.gguf: ("bool[]", [layer in listed for layer in range(depth)])}) if depth else None
+
+
+def _deepstack_from(value: object, scope: Scope) -> object:
+    return [layer for layer, marked in enumerate(value) if marked] if isinstance(value, list) else []
+
+
 TOWER_CONVERTERS: dict[str, Converter] = {
     **VIT_CONVERTERS,
+    "deepstack": Converter(_deepstack_to, _deepstack_from),
     "optional": Converter(),
+    "square_of_patches": Converter(_square_to, _square_from),
     "pooled_patches": Converter(_pooled_to, _pooled_from),
     "activation": Converter(_activation_to, _activation_from),
     "window_pattern": Converter(_pattern_to, _pattern_from),

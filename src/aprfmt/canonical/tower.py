@@ -40,10 +40,41 @@ class TowerPart:
         """Those of the names that are the towers'."""
         return {name for name in all_names if self.has(name)}
 
+    def text_name(self, name: str) -> str:
+        """What a checkpoint of the whole calls the tensor `name` of its language model."""
+        beginning = self.row.text
+        if not beginning.startswith("model."):
+            return beginning + name
+        return beginning + name[len("model.") :] if name.startswith("model.") else name
+
     def to_metadata(self) -> dict[str, object]:
         """What read_tower reads."""
         told = {"projection_dim": self.hparams.hidden_size, "hparams": self.hparams.extra}
         return {TOWER_KEY: {"row": self.row.id, **told}}
+
+
+def row_spelling(row: Tower, h: Hyperparams, name: str) -> str | None:
+    """The row's spelling of a checkpoint's tensor; None for what is none of the towers'."""
+    spelled = names.canonical_name(row, name)
+    return _renumbered(row, h, spelled, to_layer=True) if spelled is not None else None
+
+
+def checkpoint_spelling(row: Tower, h: Hyperparams, name: str) -> str:
+    """The other way."""
+    return _renumbered(row, h, name, to_layer=False)
+
+
+def _renumbered(row: Tower, h: Hyperparams, name: str, *, to_layer: bool) -> str:
+    """`name` with the layer for the number of an item of a list of layers, or the other way; see Tower.listed."""
+    for beginning, key in row.listed.items():
+        if name.startswith(beginning):
+            number, dot, rest = name[len(beginning) :].partition(".")
+            layers = h.extra.get(key)
+            layers = layers if isinstance(layers, list) else []
+            known = dict(enumerate(layers)) if to_layer else {layer: i for i, layer in enumerate(layers)}
+            if number.isdecimal() and int(number) in known:
+                return f"{beginning}{known[int(number)]}{dot}{rest}"
+    return name
 
 
 def read_tower(metadata: Mapping[str, object]) -> TowerPart | None:

@@ -10,12 +10,13 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.grammar import dims_of
 from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
-from aprfmt.arch.row import Tower
+from aprfmt.arch.row import Architecture, Tower
+from aprfmt.arch.table import classes_of
 from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, find_tower_gguf, from_config, missing_keys, to_config
 from aprfmt.canonical.model import Canonical, name_tensors
 from aprfmt.canonical.packed import Packing
 from aprfmt.canonical.tensor import CanonicalTensor
-from aprfmt.canonical.tower import TowerPart
+from aprfmt.canonical.tower import TowerPart, checkpoint_spelling, row_spelling
 from aprfmt.codecs.dtypes import n_elements
 from aprfmt.convert.recipe import Recipe, restorable
 from aprfmt.errors import RefusedError
@@ -46,7 +47,7 @@ def tower_model(c: Canonical) -> Canonical:
     row, h = part.row, part.hparams
     tensors: dict[str, CanonicalTensor] = {}
     for tensor in c.all_tensors.values():
-        name = names.canonical_name(row, tensor.name)
+        name = row_spelling(row, h, tensor.name)
         if name is None and c.tower is not None and tensor.name in c.outside and c.tower.has_in_gguf(tensor.name):
             name = tensor.name
         if name is None or names.ignorable(row, tensor.name):
@@ -168,7 +169,21 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
     _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})
     tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
     _check(row, h, tensors)
-    return replace(c, outside={**c.outside, **tensors, **others}, tower=TowerPart(row, h))
+    spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in tensors.items()}
+    renamed = {name: replace(tensor, name=name) for name, tensor in spelled.items()}
+    part = TowerPart(row, h)
+    return replace(c, hparams=_inside(c, part), outside={**c.outside, **renamed, **others}, tower=part)
+
+
+def _inside(c: Canonical, part: TowerPart) -> Hyperparams:
+    """What is known of the language model `c`, as a config.json of the whole would tell it."""
+    if c.arch is None or c.model.convention != "gguf":
+        return c.hparams
+    hf_class, model_type = _identity(part, c.arch)
+    own = c.arch.model_types[0] if c.arch.model_types else c.hparams.hf_model_type
+    return replace(
+        c.hparams, hf_architecture=hf_class, hf_model_type=own, extra={**c.hparams.extra, "text_of": model_type}
+    )
 
 
 def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
@@ -202,17 +217,30 @@ def _projectors(kv: Mapping[str, object]) -> str:
 # --- folders ---
 
 
-def whole_config(part: TowerPart, text: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """config.json of the whole model, around the `text` one of its language model, and preprocessor_config.json."""
+def whole_config(
+    part: TowerPart, text: Mapping[str, object], inner: Architecture
+) -> tuple[dict[str, object], dict[str, object]]:
+    """config.json of the whole model, around the `text` one of its language model `inner`, and
+    preprocessor_config.json.
+    """
     config = to_config(part.hparams, part.row)
     told = config.pop(PREPROCESSOR, {})
-    whole = {
-        "architectures": [part.hparams.hf_architecture or part.row.hf_class],
-        "model_type": part.hparams.hf_model_type or part.row.model_type,
-        "text_config": {key: value for key, value in text.items() if key != "architectures"},
-        **config,
-    }
-    for key in ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id"):
-        if key in text:
-            whole[key] = text[key]
+    config.pop("text_config", None)  # the language model speaks for itself
+    if "text_config" in text:
+        return dict(sorted({**config, **text}.items())), dict(as_mapping(told))
+    hf_class, model_type = _identity(part, inner)
+    own = {key: value for key, value in text.items() if key != "architectures"}
+    if inner.model_types and own.get("model_type") not in inner.model_types:
+        own["model_type"] = inner.model_types[0]  # that of the language model alone is another row's
+    shared = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+    whole = {"architectures": [hf_class], "model_type": model_type, "text_config": own, **config}
+    whole |= {key: text[key] for key in shared if key in text}
     return dict(sorted(whole.items())), dict(as_mapping(told))
+
+
+def _identity(part: TowerPart, inner: Architecture) -> tuple[str, str]:
+    """Class and model type of the whole: of those that a row is for, the ones around such a language model."""
+    row, around = part.row, classes_of(inner)
+    types = dict(zip(row.hf_classes, row.model_types, strict=False))
+    hf_class = next((name for name in row.hf_classes if name in around and name in types), row.hf_class)
+    return hf_class, types.get(hf_class, row.model_type)

@@ -81,8 +81,8 @@ def folder(c: Canonical, work: Work, recipe: Recipe | None, framework: str) -> O
     if params is not None:  # what is written from here on has Hugging Face's layout
         texts.pop(mistral.PARAMS_NAME, None)
     files = {**({CONFIG: config} if config is not None else {}), **tokenizer_files(c, texts)}
-    if c.tower is not None and config is not None and CONFIG not in texts:
-        whole, preprocessor = whole_config(c.tower, parse_config(config, c.model.path))
+    if c.tower is not None and c.arch is not None and config is not None and CONFIG not in texts:
+        whole, preprocessor = whole_config(c.tower, parse_config(config, c.model.path), c.arch)
         files[CONFIG] = _json(whole)
         files.update({PREPROCESSOR_FILE: _json(preprocessor)} if preprocessor else {})
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
@@ -329,7 +329,7 @@ def own_name(c: Canonical, name: str, own_names: Mapping[str, str]) -> str:
     if name in own_names or c.arch is None:
         return own_names.get(name, name)
     if c.tower is not None and not own_names:
-        return name if name in c.outside else c.tower.row.text + name
+        return name if name in c.outside else c.tower.text_name(name)
     return names.draft_spelling(c.arch, c.hparams, name)
 
 
