@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, SILU, VOCAB, attention, block, final_norm, flag, gated_mlp, gelu,
-    linear, must_be, norm, plain_mlp, rename, tensor,
+    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, SILU, VOCAB, attention, block, class_names, final_norm, flag,
+    gated_mlp, gelu, linear, must_be, norm, plain_mlp, rename, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -53,8 +53,7 @@ def _placeless(dims: str, *names: str) -> tuple[TensorRow, ...]:
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="wavtokenizer_dec", required=dict.fromkeys(_SOUND_KEYS, ""), gguf="wavtokenizer-dec",
-        hf_class="WavTokenizerDec", model_type="wavtokenizer_dec", hf_classes=("WavTokenizerDec",),
-        bare_classes=("WavTokenizerDec",), model_types=("wavtokenizer_dec",), no_vocabulary=True,
+        **class_names("WavTokenizerDec", types=("wavtokenizer_dec",), bare=("WavTokenizerDec",)), no_vocabulary=True,
         tensors=(
             tensor("backbone.embedding.weight", "token_embd.weight", "vocab,n_embd_features"),
             *_column("backbone.embed", "conv1d", f"{_POS},n_embd_features,7"),
@@ -81,9 +80,9 @@ ROWS: tuple[Architecture, ...] = (
     ),
     # Of both networks below llama.cpp's file holds a computed embedding: none is made, and none is of these rows.
     Architecture(
-        id="qwen3_tts_talker", gguf="qwen3tts", hf_class="Qwen3TTSTalkerForConditionalGeneration",
-        model_type="qwen3_tts_talker", hf_classes=("Qwen3TTSTalkerForConditionalGeneration",),
-        model_types=("qwen3_tts_talker",), when="tensors=text_embd.weight", gguf_only=(),
+        id="qwen3_tts_talker", gguf="qwen3tts",
+        **class_names("Qwen3TTSTalkerForConditionalGeneration", types=("qwen3_tts_talker",)),
+        when="tensors=text_embd.weight", gguf_only=(),
         tensors=(
             *_placeless("vocab,text_hidden_size", "talker.model.text_embedding.weight"),
             *_placeless("vocab_size,hidden", "talker.model.codec_embedding.weight"),
@@ -93,7 +92,8 @@ ROWS: tuple[Architecture, ...] = (
             *_placeless("hidden", "talker.text_projection.linear_fc2.bias"),
             *block(
                 *norm("input_layernorm", "attn_norm"), *attention(qk_norm="head_dim"),
-                *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(), hf="talker.model.layers.{n}.",
+                *norm("post_attention_layernorm", "ffn_norm"), *gated_mlp(),
+                hf="talker.model.layers.{n}.",
             ),
             *final_norm("talker.model.norm"), *linear("talker.codec_head", "output", "vocab_size,hidden"),
         ),
@@ -110,9 +110,11 @@ ROWS: tuple[Architecture, ...] = (
         },
     ),
     Architecture(
-        id="pocket_tts", gguf="pockettts", hf_class="PocketTTSModel", model_type="pocket_tts",
-        hf_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
-        bare_classes=("PocketTTSModel", "PocketTTSForConditionalGeneration"), model_types=("pocket_tts",),
+        id="pocket_tts", gguf="pockettts",
+        **class_names(
+            "PocketTTSModel", "PocketTTSForConditionalGeneration", types=("pocket_tts",),
+            bare=("PocketTTSModel", "PocketTTSForConditionalGeneration"),
+        ),
         when="tensors=text_embd.weight", gguf_only=(),
         tensors=(
             *_placeless("vocab,hidden", "model.embed_tokens.weight"),

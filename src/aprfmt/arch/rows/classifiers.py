@@ -64,7 +64,8 @@ ROWS: tuple[Architecture, ...] = (
     ),
     _classifier(
         "distilbert", ("DistilBertForSequenceClassification",), "distilbert.", *_dense("pre_classifier"),
-        *_outputs("classifier"), differs=(_RELU,),
+        *_outputs("classifier"),
+        differs=(_RELU,),
     ),
     _classifier(
         "bert", ("BertForSequenceClassification",), "bert.", *_dense("bert.pooler.dense"), *_outputs("classifier"),
@@ -78,8 +79,8 @@ ROWS: tuple[Architecture, ...] = (
     _classifier("neobert", ("NeoBERTForSequenceClassification",), "model.", *_dense("dense"), *_outputs("classifier")),
     _classifier(
         "jina_bert_v2", ("JinaBertForSequenceClassification",), "bert.",
-        *linear("classifier", "cls", "num_labels,hidden", REQUIRED), when="tensors=cls.weight",
-        keys=(must_be("num_labels", 1),), differs=(_NO_POOLER,),
+        *linear("classifier", "cls", "num_labels,hidden", REQUIRED),
+        when="tensors=cls.weight", keys=(must_be("num_labels", 1),), differs=(_NO_POOLER,),
     ),
     _classifier(
         "qwen3", ("Qwen3ForSequenceClassification",), "", *_outputs("score", None),

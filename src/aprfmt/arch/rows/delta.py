@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, block, convert, embedding, final_norm, gated_mlp,
-    head, linear, must_be, norm, split, tensor,
+    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, class_names, convert, gated_mlp, linear, must_be,
+    network, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
 
@@ -58,7 +58,8 @@ _FUSED = _delta_net(
         {"attn_qkv.weight": f"{_QKV},hidden", "attn_gate.weight": f"{_V},hidden"},
         order=(f"deal:{_K_HEADS},{_K_DIM},{_K_DIM},{_RUN},{_RUN}",),
     ),
-    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"), tiled=False,
+    *linear("in_proj_ba", "ssm_ba", f"2*{_V_HEADS},hidden"),
+    tiled=False,
 )
 """Qwen3-Next: one projection for Q, K, V and Z, dealt out by the heads of K; another for beta and alpha."""
 
@@ -66,7 +67,8 @@ _SEPARATE = _delta_net(
     *linear("in_proj_qkv", "attn_qkv", f"{_QKV},hidden", order=_QKV_ORDER),
     *linear("in_proj_z", "attn_gate", f"{_V},hidden", order=_V_ORDER),
     *linear("in_proj_b", "ssm_beta", f"{_V_HEADS},hidden", order=_V_ORDER),
-    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER), tiled=True,
+    *linear("in_proj_a", "ssm_alpha", f"{_V_HEADS},hidden", order=_V_ORDER),
+    tiled=True,
 )
 
 _MLP = gated_mlp()
@@ -77,13 +79,10 @@ _EXPERTS = (
 
 
 def _decoder(*layer: TensorRow) -> tuple[TensorRow, ...]:
-    return (
-        embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm", value="plus_one"), *_attention(), *layer,
-            *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"), *draft_layer("plus_one"),
-        ),
-        *final_norm(value="plus_one"), *head(),
+    return network(
+        *norm("input_layernorm", "attn_norm", value="plus_one"), *_attention(), *layer,
+        *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"), *draft_layer("plus_one"),
+        norm_value="plus_one",
     )
 
 
@@ -132,9 +131,8 @@ _TEMPERATURES = {"choice": 0.85, "score": 0.85, "noul": 0.85 * 1.829074}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="qwen3_next", gguf="qwen3next", hf_class="Qwen3NextForCausalLM", model_type="qwen3_next",
-        hf_classes=("Qwen3NextForCausalLM", "Qwen3NextModel"), bare_classes=("Qwen3NextModel",),
-        model_types=("qwen3_next",),
+        id="qwen3_next", gguf="qwen3next",
+        **class_names("Qwen3NextForCausalLM", "Qwen3NextModel", types=("qwen3_next",), bare=("Qwen3NextModel",)),
         tensors=_decoder(*_FUSED, *_EXPERTS), drafts=mtp_names(),
         keys=_keys(must_be("norm_topk_prob", True), experts=True),
         defaults={"": {

@@ -7,8 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.row import OUTPUT, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, NO_WINDOW, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, WINDOW,
-    attention, block, decoder, embedding, final_norm, flag, gated_mlp, head, hf_names, linear, must_be, norm, plain_mlp,
-    tensor,
+    attention, block, class_names, decoder, embedding, final_norm, flag, gated_mlp, head, hf_names, linear, must_be,
+    network, norm, plain_mlp, tensor,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer
 
@@ -90,14 +90,11 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="stablelm", gguf="stablelm", **hf_names("StableLm", "stablelm", "StableLMEpoch"), gguf_only=(),
         head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("use_qkv_bias"),
-                _head_norms("q_layernorm", "attn_q_norm", "heads"),
-                _head_norms("k_layernorm", "attn_k_norm", "kv_heads"), *_STABLELM_FFN_NORM, *gated_mlp(),
-            ),
-            *final_norm(bias=REQUIRED), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention("use_qkv_bias"),
+            _head_norms("q_layernorm", "attn_q_norm", "heads"), _head_norms("k_layernorm", "attn_k_norm", "kv_heads"),
+            *_STABLELM_FFN_NORM, *gated_mlp(),
+            norm_bias=REQUIRED,
         ),
         keys=(
             *DIMS, GROUPED, ROPE, ROPE_DIM, Key("use_parallel_residual", ("use_parallel_residual",), "bool"),
@@ -111,15 +108,12 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="nemotron", gguf="nemotron", **hf_names("Nemotron", "nemotron"), gguf_only=(), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", bias=REQUIRED, value="plus_one"),
-                *attention("attention_bias", "attention_bias"),
-                *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED, value="plus_one"),
-                *plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
-            ),
-            *final_norm(bias=REQUIRED, value="plus_one"), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED, value="plus_one"),
+            *attention("attention_bias", "attention_bias"),
+            *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED, value="plus_one"),
+            *plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
+            norm_bias=REQUIRED, norm_value="plus_one",
         ),
         keys=(
             *DIMS, GROUPED, ROPE, replace(RMS_EPS, hf=("norm_eps",)), HEAD_DIM, VOCAB, _layer_eps("norm_eps"), ROPE_DIM,
@@ -132,15 +126,12 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="phi", gguf="phi2", **hf_names("Phi", "phi"), gguf_only=(), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention(REQUIRED, REQUIRED, o_proj="dense"),
-                *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
-                *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
-                *plain_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
-            ),
-            *final_norm("model.final_layernorm", bias=REQUIRED), *head(bias=OUTPUT),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", bias=REQUIRED), *attention(REQUIRED, REQUIRED, o_proj="dense"),
+            *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+            *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", "qk_layernorm", "qk_layernorm"),
+            *plain_mlp(REQUIRED, "mlp.fc1", "mlp.fc2"),
+            last="model.final_layernorm", norm_bias=REQUIRED, head_bias=OUTPUT,
         ),
         keys=(
             *DIMS, GROUPED, ROPE, LAYER_EPS, ROPE_DIM, must_be("qk_layernorm", False),
@@ -154,14 +145,10 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="phi3", gguf="phi3", **hf_names("Phi3", "phi3"),
         gguf_only=("rope_factors_long.weight", "rope_factors_short.weight"),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *linear("self_attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
-                *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
-                *_fused_mlp(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *linear("self_attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
+            *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
+            *_fused_mlp(),
         ),
         keys=(
             *DIMS, GROUPED, ROPE, Key("rope.scaling.original_context_length", ("original_max_position_embeddings",)),
@@ -191,8 +178,8 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="jais2", gguf="jais2", **hf_names("Jais2", "jais2"), gguf_only=(),
         tensors=decoder(
-            *attention("attention_bias", "attention_bias"), mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"),
-            norm_bias=REQUIRED,
+            *attention("attention_bias", "attention_bias"),
+            mlp=plain_mlp("mlp_bias", "mlp.up_proj", "mlp.down_proj"), norm_bias=REQUIRED,
         ),
         keys=(
             *DIMS, GROUPED, ROPE, LAYER_EPS, HEAD_DIM, ROPE_DIM, must_be("hidden_act", "relu2"),
@@ -204,9 +191,11 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="bitnet", gguf="bitnet", hf_class="BitNetForCausalLM", model_type="bitnet",
-        hf_classes=("BitNetForCausalLM", "BitnetForCausalLM", "BitNetModel"), bare_classes=("BitNetModel",),
-        model_types=("bitnet",), gguf_only=(), head_never=True,
+        id="bitnet", gguf="bitnet",
+        **class_names(
+            "BitNetForCausalLM", "BitnetForCausalLM", "BitNetModel", types=("bitnet",), bare=("BitNetModel",),
+        ),
+        gguf_only=(), head_never=True,
         tensors=decoder(
             *attention("attention_bias", "attention_bias"), *norm("self_attn.attn_sub_norm", "attn_sub_norm"),
             *norm("self_attn.inner_attn_ln", "attn_sub_norm"),

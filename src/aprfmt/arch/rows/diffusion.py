@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, decoder,
-    embedding, final_norm, head, hf_names, linear, must_be, norm, rename,
+    DECODER, DIMS, GROUPED, PAIRS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, class_names, decoder,
+    hf_names, linear, must_be, network, norm, rename,
 )
 from aprfmt.arch.rows.parts_moe import NO_BIAS, WIDTH, moe_decoder, moe_keys, router_and_experts
 
@@ -24,20 +24,17 @@ _QKV_BIAS = "include_bias|include_qkv_bias"
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="llada", gguf="llada", hf_class="LLaDAModelLM", model_type="llada", hf_classes=("LLaDAModelLM",),
-        model_types=("llada",), rope_type=0,
-        tensors=(
-            embedding("model.transformer.wte"),
-            *block(
-                *norm("attn_norm", "attn_norm"), *linear("q_proj", "attn_q", "q,hidden", _QKV_BIAS, order=PAIRS["q"]),
-                *linear("k_proj", "attn_k", "kv,hidden", _QKV_BIAS, order=PAIRS["kv"]),
-                *linear("v_proj", "attn_v", "kv,hidden", _QKV_BIAS),
-                *linear("attn_out", "attn_output", "hidden,q", "include_bias"), *norm("ff_norm", "ffn_norm"),
-                *linear("ff_proj", "ffn_gate", "ffn,hidden", "include_bias"),
-                *linear("up_proj", "ffn_up", "ffn,hidden", "include_bias"),
-                *linear("ff_out", "ffn_down", "hidden,ffn", "include_bias"), hf="model.transformer.blocks.{n}.",
-            ),
-            *final_norm("model.transformer.ln_f"), *head("model.transformer.ff_out"),
+        id="llada", gguf="llada", **class_names("LLaDAModelLM", types=("llada",)), rope_type=0,
+        tensors=network(
+            *norm("attn_norm", "attn_norm"), *linear("q_proj", "attn_q", "q,hidden", _QKV_BIAS, order=PAIRS["q"]),
+            *linear("k_proj", "attn_k", "kv,hidden", _QKV_BIAS, order=PAIRS["kv"]),
+            *linear("v_proj", "attn_v", "kv,hidden", _QKV_BIAS),
+            *linear("attn_out", "attn_output", "hidden,q", "include_bias"), *norm("ff_norm", "ffn_norm"),
+            *linear("ff_proj", "ffn_gate", "ffn,hidden", "include_bias"),
+            *linear("up_proj", "ffn_up", "ffn,hidden", "include_bias"),
+            *linear("ff_out", "ffn_down", "hidden,ffn", "include_bias"),
+            hf="model.transformer.blocks.{n}.", embed="model.transformer.wte", last="model.transformer.ln_f",
+            out="model.transformer.ff_out",
         ),
         keys=(
             *rename(
@@ -76,8 +73,7 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="dream", gguf="dream", hf_class="DreamModel", model_type="Dream", hf_classes=("DreamModel",),
-        model_types=("Dream",),
+        id="dream", gguf="dream", **class_names("DreamModel", types=("Dream",)),
         tensors=decoder(*attention(REQUIRED)),
         keys=(*DECODER, WHOLE_HEADS, *_MASKED, SILU, must_be("use_sliding_window", False)),
         defaults={"": {
@@ -86,8 +82,7 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="rnd1", gguf="rnd1", hf_class="RND1", model_type="rnd1", hf_classes=("RND1", "RND1LM"),
-        model_types=("rnd1",), gguf_only=(),
+        id="rnd1", gguf="rnd1", **class_names("RND1", "RND1LM", types=("rnd1",)), gguf_only=(),
         tensors=moe_decoder(*attention(qk_norm="head_dim"), *router_and_experts()),
         keys=moe_keys(
             WIDTH, *_MASKED, NO_BIAS, must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1),

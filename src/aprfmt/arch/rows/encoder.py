@@ -101,7 +101,8 @@ _MODERN = Architecture(
         *block(
             *norm("attn_norm", "attn_norm", layers="!first"), *linear("attn.Wqkv", "attn_qkv", "3*q,hidden"),
             *linear("attn.Wo", "attn_output", "hidden,q"), *norm("mlp_norm", "ffn_norm"),
-            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"), *linear("mlp.Wo", "ffn_down", "hidden,ffn"), hf="layers.{n}.",
+            *linear("mlp.Wi", "ffn_up", "2*ffn,hidden"), *linear("mlp.Wo", "ffn_down", "hidden,ffn"),
+            hf="layers.{n}.",
         ),
         *final_norm("final_norm"), *hf_only("vocab,hidden", "decoder"), *hf_only("hidden,hidden", "head.dense"),
         *hf_only("hidden", "head.norm"), *hf_only("num_labels,hidden", "classifier"), *_NORM_BIASES,
@@ -133,7 +134,8 @@ _EUROBERT = Architecture(
         embedding("embed_tokens"),
         *block(
             *norm("input_layernorm", "attn_norm"), *attention(OPTIONAL), *norm("post_attention_layernorm", "ffn_norm"),
-            *gated_mlp(), hf="layers.{n}.",
+            *gated_mlp(),
+            hf="layers.{n}.",
         ),
         *final_norm("norm"), *hf_only("vocab,hidden", "lm_head"), *hf_only("hidden,hidden", "dense"),
         *hf_only("num_labels,hidden", "classifier"),
@@ -143,9 +145,7 @@ _EUROBERT = Architecture(
         must_be("mlp_bias", False), must_be("attention_bias", False),
     ),
     gguf_only=(), prefixes=(("model.", ""),),
-    defaults={"": {
-        "rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False,
-    }},
+    defaults={"": {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": False}},
 )
 
 ROWS: tuple[Architecture, ...] = (_NOMIC, _JINA3, _MODERN, _EUROBERT)

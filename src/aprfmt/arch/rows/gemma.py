@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import HEAD, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, convert, embedding,
-    final_norm, gated_mlp, head, hf_names, must_be, norm, tensor,
+    DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block, class_names, convert,
+    embedding, final_norm, gated_mlp, head, hf_names, must_be, network, norm, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -26,13 +26,10 @@ _CAUSAL = Key("", ("use_bidirectional_attention",), "bool", allowed=(False,))
 
 def _gemma(*more: TensorRow, after: str = "ffn_norm") -> tuple[TensorRow, ...]:
     """Gemma's decoder: its norms scale by their weight + 1."""
-    return (
-        embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm", value="plus_one"), *attention("attention_bias", "attention_bias"),
-            *norm("post_attention_layernorm", after, value="plus_one"), *more, *gated_mlp(),
-        ),
-        *final_norm(value="plus_one"), *head(),
+    return network(
+        *norm("input_layernorm", "attn_norm", value="plus_one"), *attention("attention_bias", "attention_bias"),
+        *norm("post_attention_layernorm", after, value="plus_one"), *more, *gated_mlp(),
+        norm_value="plus_one",
     )
 
 
@@ -40,7 +37,8 @@ def _sandwiched(*more: TensorRow) -> tuple[TensorRow, ...]:
     """Gemma's decoder with norms before and behind attention and MLP."""
     return _gemma(
         *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
-        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more, after="post_attention_norm",
+        *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *more,
+        after="post_attention_norm",
     )
 
 
@@ -104,8 +102,8 @@ ROWS: tuple[Architecture, ...] = (
         },
     ),
     Architecture(
-        id="gemma3_text", gguf="gemma3", hf_class="Gemma3ForCausalLM", model_type="gemma3_text",
-        hf_classes=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), model_types=("gemma3_text", "gemma3"),
+        id="gemma3_text", gguf="gemma3",
+        **class_names("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", types=("gemma3_text", "gemma3")),
         gguf_only=(),
         tensors=_GEMMA3,
         keys=(*_GEMMA3_KEYS, replace(_WINDOW, via="any_window"), replace(_ODD_LAYERS, via="any_layer_types"), _CAUSAL),

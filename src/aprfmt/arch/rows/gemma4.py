@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, block, embedding, final_norm, flag, gated_mlp, head, linear, must_be, norm,
-    number, rename, tensor,
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, block, class_names, embedding, final_norm, flag, gated_mlp, head, linear,
+    must_be, norm, number, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, USED, WIDTH
 
@@ -123,9 +123,9 @@ _GEMMA4_DEFAULTS = {
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n", hf_class="Gemma3nForCausalLM",
-        model_type="gemma3n_text", hf_classes=("Gemma3nForCausalLM", "Gemma3nTextModel"),
-        bare_classes=("Gemma3nTextModel",), model_types=("gemma3n_text",), gguf_only=(),
+        id="gemma3n_text", required={"attention.sliding_window": ""}, gguf="gemma3n",
+        **class_names("Gemma3nForCausalLM", "Gemma3nTextModel", types=("gemma3n_text",), bare=("Gemma3nTextModel",)),
+        gguf_only=(),
         tensors=(
             embedding(), *_per_layer_model(), _streams("altup_projections", "altup_proj"),
             _streams("altup_unembed_projections", "altup_unembd_proj"),
@@ -158,9 +158,8 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="gemma4_text", gguf="gemma4", hf_class="Gemma4ForCausalLM", model_type="gemma4_text",
-        hf_classes=("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"),
-        model_types=("gemma4_text", "gemma4_unified_text"),
+        id="gemma4_text", gguf="gemma4",
+        **class_names("Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", types=("gemma4_text", "gemma4_unified_text")),
         tensors=(
             embedding(), *_per_layer_model(_PER_LAYER),
             *block(

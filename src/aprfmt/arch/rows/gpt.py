@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EPSILON, GROUPED, LAYER_EPS, ROPE, More, block, conv1d, convert, embedding, final_norm, flag, gelu, head,
-    hf_names, linear, must_be, norm, optional, rename, tensor,
+    DIMS, EPSILON, GROUPED, LAYER_EPS, ROPE, More, block, class_names, conv1d, convert, embedding, final_norm, flag,
+    gelu, head, hf_names, linear, must_be, network, norm, optional, rename, tensor,
 )
 
 _DEALT = More(order=("deal:kv_heads,q/kv_heads,head_dim,head_dim",))
@@ -122,17 +122,15 @@ _BIGCODE = Architecture(
 
 _NEOX = Architecture(
     id="gpt_neox", required={"use_parallel_residual": ""}, gguf="gptneox", **hf_names("GPTNeoX", "gpt_neox"),
-    tensors=(
-        embedding("gpt_neox.embed_in"),
-        *block(
-            *norm("input_layernorm", "attn_norm", bias=REQUIRED),
-            *linear("attention.query_key_value", "attn_qkv", _QKV, "attention_bias", **_DEALT),
-            *linear("attention.dense", "attn_output", "hidden,q", "attention_bias"),
-            *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
-            *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", REQUIRED),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED), hf="gpt_neox.layers.{n}.",
-        ),
-        *final_norm("gpt_neox.final_layer_norm", REQUIRED), *head("embed_out"),
+    tensors=network(
+        *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+        *linear("attention.query_key_value", "attn_qkv", _QKV, "attention_bias", **_DEALT),
+        *linear("attention.dense", "attn_output", "hidden,q", "attention_bias"),
+        *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
+        *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", REQUIRED),
+        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", REQUIRED),
+        hf="gpt_neox.layers.{n}.", embed="gpt_neox.embed_in", last="gpt_neox.final_layer_norm", norm_bias=REQUIRED,
+        out="embed_out",
     ),
     keys=(
         *DIMS, Key("rope.dimension_count", ("rotary_pct",), via="rotary_dim"),
@@ -161,21 +159,20 @@ def _two_norms(*kinds: str) -> tuple[TensorRow, ...]:
 
 
 _FALCON = Architecture(
-    id="falcon", gguf="falcon", hf_class="FalconForCausalLM", model_type="falcon",
-    hf_classes=("FalconForCausalLM", "FalconModel", "RWForCausalLM", "RWModel"),
-    bare_classes=("FalconModel", "RWModel"), model_types=("falcon", "RefinedWeb", "RefinedWebModel"),
-    tensors=(
-        embedding("transformer.word_embeddings"),
-        *block(
-            *_two_norms("weight", "bias"), *norm("input_layernorm", "attn_norm", bias=REQUIRED),
-            *linear("self_attention.query_key_value", "attn_qkv", _QKV, "bias", **_DEALT),
-            *linear("self_attention.dense", "attn_output", "hidden,q", "bias"),
-            TensorRow(("post_attention_layernorm.weight",), (), ("hidden",), OPTIONAL),
-            TensorRow(("post_attention_layernorm.bias",), (), ("hidden",), OPTIONAL),
-            *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", "bias"),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"), hf="transformer.h.{n}.",
-        ),
-        *final_norm("transformer.ln_f", REQUIRED), *head(),
+    id="falcon", gguf="falcon",
+    **class_names(
+        "FalconForCausalLM", "FalconModel", "RWForCausalLM", "RWModel",
+        types=("falcon", "RefinedWeb", "RefinedWebModel"), bare=("FalconModel", "RWModel"),
+    ),
+    tensors=network(
+        *_two_norms("weight", "bias"), *norm("input_layernorm", "attn_norm", bias=REQUIRED),
+        *linear("self_attention.query_key_value", "attn_qkv", _QKV, "bias", **_DEALT),
+        *linear("self_attention.dense", "attn_output", "hidden,q", "bias"),
+        TensorRow(("post_attention_layernorm.weight",), (), ("hidden",), OPTIONAL),
+        TensorRow(("post_attention_layernorm.bias",), (), ("hidden",), OPTIONAL),
+        *linear("mlp.dense_h_to_4h", "ffn_up", "ffn,hidden", "bias"),
+        *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn", "bias"),
+        hf="transformer.h.{n}.", embed="transformer.word_embeddings", last="transformer.ln_f", norm_bias=REQUIRED,
     ),
     keys=(
         *convert(
@@ -212,7 +209,8 @@ _BLOOM = Architecture(
             *linear("self_attention.dense", "attn_output", "hidden,hidden", REQUIRED),
             *norm("post_attention_layernorm", "ffn_norm", bias=REQUIRED),
             *linear("mlp.dense_h_to_4h", "ffn_up", "4*hidden,hidden", REQUIRED),
-            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED), hf="transformer.h.{n}.",
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,4*hidden", REQUIRED),
+            hf="transformer.h.{n}.",
         ),
         *final_norm("transformer.ln_f", REQUIRED), *head(),
     ),
@@ -237,9 +235,10 @@ _BLOOM = Architecture(
 
 
 _MPT = Architecture(
-    id="mpt", gguf="mpt", hf_class="MptForCausalLM", model_type="mpt",
-    hf_classes=("MptForCausalLM", "MptModel", "MPTForCausalLM", "MPTModel"), bare_classes=("MptModel", "MPTModel"),
-    model_types=("mpt",),
+    id="mpt", gguf="mpt",
+    **class_names(
+        "MptForCausalLM", "MptModel", "MPTForCausalLM", "MPTModel", types=("mpt",), bare=("MptModel", "MPTModel"),
+    ),
     tensors=(
         embedding("transformer.wte"), *optional(_positions("transformer.wpe")),
         *block(
@@ -248,7 +247,8 @@ _MPT = Architecture(
             *optional(*norm("attn.k_ln", "attn_k_norm", "kv", bias=REQUIRED)),
             *linear("attn.out_proj", "attn_output", "hidden,q", OPTIONAL), *norm("norm_2", "ffn_norm", bias=OPTIONAL),
             *linear("ffn.up_proj", "ffn_up", "ffn,hidden", OPTIONAL),
-            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL), hf="transformer.blocks.{n}.",
+            *linear("ffn.down_proj", "ffn_down", "hidden,ffn", OPTIONAL),
+            hf="transformer.blocks.{n}.",
         ),
         *final_norm("transformer.norm_f", OPTIONAL), *head(),
     ),

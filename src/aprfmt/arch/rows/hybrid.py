@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SCALES, SILU, VOCAB, More, attention, block, embedding, experts,
-    final_norm, flag, fused_experts, gated_mlp, head, linear, must_be, norm, split, tensor,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, ROPE_DIM, SCALES, SILU, VOCAB, More, attention, block, class_names,
+    embedding, experts, flag, fused_experts, gated_mlp, head, linear, must_be, network, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 from aprfmt.arch.rows.parts_ssm import dual, mixer
@@ -35,7 +35,8 @@ def _lfm2(*mlp: TensorRow, begin: str = "model.") -> tuple[TensorRow, ...]:
             *norm("operator_norm", "attn_norm"), *_short_conv(), *attention(o_proj="out_proj", layers="!conv"),
             *norm("self_attn.q_layernorm", "attn_q_norm", "head_dim", layers="!conv"),
             *norm("self_attn.k_layernorm", "attn_k_norm", "head_dim", layers="!conv"), *norm("ffn_norm", "ffn_norm"),
-            *mlp, hf=f"{begin}layers.{{n}}.",
+            *mlp,
+            hf=f"{begin}layers.{{n}}.",
         ),
         *head(),
     )
@@ -79,16 +80,11 @@ _GRANITE_MIXER = dual(
 _GRANITE = Architecture(
     id="granitemoehybrid", required={"attention.head_count_kv": ""}, gguf="granitehybrid",
     when="logit_scale|embedding_scale",  # Bamba has none
-    hf_class="GraniteMoeHybridForCausalLM", model_type="granitemoehybrid", hf_classes=("GraniteMoeHybridForCausalLM",),
-    model_types=("granitemoehybrid",), rope_type=0,
-    tensors=(
-        embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm"), *mixer("mamba.", _GRANITE_MIXER, _SSM),
-            *attention("attention_bias", "attention_bias", permuted=True, layers=_ATTENTION),
-            *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
-        ),
-        *final_norm(), *head(),
+    **class_names("GraniteMoeHybridForCausalLM", types=("granitemoehybrid",)), rope_type=0,
+    tensors=network(
+        *norm("input_layernorm", "attn_norm"), *mixer("mamba.", _GRANITE_MIXER, _SSM),
+        *attention("attention_bias", "attention_bias", permuted=True, layers=_ATTENTION),
+        *norm("post_attention_layernorm", "ffn_norm"), *_granite_mlp(),
     ),
     keys=(
         _BLOCKS, _CONTEXT, _WIDTH, replace(_FFN, via="lone_width"), _HEADS, _SOME_HEADS, ROPE, RMS_EPS,
@@ -113,8 +109,8 @@ _GRANITE = Architecture(
 
 _LFM2_MLP = gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"))
 _LFM2_ROW = Architecture(
-    id="lfm2", required={"attention.head_count_kv": ""}, gguf="lfm2", hf_class="Lfm2ForCausalLM", model_type="lfm2",
-    hf_classes=("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model"), bare_classes=("Lfm2Model",), model_types=("lfm2",),
+    id="lfm2", required={"attention.head_count_kv": ""}, gguf="lfm2",
+    **class_names("Lfm2ForCausalLM", "LFM2ForCausalLM", "Lfm2Model", types=("lfm2",), bare=("Lfm2Model",)),
     tensors=(
         *_lfm2(*_LFM2_MLP), tensor("1_Dense.linear.weight", "dense_2.weight", "dense_1_out,hidden", "dense_1_out"),
         tensor("1_Dense.linear.bias", "dense_2.bias", "dense_1_out", "dense_1_bias"),
@@ -151,8 +147,7 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="lfm2_moe", required={"expert_gating_func": "", "attention.head_count_kv": ""}, gguf="lfm2moe",
-        hf_class="Lfm2MoeForCausalLM", model_type="lfm2_moe", hf_classes=("Lfm2MoeForCausalLM",),
-        model_types=("lfm2_moe",),
+        **class_names("Lfm2MoeForCausalLM", types=("lfm2_moe",)),
         tensors=_lfm2(
             *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2"), layers="dense"),
             *linear("feed_forward.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.row import MOST, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.kimi import delta_attention, low_rank
 from aprfmt.arch.rows.parts import (
-    GROUPED, block, embedding, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, tensor,
+    GROUPED, block, embedding, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, network, norm,
+    tensor,
 )
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, latent_attention, mla_keys
 from aprfmt.arch.rows.parts_moe import GROUPS, MTP, draft_layer, router_and_experts, selection_bias, shared_expert
@@ -98,20 +99,16 @@ ROWS: tuple[Architecture, ...] = (
             "hyper_connection.count": "", "hyper_connection.sinkhorn_iterations": "",
         },
         gguf="glm5-next", **hf_names("Glm5Next", "glm5_next_text"), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *streams("hc_attn_", "hc_ffn_", "2*hc_mult+hc_mult*hc_mult", "3", "!draft"),
-                *norm("input_layernorm", "attn_norm"),
-                *delta_attention(
-                    *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", _DELTA["heads"], value="minus_exp")
-                ),
-                *(replace(row, layers=_LATENT) for row in latent_attention()), *_pooled_indexer(),
-                *norm("post_attention_layernorm", "ffn_norm"), *router_and_experts("moe", (selection_bias(),)),
-                *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"),
-                *gated_mlp(layers="dense"), *draft_layer(),
+        tensors=network(
+            *streams("hc_attn_", "hc_ffn_", "2*hc_mult+hc_mult*hc_mult", "3", "!draft"),
+            *norm("input_layernorm", "attn_norm"),
+            *delta_attention(
+                *low_rank("f"), *low_rank("g"), tensor("A_log", "ssm_a", _DELTA["heads"], value="minus_exp")
             ),
-            *final_norm(), *head(),
+            *(replace(row, layers=_LATENT) for row in latent_attention()), *_pooled_indexer(),
+            *norm("post_attention_layernorm", "ffn_norm"), *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
+            *draft_layer(),
         ),
         keys=(
             *(

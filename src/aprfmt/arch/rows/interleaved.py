@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, ROPE_DIM, SCALES, SILU, VOCAB, attention, block, decoder, embedding, final_norm, flag, gated_mlp, head,
-    hf_names, linear, must_be, norm, rename, tensor,
+    DECODER, ROPE_DIM, SCALES, SILU, VOCAB, attention, class_names, decoder, flag, gated_mlp, hf_names, linear, must_be,
+    network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, NO_BIAS, USED
 
@@ -82,21 +82,16 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="muse_glimmer_text", required={"attention.sliding_window": "", "logit_scale": ""}, gguf="muse-glimmer",
-        hf_class="MuseGlimmerForCausalLM", model_type="muse_glimmer_text",
-        hf_classes=("MuseGlimmerForCausalLM", "MuseGlimmerTextModel"), model_types=("muse_glimmer_text",), rope_type=0,
+        **class_names("MuseGlimmerForCausalLM", "MuseGlimmerTextModel", types=("muse_glimmer_text",)), rope_type=0,
         gguf_only=(), flat_norms={"blk.{n}.attn_q_norm.weight": "qk_scale_factor", "blk.{n}.attn_k_norm.weight": ""},
         head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", value="plus_one"),
-                *attention("attention_bias", "attention_bias", permuted=True),
-                *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
-                *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
-                *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
-                *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *gated_mlp(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", value="plus_one"),
+            *attention("attention_bias", "attention_bias", permuted=True),
+            *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
+            *norm("post_attention_layernorm", "post_attention_norm", value="plus_one"),
+            *norm("pre_feedforward_layernorm", "ffn_norm", value="plus_one"),
+            *norm("post_feedforward_layernorm", "post_ffw_norm", value="plus_one"), *gated_mlp(),
         ),
         keys=(
             *DECODER, Key("final_logit_softcapping", ("final_logit_softcapping",), "f32"),

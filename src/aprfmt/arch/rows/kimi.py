@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import PRODUCT, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EXPERTS, GROUPED, RMS_EPS, SILU, VOCAB, experts, flag, gated_mlp, hf_names, linear, must_be, norm, rename,
-    tensor,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, SILU, VOCAB, class_names, experts, flag, gated_mlp, hf_names, linear, must_be,
+    norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, moe_decoder, packed_experts, shared_expert
@@ -150,9 +150,8 @@ ROWS: tuple[Architecture, ...] = (
             **MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "ssm.conv_kernel": "",
             "attn_res.block_size": "", "activation.situ_beta": "", "activation.situ_linear_beta": "",
         },
-        gguf="kimi-k3", hf_class="KimiK3ForConditionalGeneration", model_type="kimi_k3",
-        hf_classes=("KimiK3ForConditionalGeneration",), model_types=("kimi_k3",), inside=("text_config", "kimi_linear"),
-        packed_config=_K3_PACKED, gguf_only=(),
+        gguf="kimi-k3", **class_names("KimiK3ForConditionalGeneration", types=("kimi_k3",)),
+        inside=("text_config", "kimi_linear"), packed_config=_K3_PACKED, gguf_only=(),
         prefixes=(("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
         tensors=tuple(
             replace(row, hf=tuple(f"language_model.{name}" for name in row.hf))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Key
-from aprfmt.arch.rows.parts import ROPE_DIM, attention, experts, linear, must_be, norm
+from aprfmt.arch.rows.parts import ROPE_DIM, attention, class_names, experts, linear, must_be, norm
 from aprfmt.arch.rows.parts_moe import moe_decoder, moe_keys
 
 _LIGHTNING, _ATTENTION = "linear_attention", "full_attention"
@@ -11,8 +11,8 @@ _SCALES = ("layernorm_full_attention", "layernorm_linear_attention", "layernorm_
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="minimax_text_01", gguf="minimax-01", hf_class="MiniMaxText01ForCausalLM", model_type="minimax_text_01",
-        hf_classes=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"), model_types=("minimax_text_01", "minimax_m1"),
+        id="minimax_text_01", gguf="minimax-01",
+        **class_names("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM", types=("minimax_text_01", "minimax_m1")),
         required={"residual_scale": ""},
         tensors=moe_decoder(
             *linear("self_attn.qkv_proj", "attn_qkv", "3*q,hidden", layers=_LIGHTNING),

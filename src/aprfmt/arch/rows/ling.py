@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import HEAD, OPTIONAL, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    ROPE_DIM, VOCAB, block, embedding, final_norm, flag, gated_mlp, hf_names, linear, must_be, norm, split, tensor,
+    ROPE_DIM, VOCAB, block, class_names, embedding, final_norm, flag, gated_mlp, hf_names, linear, must_be, norm, split,
+    tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer, moe_keys, router_and_experts, shared_expert,
@@ -57,12 +58,12 @@ ROWS: tuple[Architecture, ...] = (
     # As inclusionAI/Ling-mini-2.0 and sarvamai/sarvam-30b have it.
     Architecture(
         id="bailing_moe_v2", gguf="bailingmoe2", required={"expert_shared_count": "", "expert_gating_func": ""},
-        hf_class="BailingMoeV2ForCausalLM", model_type="bailing_moe_v2",
-        hf_classes=(
+        **class_names(
             "BailingMoeV2ForCausalLM", "BailingMoeV2Model", "SarvamMoEForCausalLM",
-            "modeling_sarvam_moe.SarvamMoEForCausalLM",
+            "modeling_sarvam_moe.SarvamMoEForCausalLM", types=("bailing_moe_v2", "sarvam_moe"),
+            bare=("BailingMoeV2Model",),
         ),
-        bare_classes=("BailingMoeV2Model",), model_types=("bailing_moe_v2", "sarvam_moe"), gguf_only=(),
+        gguf_only=(),
         tensors=_bailing(
             *linear("attention.query_key_value", "attn_qkv", "q+2*kv,hidden"),
             *norm("attention.query_layernorm", "attn_q_norm", "head_dim"),
@@ -70,7 +71,8 @@ ROWS: tuple[Architecture, ...] = (
             tensor(
                 "mlp.gate.expert_bias", "exp_probs_b.bias", "experts", "moe_router_enable_expert_bias", layers="moe"
             ),
-            *draft_layer(), *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"), dense="dense",
+            *draft_layer(), *norm("final_layernorm", "layer_output_norm", need=OPTIONAL, layers="draft"),
+            dense="dense",
         ),
         keys=moe_keys(
             *GROUPS, Key("expert_gating_func", ("score_function",), via="gating"), ROPE_DIM, DENSE_LAYERS, VOCAB, WIDTH,

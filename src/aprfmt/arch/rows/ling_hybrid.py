@@ -7,8 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.row import Architecture, Key
 from aprfmt.arch.rows.kimi import delta_attention
 from aprfmt.arch.rows.parts import (
-    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, VOCAB, block, embedding, experts, final_norm, gated_mlp, head, linear,
-    must_be, norm, rename, tensor,
+    DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, VOCAB, class_names, experts, gated_mlp, linear, must_be, network, norm,
+    rename, tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
 from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, shared_expert
@@ -28,25 +28,22 @@ _COUNT, _USED, _WIDTH = EXPERTS
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="bailing_moe_v3", gguf="bailingmoe3", hf_class="BailingMoeV3ForCausalLM", model_type="bailing_hybrid",
-        hf_classes=("BailingMoeV3ForCausalLM",), model_types=("bailing_hybrid", "bailing_moe_v3"),
+        id="bailing_moe_v3", gguf="bailingmoe3",
+        **class_names("BailingMoeV3ForCausalLM", types=("bailing_hybrid", "bailing_moe_v3")),
         required={**MLA_REQUIRED, "expert_gating_func": "", "kda.head_dim": "", "kda.gate_lower_bound": ""},
-        tensors=(
-            embedding("model.word_embeddings"),
-            *block(
-                *norm("input_layernorm", "attn_norm"),
-                *delta_attention(
-                    *linear("f_proj", "ssm_f_a", f"{_INNER},hidden"), *linear("g_proj", "ssm_g_a", f"{_INNER},hidden"),
-                    tensor("A_log", "ssm_a", "heads", value="exp", gguf_dims=("heads,1",)), heads="heads",
-                    size="head_dim", kernel="short_conv_kernel_size", hf="attention.",
-                ),
-                *_MLA, *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENTION),
-                *norm("post_attention_layernorm", "ffn_norm"),
-                *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-                tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
-                *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"),
+            *delta_attention(
+                *linear("f_proj", "ssm_f_a", f"{_INNER},hidden"), *linear("g_proj", "ssm_g_a", f"{_INNER},hidden"),
+                tensor("A_log", "ssm_a", "heads", value="exp", gguf_dims=("heads,1",)), heads="heads", size="head_dim",
+                kernel="short_conv_kernel_size", hf="attention.",
             ),
-            *final_norm(), *head(),
+            *_MLA, *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENTION),
+            *norm("post_attention_layernorm", "ffn_norm"),
+            *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
+            *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"),
+            embed="model.word_embeddings",
         ),
         keys=(
             *DIMS, replace(GROUPED, kind="i32[]", via="latent_layers"), ROPE, RMS_EPS,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, PAD, ROPE, ROPE_DIM, SCALES, SILU, SLIDING_LAYERS, VOCAB, WINDOW,
-    attention, block, decoder, embedding, final_norm, flag, gated_mlp, head, hf_names, must_be, norm, plain_mlp,
+    attention, block, class_names, decoder, embedding, flag, gated_mlp, head, hf_names, must_be, network, norm,
+    plain_mlp,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -51,21 +52,21 @@ _XIELU = {"alpha_n": "1", "alpha_p": "1", "beta": "", "eps": ""}
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="llama", gguf="llama", hf_class="LlamaForCausalLM", model_type="llama",
-        hf_classes=(
+        id="llama", gguf="llama",
+        **class_names(
             "LlamaForCausalLM", "LLaMAForCausalLM", "VLlama3ForCausalLM", "InternLM3ForCausalLM",
-            "IQuestCoderForCausalLM", "LlamaModel",
+            "IQuestCoderForCausalLM", "LlamaModel", types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
+            bare=("LlamaModel",),
         ),
-        bare_classes=("LlamaModel",), model_types=("llama", "smollm", "smollm2", "internlm3", "iquestcoder"),
         rope_type=0, gguf_only=_FACTORS,
         tensors=_BIASED, keys=(*_LLAMA, SILU, *_BIASES, Key("", ("clip_qkv",), "f32")),
         differs=(Difference("llama.cpp's llama does not clip Q, K and V (clip_qkv)", "clip_qkv"),),
         defaults={"": _LLAMA_DEFAULTS, "internlm3": _INTERNLM3, "iquestcoder": _IQUESTCODER},
     ),
     Architecture(
-        id="llama_bidirec", gguf="llama-embed", hf_class="LlamaBidirectionalModel", model_type="llama_bidirec",
-        hf_classes=("LlamaBidirectionalModel",), bare_classes=("LlamaBidirectionalModel",),
-        model_types=("llama_bidirec",), rope_type=0, gguf_only=_FACTORS,
+        id="llama_bidirec", gguf="llama-embed",
+        **class_names("LlamaBidirectionalModel", types=("llama_bidirec",), bare=("LlamaBidirectionalModel",)),
+        rope_type=0, gguf_only=_FACTORS,
         tensors=_BIASED, keys=(*_LLAMA, ENCODER[0], replace(ENCODER[1], via="pooling_avg"), SILU, *_BIASES),
         defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
@@ -155,12 +156,16 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="chameleon", gguf="chameleon", hf_class="ChameleonForConditionalGeneration", model_type="chameleon",
-        hf_classes=("ChameleonForConditionalGeneration", "ChameleonForCausalLM", "ChameleonModel"),
-        bare_classes=("ChameleonModel",), model_types=("chameleon",), rope_type=0, gguf_only=(),
+        id="chameleon", gguf="chameleon",
+        **class_names(
+            "ChameleonForConditionalGeneration", "ChameleonForCausalLM", "ChameleonModel", types=("chameleon",),
+            bare=("ChameleonModel",),
+        ),
+        rope_type=0, gguf_only=(),
         tensors=decoder(
             *attention("attention_bias", "attention_bias", permuted=True), *_head_norms("q", "heads"),
-            *_head_norms("k", "kv_heads"), mlp=gated_mlp("mlp_bias"),
+            *_head_norms("k", "kv_heads"),
+            mlp=gated_mlp("mlp_bias"),
         ),
         keys=(
             *DECODER, Key("swin_norm", ("swin_norm",), "bool"), Key("", ("vocabulary_map",), via="image_tokens"),
@@ -177,15 +182,11 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="apertus", required=dict.fromkeys((f"xielu.{name}" for name in _XIELU), ""), gguf="apertus",
         **hf_names("Apertus", "apertus"), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("attention_layernorm", "attn_norm"),
-                *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
-                *norm("feedforward_layernorm", "ffn_norm"), *plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
-                *(TensorRow((f"mlp.act_fn.{name}",), (), (dims,), OPTIONAL) for name, dims in _XIELU.items()),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("attention_layernorm", "attn_norm"),
+            *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *norm("feedforward_layernorm", "ffn_norm"), *plain_mlp(None, "mlp.up_proj", "mlp.down_proj"),
+            *(TensorRow((f"mlp.act_fn.{name}",), (), (dims,), OPTIONAL) for name, dims in _XIELU.items()),
         ),
         keys=(
             *_LLAMA,

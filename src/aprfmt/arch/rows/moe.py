@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, NO_WINDOW, ROPE, ROPE_DIM, SCALES, VOCAB, WHOLE_HEADS, WINDOW, attention, block, embedding, experts,
-    final_norm, flag, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename, split, tensor,
+    DIMS, GROUPED, NO_WINDOW, ROPE, ROPE_DIM, SCALES, VOCAB, WHOLE_HEADS, WINDOW, attention, experts, flag,
+    fused_experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG, COUNT, EQUAL_HEADS, NO_BIAS, USED, WIDTH, moe_decoder, moe_keys, router_and_experts, shared_expert,
@@ -103,8 +103,8 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="phimoe", gguf="phimoe", **hf_names("Phimoe", "phimoe", "PhiMoE"), head_always=True,
         tensors=moe_decoder(
-            *attention("attention_bias", "attention_bias"), *_mixtral_experts(), norm_bias=REQUIRED,
-            head_bias="lm_head_bias&output",
+            *attention("attention_bias", "attention_bias"), *_mixtral_experts(),
+            norm_bias=REQUIRED, head_bias="lm_head_bias&output",
         ),
         keys=moe_keys(
             ROPE_DIM, WINDOW, must_be("attention_bias", True), must_be("lm_head_bias", True), Key("", via="mscales"),
@@ -168,7 +168,8 @@ ROWS: tuple[Architecture, ...] = (
             *shared_expert(
                 "mlp.shared_experts", "moe_ffn*moe_num_shared_experts", "moe_num_shared_experts", "moe", OPTIONAL
             ),
-            *gated_mlp("use_bias", layers="dense"), head_bias="use_bias&output",
+            *gated_mlp("use_bias", layers="dense"),
+            head_bias="use_bias&output",
         ),
         keys=moe_keys(
             Key("interleave_moe_layer_step", ("moe_layer_interval",), via="every_layer"),
@@ -188,27 +189,23 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="dbrx", required={"attention.clamp_kqv": ""}, gguf="dbrx", **hf_names("Dbrx", "dbrx"), gguf_only=(),
         head_always=True,
-        tensors=(
-            embedding("transformer.wte"),
-            *block(
-                *norm("norm_attn_norm.norm_1", "attn_norm"),
-                *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
-                *linear("norm_attn_norm.attn.out_proj", "attn_output", "hidden,q"),
-                *norm("norm_attn_norm.norm_2", "attn_output_norm"),
-                *linear("ffn.router.layer", "ffn_gate_inp", "experts,hidden"),
-                *(
-                    tensor(
-                        f"ffn.experts.mlp.{hf}", f"{gguf}.weight", "experts*ffn,hidden", gguf_dims=(dims,),
-                        gguf_transposed=(gguf == "ffn_down_exps",),
-                    )
-                    for hf, gguf, dims in (
-                        ("w1", "ffn_gate_exps", "experts,ffn,hidden"), ("v1", "ffn_up_exps", "experts,ffn,hidden"),
-                        ("w2", "ffn_down_exps", "experts,hidden,ffn"),
-                    )
-                ),
-                hf="transformer.blocks.{n}.",
+        tensors=network(
+            *norm("norm_attn_norm.norm_1", "attn_norm"),
+            *linear("norm_attn_norm.attn.Wqkv", "attn_qkv", "q+2*kv,hidden"),
+            *linear("norm_attn_norm.attn.out_proj", "attn_output", "hidden,q"),
+            *norm("norm_attn_norm.norm_2", "attn_output_norm"),
+            *linear("ffn.router.layer", "ffn_gate_inp", "experts,hidden"),
+            *(
+                tensor(
+                    f"ffn.experts.mlp.{hf}", f"{gguf}.weight", "experts*ffn,hidden", gguf_dims=(dims,),
+                    gguf_transposed=(gguf == "ffn_down_exps",),
+                )
+                for hf, gguf, dims in (
+                    ("w1", "ffn_gate_exps", "experts,ffn,hidden"), ("v1", "ffn_up_exps", "experts,ffn,hidden"),
+                    ("w2", "ffn_down_exps", "experts,hidden,ffn"),
+                )
             ),
-            *final_norm("transformer.norm_f"), *head(),
+            hf="transformer.blocks.{n}.", embed="transformer.wte", last="transformer.norm_f",
         ),
         keys=(
             *rename(

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    ROPE_DIM, SILU, attention, block, embedding, experts, final_norm, gated_mlp, head, hf_names, linear, must_be, norm,
-    rename, tensor,
+    ROPE_DIM, SILU, attention, experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import WEIGHTS_SCALE, WIDTH, moe_keys, shared_expert
 
@@ -35,20 +34,17 @@ ROWS: tuple[Architecture, ...] = (
             **{f"attention.indexer.{name}": "" for name in ("block_size", "local_blocks")},
         },
         gguf="minimax-m3", **hf_names("MiniMaxM3Sparse", "minimax_m3_vl_text", also=("minimax_m3",)), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", value=_PLUS_ONE), *attention(),
-                *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value=_PLUS_ONE),
-                *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value=_PLUS_ONE), *_blocks(),
-                *norm("post_attention_layernorm", "ffn_norm", value=_PLUS_ONE),
-                *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-                tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
-                *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
-                *shared_expert("block_sparse_moe.shared_experts", "shared_intermediate_size", layers="moe"),
-                *gated_mlp(layers="dense"),
-            ),
-            *final_norm(value=_PLUS_ONE), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", value=_PLUS_ONE), *attention(),
+            *norm("self_attn.q_norm", "attn_q_norm", "head_dim", value=_PLUS_ONE),
+            *norm("self_attn.k_norm", "attn_k_norm", "head_dim", value=_PLUS_ONE), *_blocks(),
+            *norm("post_attention_layernorm", "ffn_norm", value=_PLUS_ONE),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", "experts", layers="moe"),
+            *experts("block_sparse_moe.experts.{e}.", ("w1", "w3", "w2"), layers="moe"),
+            *shared_expert("block_sparse_moe.shared_experts", "shared_intermediate_size", layers="moe"),
+            *gated_mlp(layers="dense"),
+            norm_value=_PLUS_ONE,
         ),
         keys=(
             *(

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, block,
-    embedding, experts, final_norm, fused_experts, gated_mlp, head, hf_names, linear, must_be, norm, rename, split,
-    tensor,
+    DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WINDOW, attention, class_names,
+    experts, fused_experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     COUNT, DENSE_LAYERS, GROUPS, MTP, NO_BIAS, SIGMOID, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
@@ -47,8 +46,8 @@ def _llama4_experts() -> tuple[TensorRow, ...]:
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="llama4_text", required={"interleave_moe_layer_step": "", "expert_feed_forward_length": ""}, gguf="llama4",
-        hf_class="Llama4ForCausalLM", model_type="llama4_text", hf_classes=("Llama4ForCausalLM", "Llama4TextModel"),
-        bare_classes=("Llama4TextModel",), model_types=("llama4_text",), rope_type=0,
+        **class_names("Llama4ForCausalLM", "Llama4TextModel", types=("llama4_text",), bare=("Llama4TextModel",)),
+        rope_type=0,
         tensors=moe_decoder(*attention("attention_bias", "attention_bias"), *_llama4_experts()),
         keys=(
             *rename(
@@ -74,21 +73,16 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="afmoe", required={"expert_shared_count": "", "expert_feed_forward_length": ""}, gguf="afmoe",
         **hf_names("Afmoe", "afmoe"), gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"),
-                *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
-                *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
-                *norm("post_attention_layernorm", "post_attention_norm"), *norm("pre_mlp_layernorm", "ffn_norm"),
-                *norm("post_mlp_layernorm", "post_ffw_norm"),
-                *linear("mlp.router.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
-                tensor("mlp.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
-                *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
-                *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
-                *gated_mlp(layers="dense"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias", qk_norm="head_dim"),
+            *linear("self_attn.gate_proj", "attn_gate", "q,hidden"),
+            *norm("post_attention_layernorm", "post_attention_norm"), *norm("pre_mlp_layernorm", "ffn_norm"),
+            *norm("post_mlp_layernorm", "post_ffw_norm"),
+            *linear("mlp.router.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
+            tensor("mlp.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
+            *fused_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj", layers="moe"),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
+            *gated_mlp(layers="dense"),
         ),
         keys=moe_keys(
             VOCAB, ROPE_DIM, *GROUPS, WIDTH, _SHARED,
@@ -141,15 +135,11 @@ ROWS: tuple[Architecture, ...] = (
             "expert_feed_forward_length": "",
         },
         gguf="cohere2moe", **hf_names("Cohere2Moe", "cohere2_moe"), rope_type=0, gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
-                *router_and_experts("moe"),
-                *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
-                *gated_mlp(layers="dense"), *draft_layer(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
+            *router_and_experts("moe"),
+            *shared_expert("mlp.shared_experts", "num_shared_experts*moe_ffn", "num_shared_experts", "moe"),
+            *gated_mlp(layers="dense"), *draft_layer(),
         ),
         keys=(
             *(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    NO_WINDOW, ROPE_DIM, VOCAB, WHOLE_HEADS, attention, block, embedding, experts, final_norm, flag, gated_mlp, head,
-    hf_names, linear, must_be, norm, split, tensor,
+    NO_WINDOW, ROPE_DIM, VOCAB, WHOLE_HEADS, attention, experts, flag, gated_mlp, hf_names, linear, must_be, network,
+    norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     BIAS_FLAG, DENSE_LAYERS, EQUAL_HEADS, GROUPS, MTP, NO_BIAS, SHARED_COUNT, SIGMOID, WEIGHTS_NORM, WEIGHTS_SCALE,
@@ -67,15 +67,11 @@ ROWS: tuple[Architecture, ...] = (
             ],
         },
         gguf="gpt-oss", **hf_names("GptOss", "gpt_oss"), head_always=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
-                tensor("self_attn.sinks", "attn_sinks.weight", "heads"),
-                *norm("post_attention_layernorm", "post_attention_norm"),
-                *linear("mlp.router", "ffn_gate_inp", "experts,hidden", REQUIRED), *_gpt_oss_experts(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_bias"),
+            tensor("self_attn.sinks", "attn_sinks.weight", "heads"),
+            *norm("post_attention_layernorm", "post_attention_norm"),
+            *linear("mlp.router", "ffn_gate_inp", "experts,hidden", REQUIRED), *_gpt_oss_experts(),
         ),
         keys=moe_keys(
             Key("attention.sliding_window", ("sliding_window",)),
@@ -94,18 +90,13 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="glm4_moe", required={"expert_shared_count": ""}, gguf="glm4moe",
         **hf_names("Glm4Moe", "glm4_moe", "SolarOpen", also=("glm4v_moe_text", "solar_open")),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *attention("attention_bias"),
-                *norm("self_attn.q_norm", "attn_q_norm", "head_dim", need="use_qk_norm"),
-                *norm("self_attn.k_norm", "attn_k_norm", "head_dim", need="use_qk_norm"),
-                *norm("post_attention_layernorm", "post_attention_norm"),
-                *router_and_experts("moe", (selection_bias(),)),
-                *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
-                *gated_mlp(layers="dense"), *draft_layer(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias"),
+            *norm("self_attn.q_norm", "attn_q_norm", "head_dim", need="use_qk_norm"),
+            *norm("self_attn.k_norm", "attn_k_norm", "head_dim", need="use_qk_norm"),
+            *norm("post_attention_layernorm", "post_attention_norm"), *router_and_experts("moe", (selection_bias(),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", "n_shared_experts", "moe"),
+            *gated_mlp(layers="dense"), *draft_layer(),
         ),
         keys=moe_keys(
             *GROUPS, ROPE_DIM, WIDTH, SHARED_COUNT, DENSE_LAYERS, SIGMOID, WEIGHTS_SCALE, WEIGHTS_NORM, BIAS_FLAG,

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import MOST, OWN, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, SLIDING_LAYERS, WINDOW, block, convert, embedding, final_norm, gated_mlp, head, hf_names, linear,
-    must_be, norm, rename, tensor,
+    DIMS, GROUPED, SLIDING_LAYERS, WINDOW, convert, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     GROUPS, MTP, NO_BIAS, WIDTH, draft_layer, moe_keys, router_and_experts, selection_bias, shared_expert,
@@ -76,16 +75,12 @@ ROWS: tuple[Architecture, ...] = (
         id="mimo_v2_flash", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""},
         gguf="mimo2", **hf_names("MiMoV2Flash", "mimo_v2_flash", "MiMoV2", also=("mimo_v2",)), head_always=True,
         nested_rope=True, drafts=(("model.mtp.layers.{m}.", "model.layers.{n}."),),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *_mimo_attention(),
-                *norm("post_attention_layernorm", "ffn_norm", layers="!draft"),
-                *norm("pre_mlp_layernorm", "ffn_norm", layers="draft"),
-                *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)), *gated_mlp(layers="dense|draft"),
-                *draft_layer(), *norm("final_layernorm", "layer_output_norm", layers="draft"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *_mimo_attention(),
+            *norm("post_attention_layernorm", "ffn_norm", layers="!draft"),
+            *norm("pre_mlp_layernorm", "ffn_norm", layers="draft"),
+            *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)), *gated_mlp(layers="dense|draft"),
+            *draft_layer(), *norm("final_layernorm", "layer_output_norm", layers="draft"),
         ),
         keys=(
             Key("attention.value_length", ("v_head_dim",)),
@@ -124,15 +119,12 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="step3p5", required={"attention.sliding_window": "", "attention.sliding_window_pattern": ""}, gguf="step35",
         **hf_names("Step3p5", "step3p5"), head_always=True, nested_rope=True,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", value="plus_one"), *_step_attention(),
-                *norm("post_attention_layernorm", "ffn_norm", value="plus_one"), *_step_experts(),
-                *gated_mlp(layers="dense|draft"), *draft_layer("plus_one", "transformer.shared_head.norm"),
-                *linear("transformer.shared_head.output", "nextn.shared_head_head", "vocab,hidden", layers="draft"),
-            ),
-            *final_norm(value="plus_one"), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", value="plus_one"), *_step_attention(),
+            *norm("post_attention_layernorm", "ffn_norm", value="plus_one"), *_step_experts(),
+            *gated_mlp(layers="dense|draft"), *draft_layer("plus_one", "transformer.shared_head.norm"),
+            *linear("transformer.shared_head.output", "nextn.shared_head_head", "vocab,hidden", layers="draft"),
+            norm_value="plus_one",
         ),
         keys=(
             *rename(

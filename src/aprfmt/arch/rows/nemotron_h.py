@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import MOST, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, HEAD_DIM, PAIRS, ROPE_DIM, VOCAB, block, embedding, final_norm, flag, head, linear, must_be, norm,
-    tensor,
+    DIMS, GROUPED, HEAD_DIM, PAIRS, ROPE_DIM, VOCAB, class_names, flag, linear, must_be, network, norm, tensor,
 )
 from aprfmt.arch.rows.parts_moe import (
     COUNT, GROUPS, MTP, SHARED_COUNT, USED, WEIGHTS_NORM, WEIGHTS_SCALE, WIDTH, draft_layer,
@@ -77,16 +76,12 @@ def _row(id: str, feed_forward: tuple[TensorRow, ...], keys: tuple[Key, ...], hf
     """One of the two rows of the class: GGUF has a name for those with experts."""
     return Architecture(
         id=id, required={"attention.head_count_kv": "", "feed_forward_length": ""}, gguf=id,
-        hf_class="NemotronHForCausalLM", model_type="nemotron_h", hf_classes=("NemotronHForCausalLM",),
-        model_types=("nemotron_h",), gguf_only=(), prefixes=(("model.", "backbone."),), drafts=_drafts(),
-        tensors=(
-            embedding("backbone.embeddings"),
-            *block(
-                *norm("norm", "attn_norm"), *mixer("mixer.", _MIXER, _SSM), *mixer("mixer.", _attention(), _ATTENTION),
-                *feed_forward, *draft_layer(), *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
-                hf="backbone.layers.{n}.",
-            ),
-            *final_norm("backbone.norm_f"), *head(),
+        **class_names("NemotronHForCausalLM", types=("nemotron_h",)), gguf_only=(), prefixes=(("model.", "backbone."),),
+        drafts=_drafts(),
+        tensors=network(
+            *norm("norm", "attn_norm"), *mixer("mixer.", _MIXER, _SSM), *mixer("mixer.", _attention(), _ATTENTION),
+            *feed_forward, *draft_layer(), *norm("post_attention_layernorm", "post_attention_norm", layers="draft"),
+            hf="backbone.layers.{n}.", embed="backbone.embeddings", last="backbone.norm_f",
         ),
         keys=(
             replace(_BLOCKS, via="listed_layers"), _CONTEXT, _WIDTH, *keys, _HEADS,
@@ -129,9 +124,9 @@ _BY_BLOCK = {
 }
 _NOT_OF_BLOCKS = ("num_experts_per_tok", "moe_intermediate_size")
 _PUZZLE = replace(  # as nvidia/NVIDIA-Nemotron-Labs-3-Puzzle-75B-A9B-BF16 has it: each block has experts of its own
-    _MOE_ROW, id="nemotron_h_puzzle", when="expert_used_count=0", hf_when="", hf_class="NemotronHPuzzleForCausalLM",
-    model_type="nemotron_h_puzzle", hf_classes=("NemotronHPuzzleForCausalLM",), model_types=("nemotron_h_puzzle",),
-    drafts=(), tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
+    _MOE_ROW, id="nemotron_h_puzzle", when="expert_used_count=0", hf_when="",
+    **class_names("NemotronHPuzzleForCausalLM", types=("nemotron_h_puzzle",)), drafts=(),
+    tensors=tuple(row for row in _MOE_ROW.tensors if row.layers != "draft"),
     keys=(
         *(_BY_BLOCK.get(key.gguf, key) for key in _MOE_ROW.keys if key is not MTP),
         Key("", ("block_configs",), via="puzzle_blocks"),

@@ -254,6 +254,17 @@ def hf_names(stem: str, model_type: str, *more: str, end: str = "ForCausalLM", a
     }
 
 
+def class_names(*names: str, types: tuple[str, ...], bare: tuple[str, ...] = ()) -> Classes:
+    """Classes and model types that have no stem in common, the first of each for a config.json that is made anew."""
+    return {
+        "hf_class": names[0],
+        "model_type": types[0],
+        "hf_classes": names,
+        "bare_classes": bare,
+        "model_types": types,
+    }
+
+
 def flag(name: str) -> Key:
     """A switch of config.json for which a GGUF has no key: its tensors tell."""
     return Key("", (name,), "bool")
@@ -275,20 +286,31 @@ def must_be(name: str, value: object) -> Key:
     return Key("", (name,), _KINDS[type(value)], constant=value)
 
 
+def network(
+    *layer: TensorRow,
+    embed: str = "model.embed_tokens",
+    hf: str = "model.layers.{n}.",
+    last: str = "model.norm",
+    out: str = "lm_head",
+    norm_bias: str | None = None,
+    norm_value: str = "",
+    head_bias: str | None = None,
+) -> tuple[TensorRow, ...]:
+    """An embedding, layers of these rows, a norm and a head, under the names that most decoders give them."""
+    first, end = embedding(embed), final_norm(last, norm_bias, norm_value)
+    return (first, *block(*layer, hf=hf), *end, *head(out, head_bias))
+
+
 def decoder(
     *attention_rows: TensorRow, mlp: tuple[TensorRow, ...] = (), norm_bias: str | None = None
 ) -> tuple[TensorRow, ...]:
     """A decoder that normalises the inputs of attention and MLP; the MLP is a gated one where `mlp` is empty."""
-    return (
-        embedding(),
-        *block(
-            *norm("input_layernorm", "attn_norm", bias=norm_bias),
-            *attention_rows,
-            *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
-            *(mlp or gated_mlp()),
-        ),
-        *final_norm(bias=norm_bias),
-        *head(),
+    return network(
+        *norm("input_layernorm", "attn_norm", bias=norm_bias),
+        *attention_rows,
+        *norm("post_attention_layernorm", "ffn_norm", bias=norm_bias),
+        *(mlp or gated_mlp()),
+        norm_bias=norm_bias,
     )
 
 

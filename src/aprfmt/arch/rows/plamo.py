@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, RMS_EPS, ROPE, VOCAB, WINDOW, block, embedding, final_norm, head,
-    linear, must_be, norm, rename, tensor,
+    DECODER, DIMS, GROUPED, HEAD_DIM, NO_WINDOW, RMS_EPS, ROPE, VOCAB, WINDOW, class_names, linear, must_be, network,
+    norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_ssm import mixer
 
@@ -18,17 +18,13 @@ _QKV = "q+2*kv,hidden"
 
 def _layers(*mixer: TensorRow) -> tuple[TensorRow, ...]:
     """Norms before and behind the mixer and the MLP; what they are long by is added to them where they are used."""
-    return (
-        embedding(),
-        *block(
-            *norm("pre_mixer_norm", "attn_norm", value="plus_one"), *mixer,
-            tensor("post_mixer_norm.weight", "post_attention_norm", "hidden", value="plus_fifth"),
-            *norm("pre_mlp_norm", "ffn_norm", value="plus_one"), *linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"),
-            *linear("mlp.down_proj", "ffn_down", "hidden,ffn"),
-            tensor("post_mlp_norm.weight", "post_ffw_norm", "hidden", value="plus_root_of_125th"),
-            hf="model.layers.layers.{n}.",
-        ),
-        *final_norm(value="plus_one"), *head(),
+    return network(
+        *norm("pre_mixer_norm", "attn_norm", value="plus_one"), *mixer,
+        tensor("post_mixer_norm.weight", "post_attention_norm", "hidden", value="plus_fifth"),
+        *norm("pre_mlp_norm", "ffn_norm", value="plus_one"), *linear("mlp.gate_up_proj", "ffn_up", "2*ffn,hidden"),
+        *linear("mlp.down_proj", "ffn_down", "hidden,ffn"),
+        tensor("post_mlp_norm.weight", "post_ffw_norm", "hidden", value="plus_root_of_125th"),
+        hf="model.layers.layers.{n}.", norm_value="plus_one",
     )
 
 
@@ -47,8 +43,7 @@ _MAMBA = (
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="plamo2", gguf="plamo2", hf_class="Plamo2ForCausalLM", model_type="plamo2",
-        hf_classes=("Plamo2ForCausalLM", "PLaMo2ForCausalLM"), model_types=("plamo2",),
+        id="plamo2", gguf="plamo2", **class_names("Plamo2ForCausalLM", "PLaMo2ForCausalLM", types=("plamo2",)),
         required={"attention.head_count_kv": ""},
         tensors=_layers(
             *mixer("mixer.", _MAMBA, _SSM), *linear("mixer.qkv_proj", "attn_qkv", _QKV, layers=_ATTENTION),
@@ -75,8 +70,8 @@ ROWS: tuple[Architecture, ...] = (
         differs=(NO_WINDOW,),
     ),
     Architecture(
-        id="plamo3", gguf="plamo3", hf_class="Plamo3ForCausalLM", model_type="plamo3",
-        hf_classes=("Plamo3ForCausalLM", "PLaMo3ForCausalLM"), model_types=("plamo3",), nested_rope=True,
+        id="plamo3", gguf="plamo3", **class_names("Plamo3ForCausalLM", "PLaMo3ForCausalLM", types=("plamo3",)),
+        nested_rope=True,
         tensors=_layers(
             *linear("mixer.qkv_proj", "attn_qkv", _QKV),
             *norm("mixer.q_norm", "attn_q_norm", "head_dim", value="plus_one"),

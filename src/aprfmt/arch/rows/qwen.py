@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aprfmt.arch.row import REQUIRED, Architecture, Difference, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, NO_WINDOW, PAD, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention, block, decoder, embedding,
-    final_norm, flag, gated_mlp, head, hf_names, must_be, norm,
+    DECODER, NO_WINDOW, PAD, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention, block, decoder, flag,
+    gated_mlp, hf_names, must_be, network, norm,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names
 
@@ -21,13 +21,9 @@ HUNYUAN_DENSE = decoder(
 
 def _post_norm(*attention_rows: TensorRow) -> tuple[TensorRow, ...]:
     """A decoder that normalises what attention and MLP give, not what they take."""
-    return (
-        embedding(),
-        *block(
-            *attention_rows, *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp(),
-            *norm("post_feedforward_layernorm", "post_ffw_norm"),
-        ),
-        *final_norm(), *head(),
+    return network(
+        *attention_rows, *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp(),
+        *norm("post_feedforward_layernorm", "post_ffw_norm"),
     )
 
 
@@ -54,13 +50,9 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(  # as KORMo-Team/KORMo-10B-base has it: a llama in all but the names of its norms
         id="kormo", gguf="qwen2", when="tensors=attn_q.weight&!tensors=attn_q.bias", **hf_names("KORMo", "kormo"),
         gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("pre_attention_layernorm", "attn_norm"), *attention(), *norm("pre_mlp_layernorm", "ffn_norm"),
-                *gated_mlp(),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("pre_attention_layernorm", "attn_norm"), *attention(), *norm("pre_mlp_layernorm", "ffn_norm"),
+            *gated_mlp(),
         ),
         keys=(*DECODER, WHOLE_HEADS, SILU, must_be("attention_bias", False), must_be("mlp_bias", False)),
         defaults={"": {"rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 131072}},
@@ -77,13 +69,9 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="seed_oss", gguf="seed_oss", **hf_names("SeedOss", "seed_oss"), gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_out_bias"),
-                *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp("mlp_bias"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention("attention_bias", "attention_out_bias"),
+            *norm("post_attention_layernorm", "post_attention_norm"), *gated_mlp("mlp_bias"),
         ),
         keys=(
             *DECODER, PAD, SILU, flag("attention_bias"), must_be("attention_out_bias", False),

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, EPSILON, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, block,
-    convert, decoder, embedding, final_norm, flag, gated_mlp, gelu, head, hf_names, linear, must_be, norm, rename,
-    split,
+    DECODER, DIMS, EPSILON, GROUPED, HEAD_DIM, LAYER_EPS, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, attention, convert,
+    decoder, flag, gated_mlp, gelu, hf_names, linear, must_be, network, norm, rename, split,
 )
 
 _QKV = {"attn_q.weight": "q,hidden", "attn_k.weight": "kv,hidden", "attn_v.weight": "kv,hidden"}
@@ -18,19 +17,16 @@ _UNTIED = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_emb
 ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="internlm2", gguf="internlm2", **hf_names("InternLM2", "internlm2"), rope_type=0,
-        tensors=(
-            embedding("model.tok_embeddings"),
-            *block(
-                *norm("attention_norm", "attn_norm"),
-                # Each group holds its queries, one key and one value; queries and keys are in llama's rotary order.
-                split(
-                    "attention.wqkv.weight", "q+2*kv,hidden", _QKV,
-                    order=("deal:kv_heads,q/kv_heads,head_dim,head_dim", "head:q+kv,heads+kv_heads,2,head_dim/2"),
-                ),
-                *linear("attention.wo", "attn_output", "hidden,q"), *norm("ffn_norm", "ffn_norm"),
-                *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2")),
+        tensors=network(
+            *norm("attention_norm", "attn_norm"),
+            # Each group holds its queries, one key and one value; queries and keys are in llama's rotary order.
+            split(
+                "attention.wqkv.weight", "q+2*kv,hidden", _QKV,
+                order=("deal:kv_heads,q/kv_heads,head_dim,head_dim", "head:q+kv,heads+kv_heads,2,head_dim/2"),
             ),
-            *final_norm(), *head("output"),
+            *linear("attention.wo", "attn_output", "hidden,q"), *norm("ffn_norm", "ffn_norm"),
+            *gated_mlp(hf="feed_forward", names=("w1", "w3", "w2")),
+            embed="model.tok_embeddings", out="output",
         ),
         keys=(*DECODER, SILU, flag("bias")),
         defaults={"": _UNTIED},
@@ -52,17 +48,13 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="baichuan", gguf="baichuan", **hf_names("Baichuan", "baichuan", "BaiChuan"), rope_type=0,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"),
-                split(
-                    "self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)
-                ),
-                *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
-                *gated_mlp(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"),
+            split(
+                "self_attn.W_pack.weight", "q+2*kv,hidden", _QKV, order=("head:q+kv,heads+kv_heads,2,head_dim/2",)
             ),
-            *final_norm(), *head(),
+            *linear("self_attn.o_proj", "attn_output", "hidden,q"), *norm("post_attention_layernorm", "ffn_norm"),
+            *gated_mlp(),
         ),
         keys=(
             *rename(DIMS, max_position_embeddings=("model_max_length", "max_position_embeddings")), RMS_EPS, ROPE,
@@ -72,13 +64,10 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="exaone", gguf="exaone", **hf_names("Exaone", "exaone"), gguf_only=("rope_freqs.weight",),
-        tensors=(
-            embedding("transformer.wte"),
-            *block(
-                *norm("ln_1", "attn_norm"), *attention(hf="attn.attention", o_proj="out_proj"),
-                *norm("ln_2", "ffn_norm"), *gated_mlp(names=("c_fc_0", "c_fc_1", "c_proj")), hf="transformer.h.{n}.",
-            ),
-            *final_norm("transformer.ln_f"), *head(),
+        tensors=network(
+            *norm("ln_1", "attn_norm"), *attention(hf="attn.attention", o_proj="out_proj"), *norm("ln_2", "ffn_norm"),
+            *gated_mlp(names=("c_fc_0", "c_fc_1", "c_proj")),
+            hf="transformer.h.{n}.", embed="transformer.wte", last="transformer.ln_f",
         ),
         keys=(
             *rename(DIMS, num_layers=("num_layers", "num_hidden_layers")), GROUPED, ROPE,
@@ -98,15 +87,12 @@ ROWS: tuple[Architecture, ...] = (
     ),
     Architecture(
         id="qwen", gguf="qwen", **hf_names("QWen", "qwen", end="LMHeadModel"),
-        tensors=(
-            embedding("transformer.wte"),
-            *block(
-                *norm("ln_1", "attn_norm"), *linear("attn.c_attn", "attn_qkv", "3*hidden,hidden", REQUIRED),
-                *linear("attn.c_proj", "attn_output", "hidden,hidden"), *norm("ln_2", "ffn_norm"),
-                *linear("mlp.w1", "ffn_up", "ffn/2,hidden"), *linear("mlp.w2", "ffn_gate", "ffn/2,hidden"),
-                *linear("mlp.c_proj", "ffn_down", "hidden,ffn/2"), hf="transformer.h.{n}.",
-            ),
-            *final_norm("transformer.ln_f"), *head(),
+        tensors=network(
+            *norm("ln_1", "attn_norm"), *linear("attn.c_attn", "attn_qkv", "3*hidden,hidden", REQUIRED),
+            *linear("attn.c_proj", "attn_output", "hidden,hidden"), *norm("ln_2", "ffn_norm"),
+            *linear("mlp.w1", "ffn_up", "ffn/2,hidden"), *linear("mlp.w2", "ffn_gate", "ffn/2,hidden"),
+            *linear("mlp.c_proj", "ffn_down", "hidden,ffn/2"),
+            hf="transformer.h.{n}.", embed="transformer.wte", last="transformer.ln_f",
         ),
         keys=(
             *DIMS, replace(ROPE, hf=("rotary_emb_base",)), replace(RMS_EPS, hf=("layer_norm_epsilon",)),
@@ -117,16 +103,12 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="codeshell", gguf="codeshell", **hf_names("CodeShell", "codeshell"), gguf_only=(), head_always=True,
         ignored=(".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"),
-        tensors=(
-            embedding("transformer.wte"),
-            *block(
-                *norm("ln_1", "attn_norm", bias=REQUIRED),
-                *linear("attn.c_attn", "attn_qkv", "q+2*kv,hidden", REQUIRED),
-                *linear("attn.c_proj", "attn_output", "hidden,q", REQUIRED), *norm("ln_2", "ffn_norm", bias=REQUIRED),
-                *linear("mlp.c_fc", "ffn_up", "ffn,hidden", REQUIRED),
-                *linear("mlp.c_proj", "ffn_down", "hidden,ffn", REQUIRED), hf="transformer.h.{n}.",
-            ),
-            *final_norm("transformer.ln_f", REQUIRED), *head(),
+        tensors=network(
+            *norm("ln_1", "attn_norm", bias=REQUIRED), *linear("attn.c_attn", "attn_qkv", "q+2*kv,hidden", REQUIRED),
+            *linear("attn.c_proj", "attn_output", "hidden,q", REQUIRED), *norm("ln_2", "ffn_norm", bias=REQUIRED),
+            *linear("mlp.c_fc", "ffn_up", "ffn,hidden", REQUIRED),
+            *linear("mlp.c_proj", "ffn_down", "hidden,ffn", REQUIRED),
+            hf="transformer.h.{n}.", embed="transformer.wte", last="transformer.ln_f", norm_bias=REQUIRED,
         ),
         keys=(
             *convert(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, block,
-    convert, decoder, embedding, final_norm, flag, gated_mlp, head, hf_names, linear, must_be, norm, rename, split,
+    DECODER, DIMS, EPSILON, GROUPED, RMS_EPS, ROPE_DIM, SILU, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, class_names,
+    convert, decoder, flag, gated_mlp, hf_names, linear, must_be, network, norm, rename, split,
 )
 from aprfmt.arch.rows.parts_moe import EQUAL_HEADS
 
@@ -39,19 +39,17 @@ def _expert(kind: str, gguf: str) -> tuple[TensorRow, ...]:
 ROWS: tuple[Architecture, ...] = (
     # As zai-org/chatglm3-6b and glm-4-9b-chat have it.
     Architecture(
-        id="chatglm", gguf="chatglm", when="tensors=attn_qkv.weight", hf_class="ChatGLMModel", model_type="chatglm",
-        hf_classes=("ChatGLMModel", "ChatGLMForConditionalGeneration"), model_types=("chatglm",), rope_type=0,
-        gguf_only=(), ignored=(".rotary_pos_emb.inv_freq",),
-        tensors=(
-            embedding("transformer.embedding.word_embeddings"),
-            *block(
-                *norm("input_layernorm", "attn_norm"),
-                *_qkv("self_attention.query_key_value", "q+2*kv,hidden", "add_qkv_bias"),
-                *linear("self_attention.dense", "attn_output", "hidden,hidden"),
-                *norm("post_attention_layernorm", "ffn_norm"), *linear("mlp.dense_h_to_4h", "ffn_up", "2*ffn,hidden"),
-                *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn"), hf="transformer.encoder.layers.{n}.",
-            ),
-            *final_norm("transformer.encoder.final_layernorm"), *head("transformer.output_layer"),
+        id="chatglm", gguf="chatglm", when="tensors=attn_qkv.weight",
+        **class_names("ChatGLMModel", "ChatGLMForConditionalGeneration", types=("chatglm",)), rope_type=0, gguf_only=(),
+        ignored=(".rotary_pos_emb.inv_freq",),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"),
+            *_qkv("self_attention.query_key_value", "q+2*kv,hidden", "add_qkv_bias"),
+            *linear("self_attention.dense", "attn_output", "hidden,hidden"),
+            *norm("post_attention_layernorm", "ffn_norm"), *linear("mlp.dense_h_to_4h", "ffn_up", "2*ffn,hidden"),
+            *linear("mlp.dense_4h_to_h", "ffn_down", "hidden,ffn"),
+            hf="transformer.encoder.layers.{n}.", embed="transformer.embedding.word_embeddings",
+            last="transformer.encoder.final_layernorm", out="transformer.output_layer",
         ),
         keys=(
             *rename(
@@ -72,22 +70,19 @@ ROWS: tuple[Architecture, ...] = (
     # As smallcloudai/Refact-1_6B-fim has it.
     Architecture(
         id="refact", gguf="refact", **hf_names("GPTRefact", "gpt_refact"), gguf_only=(),
-        tensors=(
-            embedding("transformer.wte"),
-            *block(
-                *norm("ln_1", "attn_norm"), *linear("attn.q", "attn_q", "hidden,hidden"),
-                split(
-                    "attn.kv.weight", "2*head_dim,hidden",
-                    dict.fromkeys(("attn_k.weight", "attn_v.weight"), "head_dim,hidden"),
-                ),
-                *linear("attn.c_proj", "attn_output", "hidden,hidden"), *norm("ln_2", "ffn_norm"),
-                split(
-                    "mlp.gate_up_proj.weight", "2*ffn,hidden",
-                    dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden"),
-                ),
-                *linear("mlp.c_proj", "ffn_down", "hidden,ffn"), hf="transformer.h.{n}.",
+        tensors=network(
+            *norm("ln_1", "attn_norm"), *linear("attn.q", "attn_q", "hidden,hidden"),
+            split(
+                "attn.kv.weight", "2*head_dim,hidden",
+                dict.fromkeys(("attn_k.weight", "attn_v.weight"), "head_dim,hidden"),
             ),
-            *final_norm("ln_f"), *head(),
+            *linear("attn.c_proj", "attn_output", "hidden,hidden"), *norm("ln_2", "ffn_norm"),
+            split(
+                "mlp.gate_up_proj.weight", "2*ffn,hidden",
+                dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden"),
+            ),
+            *linear("mlp.c_proj", "ffn_down", "hidden,ffn"),
+            hf="transformer.h.{n}.", embed="transformer.wte", last="ln_f",
         ),
         keys=(
             *convert(
@@ -105,15 +100,11 @@ ROWS: tuple[Architecture, ...] = (
     # As pfnet/plamo-13b has it, whose config names no length.
     Architecture(
         id="plamo", gguf="plamo", **hf_names("Plamo", "plamo"), gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("norm", "attn_norm"), *linear("self_attn.q_proj", "attn_q", "hidden,hidden", order=_NEIGHBOURS),
-                *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
-                *linear("self_attn.o_proj", "attn_output", "hidden,hidden", columns=_NEIGHBOURS), *gated_mlp(),
-                hf="model.layers.layers.{n}.",
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("norm", "attn_norm"), *linear("self_attn.q_proj", "attn_q", "hidden,hidden", order=_NEIGHBOURS),
+            *linear("self_attn.k_proj", "attn_k", "kv,hidden"), *linear("self_attn.v_proj", "attn_v", "kv,hidden"),
+            *linear("self_attn.o_proj", "attn_output", "hidden,hidden", columns=_NEIGHBOURS), *gated_mlp(),
+            hf="model.layers.layers.{n}.",
         ),
         keys=(
             *DIMS, Key("attention.head_count_kv", field="num_kv_heads", via="unshared_heads"),
@@ -140,13 +131,9 @@ ROWS: tuple[Architecture, ...] = (
     # As zai-org/cogvlm-chat-hf has it. The tensors for pictures are the network's: llama.cpp insists on them.
     Architecture(
         id="cogvlm", gguf="cogvlm", **hf_names("CogVLM", "cogvlm"), gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *_expert("language", ""), *_expert("vision", "vis_"),
-                *norm("post_attention_layernorm", "ffn_norm"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *_expert("language", ""), *_expert("vision", "vis_"),
+            *norm("post_attention_layernorm", "ffn_norm"),
         ),
         keys=(*DECODER, VOCAB, ROPE_DIM, EQUAL_HEADS, SILU),
         defaults={"": {**_UNTIED, "max_position_embeddings": 2048}},

@@ -19,7 +19,8 @@ ROWS: tuple[Architecture, ...] = (
                 *norm("ln_1", "attn_norm", bias=REQUIRED), *conv1d("attn.c_attn", "attn_qkv", "hidden", "3*hidden"),
                 *conv1d("attn.c_proj", "attn_output", "hidden", "hidden"), *norm("ln_2", "ffn_norm", bias=REQUIRED),
                 *conv1d("mlp.c_fc", "ffn_up", "hidden", "ffn"), *conv1d("mlp.c_fc2", "ffn_gate", "hidden", "ffn"),
-                *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"), hf="transformer.h.{n}.",
+                *conv1d("mlp.c_proj", "ffn_down", "ffn", "hidden"),
+                hf="transformer.h.{n}.",
             ),
             *final_norm("transformer.ln_f", REQUIRED),
             tensor(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention, block,
-    convert, embedding, experts, final_norm, gated_mlp, head, hf_names, linear, must_be, norm, rename, tensor,
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SLIDING_LAYERS, VOCAB, WHOLE_HEADS, WINDOW, attention,
+    class_names, convert, experts, gated_mlp, hf_names, linear, must_be, network, norm, rename, tensor,
 )
 from aprfmt.arch.rows.parts_moe import COUNT, USED, WIDTH, moe_decoder, moe_keys, router_and_experts
 
@@ -42,19 +42,14 @@ ROWS: tuple[Architecture, ...] = (
     # As keyfan/grok-1-hf has it.
     Architecture(
         id="grok", gguf="grok", **hf_names("Grok", "grok-1"), gguf_only=(),
-        tensors=(
-            embedding("transformer.in_out_embed"),
-            *block(
-                *norm("rms_norm", "attn_norm"), *linear("multi_head_attention.query", "attn_q", "q,hidden"),
-                *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
-                *linear("multi_head_attention.value", "attn_v", "kv,hidden"),
-                *linear("multi_head_attention.linear", "attn_output", "hidden,q"),
-                *norm("rms_norm_1", "attn_output_norm"), *norm("rms_norm_2", "ffn_norm"),
-                *linear("router", "ffn_gate_inp", "experts,hidden"),
-                *experts("moe.{e}.", ("linear", "linear_v", "linear_1")), *norm("rms_norm_3", "layer_output_norm"),
-                hf="transformer.decoder_layer.{n}.",
-            ),
-            *final_norm("transformer.rms_norm"), *head(),
+        tensors=network(
+            *norm("rms_norm", "attn_norm"), *linear("multi_head_attention.query", "attn_q", "q,hidden"),
+            *linear("multi_head_attention.key", "attn_k", "kv,hidden"),
+            *linear("multi_head_attention.value", "attn_v", "kv,hidden"),
+            *linear("multi_head_attention.linear", "attn_output", "hidden,q"), *norm("rms_norm_1", "attn_output_norm"),
+            *norm("rms_norm_2", "ffn_norm"), *linear("router", "ffn_gate_inp", "experts,hidden"),
+            *experts("moe.{e}.", ("linear", "linear_v", "linear_1")), *norm("rms_norm_3", "layer_output_norm"),
+            hf="transformer.decoder_layer.{n}.", embed="transformer.in_out_embed", last="transformer.rms_norm",
         ),
         keys=_grok_keys(ROPE, Key("attn_logit_softcapping", ("max_attn_value",), "f32")),
         defaults={"": {**_GROK_DEFAULTS, "max_attn_value": 30.0, "tie_word_embeddings": True}},
@@ -63,15 +58,11 @@ ROWS: tuple[Architecture, ...] = (
     Architecture(
         id="grok2", gguf="grok", when="tensors=post_ffw_norm.weight", hf_class="Grok1ForCausalLM", model_type="git",
         hf_classes=("Grok1ForCausalLM",), model_types=(), gguf_only=(),
-        tensors=(
-            embedding(),
-            *block(
-                *norm("pre_attn_norm", "attn_norm"), *attention(), *norm("post_attn_norm", "attn_output_norm"),
-                *norm("pre_moe_norm", "ffn_norm"), *gated_mlp(),
-                *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
-                *experts("block_sparse_moe.experts.{e}.", _W123), *norm("post_moe_norm", "post_ffw_norm"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("pre_attn_norm", "attn_norm"), *attention(), *norm("post_attn_norm", "attn_output_norm"),
+            *norm("pre_moe_norm", "ffn_norm"), *gated_mlp(),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", _W123), *norm("post_moe_norm", "post_ffw_norm"),
         ),
         keys=_grok_keys(
             Key("rope.freq_base", ("rope_theta",), "f32", field="rope_theta"),
@@ -88,18 +79,13 @@ ROWS: tuple[Architecture, ...] = (
     # As Snowflake/snowflake-arctic-instruct has it.
     Architecture(
         id="arctic", gguf="arctic", **hf_names("Arctic", "arctic"), rope_type=0,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm"), *attention(permuted=True),
-                *norm("residual_layernorm", "ffn_norm"), *linear("residual_mlp.w1", "ffn_gate", "hidden,hidden"),
-                *linear("residual_mlp.w3", "ffn_up", "hidden,hidden"),
-                *linear("residual_mlp.w2", "ffn_down", "hidden,hidden"),
-                *norm("post_attention_layernorm", "ffn_norm_exps"),
-                *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
-                *experts("block_sparse_moe.experts.{e}.", _W123),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm"), *attention(permuted=True), *norm("residual_layernorm", "ffn_norm"),
+            *linear("residual_mlp.w1", "ffn_gate", "hidden,hidden"),
+            *linear("residual_mlp.w3", "ffn_up", "hidden,hidden"),
+            *linear("residual_mlp.w2", "ffn_down", "hidden,hidden"), *norm("post_attention_layernorm", "ffn_norm_exps"),
+            *linear("block_sparse_moe.gate", "ffn_gate_inp", "experts,hidden"),
+            *experts("block_sparse_moe.experts.{e}.", _W123),
         ),
         keys=moe_keys(
             VOCAB, ROPE_DIM, WHOLE_HEADS, must_be("use_residual", True), must_be("parallel_attn_mlp_res", True),
@@ -110,8 +96,7 @@ ROWS: tuple[Architecture, ...] = (
     # As inclusionAI/GroveMoE-Inst has it.
     Architecture(
         id="grovemoe", gguf="grovemoe", required={"expert_group_scale": "", "experts_per_group": ""},
-        hf_class="GroveMoeForCausalLM", model_type="grove_moe",
-        hf_classes=("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM"), model_types=("grove_moe",),
+        **class_names("GroveMoeForCausalLM", "modeling_grove_moe.GroveMoeForCausalLM", types=("grove_moe",)),
         gguf_only=(),
         tensors=moe_decoder(
             *attention(qk_norm="head_dim"), *router_and_experts(),

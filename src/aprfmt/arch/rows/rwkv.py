@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EPSILON, GROUPED, RMS_EPS, SILU, block, decoder, embedding, final_norm, flag, head, linear, must_be, norm,
-    tensor,
+    DIMS, EPSILON, GROUPED, RMS_EPS, SILU, block, class_names, decoder, embedding, final_norm, flag, head, linear,
+    must_be, norm, tensor,
 )
 
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
@@ -55,13 +55,14 @@ _CHANNEL_MIX = (
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="rwkv6", gguf="rwkv6", hf_class="Rwkv6ForCausalLM", model_type="rwkv6", hf_classes=("Rwkv6ForCausalLM",),
-        model_types=("rwkv6",), required={"wkv.head_size": "", _MIX: "", _DECAY: ""}, gguf_only=(),
+        id="rwkv6", gguf="rwkv6", **class_names("Rwkv6ForCausalLM", types=("rwkv6",)),
+        required={"wkv.head_size": "", _MIX: "", _DECAY: ""}, gguf_only=(),
         tensors=(
             embedding("rwkv.embeddings"), *norm("rwkv.blocks.0.pre_ln", "token_embd_norm", bias=REQUIRED),
             *block(
                 *norm("ln1", "attn_norm", bias=REQUIRED), *_TIME_MIX, *norm("ln2", "attn_norm_2", bias=REQUIRED),
-                *_CHANNEL_MIX, hf="rwkv.blocks.{n}.",
+                *_CHANNEL_MIX,
+                hf="rwkv.blocks.{n}.",
             ),
             *final_norm("rwkv.ln_out", bias=REQUIRED), *head("head"),
         ),
@@ -79,8 +80,7 @@ ROWS: tuple[Architecture, ...] = (
         head_always=True,
     ),
     Architecture(
-        id="rwkv6qwen2", gguf="rwkv6qwen2", hf_class="RWKV6Qwen2ForCausalLM", model_type="rwkv6qwen2",
-        hf_classes=("RWKV6Qwen2ForCausalLM",), model_types=("rwkv6qwen2",),
+        id="rwkv6qwen2", gguf="rwkv6qwen2", **class_names("RWKV6Qwen2ForCausalLM", types=("rwkv6qwen2",)),
         required={"wkv.head_size": "", _MIX: "", _DECAY: ""}, gguf_only=(),
         tensors=decoder(
             *_low_ranks("self_attn.", _SHIFT_RANK, _DECAY_RANK, ("parts:3,1,2,0,4",)),

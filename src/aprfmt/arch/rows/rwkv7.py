@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, LAYER_EPS, RMS_EPS, SILU, block, embedding, final_norm, flag, gated_mlp, head, linear, must_be, norm, tensor,
+    DIMS, LAYER_EPS, RMS_EPS, SILU, block, class_names, embedding, final_norm, flag, gated_mlp, head, linear, must_be,
+    norm, tensor,
 )
 
 _BLOCKS, _, _WIDTH, _FFN, _HEADS = DIMS
@@ -103,7 +104,8 @@ _PLAIN = (
         *norm("ln2", "attn_norm_2", bias=REQUIRED),
         tensor("feed_forward.x_k", "channel_mix_lerp_k.weight", _ROW, gguf_dims=("hidden",)),
         *linear("feed_forward.key", "channel_mix_key", "ffn,hidden"),
-        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"), hf="model.blocks.{n}.",
+        *linear("feed_forward.value", "channel_mix_value", "hidden,ffn"),
+        hf="model.blocks.{n}.",
     ),
     *final_norm("model.ln_out", bias=REQUIRED), *head("head"),
 )
@@ -120,8 +122,8 @@ def _keys(eps: str, head_size: str, *ranks: Key) -> tuple[Key, ...]:
 
 
 _RWKV7 = Architecture(
-    id="rwkv7", gguf="rwkv7", hf_class="RWKV7ForCausalLM", model_type="rwkv7", hf_classes=("RWKV7ForCausalLM",),
-    model_types=("rwkv7", "rwkv7_fla"), required=_REQUIRED, gguf_only=(), copies=_FIRST,
+    id="rwkv7", gguf="rwkv7", **class_names("RWKV7ForCausalLM", types=("rwkv7", "rwkv7_fla")), required=_REQUIRED,
+    gguf_only=(), copies=_FIRST,
     tensors=_FLA,
     keys=(
         *_keys("norm_eps", "head_dim", *map(lambda key, hf: replace(key, hf=(hf,)), _RANK_KEYS, _FLA_RANKS.values())),
@@ -151,9 +153,8 @@ ROWS: tuple[Architecture, ...] = (
         differs=(),
     ),
     Architecture(
-        id="rwkv_hybrid", gguf="arwkv7", hf_class="RwkvHybridForCausalLM", model_type="rwkv_hybrid",
-        hf_classes=("RwkvHybridForCausalLM",), model_types=("rwkv_hybrid",), required=_REQUIRED, gguf_only=(),
-        copies=_FIRST,
+        id="rwkv_hybrid", gguf="arwkv7", **class_names("RwkvHybridForCausalLM", types=("rwkv_hybrid",)),
+        required=_REQUIRED, gguf_only=(), copies=_FIRST,
         tensors=(
             embedding(), *_idle(f"model.layers.0.{_INSIDE_QWEN}", _FIXED["v"]),
             *block(

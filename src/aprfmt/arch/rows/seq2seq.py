@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, HEAD_DIM, RMS_EPS, block, head, linear, must_be, norm, rename, tensor
+from aprfmt.arch.rows.parts import (
+    DIMS, HEAD_DIM, RMS_EPS, block, class_names, head, linear, must_be, norm, rename, tensor,
+)
 
 _DEC = "num_decoder_layers"
 _ACTS = ("relu", "gelu", "gelu_new", "silu")
@@ -58,7 +60,8 @@ def _t5(layers: str) -> tuple[TensorRow, ...]:
             *_t5_attention("layer.1.EncDecAttention", "cross_attn"),
             # Of the first T5; no program reads it.
             tensor(unused, "cross_attn_rel_b.weight", "relative_attention_num_buckets,heads", OPTIONAL, layers="first"),
-            *_t5_mlp(2), hf="decoder.block.{n}.", gguf="dec.blk.{n}.", depth=_DEC,
+            *_t5_mlp(2),
+            hf="decoder.block.{n}.", gguf="dec.blk.{n}.", depth=_DEC,
         ),
         *norm("decoder.final_layer_norm", "dec.output_norm"), *head(),
     )
@@ -96,11 +99,12 @@ _GELU: dict[str, object] = {"feed_forward_proj": "gated-gelu", "decoder_start_to
 _COPIES = (("encoder.embed_tokens.", "shared."), ("decoder.embed_tokens.", "shared."))
 
 _T5 = Architecture(
-    id="t5", gguf="t5", hf_class="T5ForConditionalGeneration", model_type="t5",
-    hf_classes=(
+    id="t5", gguf="t5",
+    **class_names(
         "T5ForConditionalGeneration", "T5WithLMHeadModel", "T5Model", "MT5ForConditionalGeneration", "MT5Model",
+        types=("t5", "mt5"), bare=("T5Model", "MT5Model"),
     ),
-    bare_classes=("T5Model", "MT5Model"), model_types=("t5", "mt5"), gguf_only=(),
+    gguf_only=(),
     tensors=_t5("first"), keys=(*_KEYS, Key("", ("scale_decoder_outputs",), "bool")), prefixes=_COPIES,
     defaults={"": _DEFAULTS, "t5": _RELU, "mt5": _GELU}, differs=(Difference(_SCALED, _IS_SCALED),),
 )
@@ -108,8 +112,8 @@ _T5 = Architecture(
 ROWS: tuple[Architecture, ...] = (
     _T5,
     replace(
-        _T5, id="umt5", hf_class="UMT5ForConditionalGeneration", model_type="umt5",
-        hf_classes=("UMT5ForConditionalGeneration", "UMT5Model"), bare_classes=("UMT5Model",), model_types=("umt5",),
+        _T5, id="umt5",
+        **class_names("UMT5ForConditionalGeneration", "UMT5Model", types=("umt5",), bare=("UMT5Model",)),
         when="tensors=enc.blk.1.attn_rel_b.weight", tensors=_t5(""), keys=_KEYS, defaults={"": _DEFAULTS | _GELU},
         differs=(Difference(_SCALED, "!bare"),),
     ),

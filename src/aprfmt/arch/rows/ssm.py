@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
-from aprfmt.arch.rows.parts import DIMS, SILU, block, embedding, final_norm, head, must_be, norm
+from aprfmt.arch.rows.parts import DIMS, SILU, block, class_names, embedding, final_norm, head, must_be, norm
 from aprfmt.arch.rows.parts_ssm import dual, mixer, selective
 
 _BLOCKS, _, _WIDTH, _, _ = DIMS
@@ -40,8 +40,7 @@ _NORMED = "ssm.dt_b_c_rms"
 
 ROWS: tuple[Architecture, ...] = (
     Architecture(
-        id="mamba", gguf="mamba", hf_class="MambaForCausalLM", model_type="mamba",
-        hf_classes=("MambaForCausalLM", "MambaLMHeadModel"), model_types=("mamba",),
+        id="mamba", gguf="mamba", **class_names("MambaForCausalLM", "MambaLMHeadModel", types=("mamba",)),
         prefixes=(("backbone.embedding.", "backbone.embeddings."),),
         tensors=_SELECTIVE,
         keys=(
@@ -51,8 +50,7 @@ ROWS: tuple[Architecture, ...] = (
         defaults={"": _MAMBA},
     ),
     Architecture(
-        id="falcon_mamba", gguf="mamba", hf_class="FalconMambaForCausalLM", model_type="falcon_mamba",
-        hf_classes=("FalconMambaForCausalLM",), model_types=("falcon_mamba",), when=_NORMED,
+        id="falcon_mamba", gguf="mamba", **class_names("FalconMambaForCausalLM", types=("falcon_mamba",)), when=_NORMED,
         tensors=_SELECTIVE,
         keys=(
             *_mamba_keys(_INNER, _RANK), Key(_NORMED, kind="bool", constant=True), Key("", ("mixer_rms_eps",), "f32"),
@@ -60,8 +58,7 @@ ROWS: tuple[Architecture, ...] = (
         defaults={"": _MAMBA | {"mixer_rms_eps": 1e-6}},
     ),
     Architecture(
-        id="mamba2", gguf="mamba2", hf_class="Mamba2ForCausalLM", model_type="mamba2",
-        hf_classes=("Mamba2ForCausalLM",), model_types=("mamba2",),
+        id="mamba2", gguf="mamba2", **class_names("Mamba2ForCausalLM", types=("mamba2",)),
         tensors=_mamba(
             dual("expand*hidden", "state_size", "num_heads", "n_groups", "conv_kernel", "use_bias", "use_conv_bias")
         ),
