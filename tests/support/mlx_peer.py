@@ -66,6 +66,39 @@ def logits(folder: str, ids: list[int], output: str) -> None:
     np.save(output, np.array(model(mx.array([ids])).astype(mx.float32))[0])
 
 
+def adapted_logits(folder: str, adapter: str, ids: list[int], output: str) -> None:
+    """The logits of the model in `folder` with an adapter beside it, as `logits` gives them."""
+    mx: Any = import_module("mlx.core")
+    utils: Any = import_module("mlx_lm.utils")
+    model, _ = utils.load_model(Path(folder))
+    model = utils.load_adapters(model, adapter)
+    model.eval()
+    np.save(output, np.array(model(mx.array([ids])).astype(mx.float32))[0])
+
+
+def write_adapter(folder: str, adapter: str, keys: list[str], rank: int, scale: float) -> None:
+    """What a training by mlx_lm leaves: adapters.safetensors, those of a step before, adapter_config.json."""
+    mx: Any = import_module("mlx.core")
+    tuner: Any = import_module("mlx_lm.tuner.utils")
+    utils: Any = import_module("mlx_lm.utils")
+    flatten: Any = import_module("mlx.utils").tree_flatten
+    model, _ = utils.load_model(Path(folder))
+    model.freeze()
+    numbers = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": keys}
+    tuner.linear_to_lora_layers(model, len(model.layers), numbers)
+    mx.random.seed(3)
+    made = {
+        name: 0.05 * mx.random.normal(value.shape) if name.endswith(("lora_a", "lora_b")) else value
+        for name, value in flatten(model.trainable_parameters())
+    }
+    place = Path(adapter)
+    place.mkdir(parents=True)
+    config = {"fine_tune_type": "lora", "num_layers": len(model.layers), "lora_parameters": numbers, "model": folder}
+    utils.save_config(config, place / "adapter_config.json")
+    for name in ("0000100_adapters.safetensors", "adapters.safetensors"):
+        mx.save_safetensors(str(place / name), made)
+
+
 if __name__ == "__main__":
     for function, *arguments in json.load(sys.stdin):
         globals()[function](*arguments)

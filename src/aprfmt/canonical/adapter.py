@@ -528,12 +528,13 @@ def is_of(row: Architecture, weight: str) -> bool:
     return fused is not None and all(matches(row, f"blk.{fused[1]}.ffn_{x}_exps.weight", "gguf") for x in which)
 
 
+_MLX_STACK = re.compile(r"(?:.*\.)?layers\.(\d+)\..*?\.?(?:switch_mlp|experts)\.(gate|up|down)_proj\.weight")
+
+
 def stacked_name(weight: str) -> str:
     """llama.cpp's name of a stack of experts that MLX calls `weight`; `weight` itself for any other."""
-    head, found, tail = weight.partition(".switch_mlp.")
-    layer = head.removesuffix(".mlp").removesuffix(".block_sparse_moe").rpartition(".")[2]
-    which = {"gate_proj.weight": "gate", "up_proj.weight": "up", "down_proj.weight": "down"}.get(tail)
-    return f"blk.{layer}.ffn_{which}_exps.weight" if found and which and layer.isdecimal() else weight
+    found = _MLX_STACK.fullmatch(weight)
+    return f"blk.{found[1]}.ffn_{found[2]}_exps.weight" if found is not None else weight
 
 
 def is_embedding(row: Architecture | None, weight: str) -> bool:

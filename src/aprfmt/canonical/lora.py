@@ -177,11 +177,17 @@ def to_gguf(adapter: Adapter, path: PathLike) -> tuple[dict[str, Pair], dict[str
         link = _link(row, h, name, shapes, adapter, path)
         done |= set(link.hf)
         given = [names.get(hf) for hf in link.hf]
-        for made_pair, parts in _transform(link, given, inverse=False, path=path):
+        for made_pair, parts in _with_something(_transform(link, given, inverse=False, path=path)):
             _add(out, made_pair, path)
             if parts:
                 blocks[made_pair.weight] = parts
     return out, blocks
+
+
+def _with_something(found: list[tuple[Pair, list[tuple[str, int]]]]) -> list[tuple[Pair, list[tuple[str, int]]]]:
+    """Of several parts of one weight those to which something is added: an adapter may have changed one alone."""
+    kept = [one for one in found if values_of(one[0].b).any()] if len(found) > 1 else found
+    return kept or found
 
 
 def _add(out: dict[str, Pair], pair: Pair, path: PathLike) -> None:

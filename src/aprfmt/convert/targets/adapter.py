@@ -413,18 +413,26 @@ def mlx_layouts(c: Canonical, work: Work) -> Output:
 def mlx_pairs(c: Canonical, adapter: Adapter) -> dict[str, Pair]:
     """The pairs by the names that mlx_lm has for the weights: stacks of experts are one projection each."""
     found = factors.to_hf(adapter, c.model.path)
-    single = {name for name in found if re.search(r"\.experts\.", name)}
-    if not single:
+    experts = {name: re.match(r"(.*)\.experts\.", name) for name in found}
+    prefixes = {re.sub(r".*?layers\.(\d+)\..*", r"\1", name): m[1] for name, m in experts.items() if m is not None}
+    if not prefixes:
         return found
-    stacks, _ = factors.to_gguf(replace(adapter, pairs={name: found[name] for name in single}), c.model.path)
+    base = adapter.of
+    single = {name: found[name] for name, match in experts.items() if match is not None}
+    stacks, _ = factors.to_gguf(replace(adapter, pairs=single), c.model.path)
+    stem = "experts" if base is not None and base.row.id in _MLX_EXPERTS else "switch_mlp"
     out = {name: pair for name, pair in found.items() if name not in single}
     for name, pair in stacks.items():
         match = re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight", name)
         if match is None:
             raise RefusedError("mlx_lm has no name for this weight", path=c.model.path, tensor=name, hint=_MERGE)
-        mlx = f"model.layers.{match[1]}.mlp.switch_mlp.{match[2]}_proj.weight"
+        mlx = f"{prefixes[match[1]]}.{stem}.{match[2]}_proj.weight"
         out[mlx] = replace(pair, weight=mlx)
     return out
+
+
+_MLX_EXPERTS = ("gpt_oss", "llama4_text", "dots1", "afmoe")
+"""Rows whose stacks of experts mlx_lm calls "experts", and not "switch_mlp"."""
 
 
 def safetensors_layouts(c: Canonical, work: Work) -> Output:
