@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from arch_models import find_case
 from conformance_explained import explain
-from converter_peer import ConverterPeer
+from converter_peer import ConverterPeer, as_it_is
 from draft_models import DRAFTED, write_drafted
 from llama_peer import LlamaPeer
 
@@ -52,7 +52,10 @@ def converted(
         def get(name: str, *options: str) -> Path:
             path = work / f"{name}{''.join(options)}.gguf"
             if not path.exists():
-                peer.convert_once(folder(name), path, DRAFTED[name].out_type, options, plain_vocabulary=True)
+                source = folder(name)
+                if DRAFTED[name].raw:
+                    source = as_it_is(source, work / name)
+                peer.convert_once(source, path, DRAFTED[name].out_type, options, plain_vocabulary=True)
             return path
 
         yield get

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,15 @@ ATTEMPTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
 """(what is said of it, options, whether the vocabulary step is replaced)."""
 
 _TIMEOUT = 120
+
+
+def as_it_is(folder: Path, copy: Path) -> Path:
+    """A copy of the folder whose config.json transformers cannot read, so that the converter takes it as it is."""
+    if not copy.is_dir():
+        shutil.copytree(folder, copy)
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, "model_type": "unknown"}))
+    return copy
 
 
 class ConverterError(Exception):

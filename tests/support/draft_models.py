@@ -41,6 +41,7 @@ class Drafted:
         options: whether it takes --no-mtp and --mtp.
         loads: whether llama.cpp loads a GGUF with them.
         out_type: in which the converter is asked to write.
+        raw: whether it gets the config.json as it is, and not as transformers reads it.
     """
 
     case: str
@@ -52,6 +53,7 @@ class Drafted:
     options: bool = True
     loads: bool = True
     out_type: str = "f16"
+    raw: bool = False
 
 
 _SLIDING = "sliding_attention"
@@ -108,6 +110,18 @@ DRAFTED: dict[str, Drafted] = {
         },
         converter="fails",
         options=False,
+    ),
+    # As inclusionAI/Ling-3.0-flash has them.
+    "bailing_moe_v3": Drafted("bailing_moe_v3", NEXTN, own=("eh_proj", "enorm", "hnorm", "final_layernorm")),
+    "bailing_moe_v3_limits": Drafted(
+        "bailing_moe_v3/limits",
+        NEXTN,
+        own=("eh_proj", "enorm", "hnorm", "final_layernorm"),
+        config={"expert_swiglu_limit_list": [None, 7.0, 7.0, 7.0, 6.0]},
+    ),
+    # As dots-studio/dots3-note-prev has them, whose config does not count them.
+    "dots3_note": Drafted(
+        "dots3_note", {}, own=("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens"), raw=True
     ),
     # As nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16 has them.
     # In f16 the converter, which looks for layer 1 here, rounds the router of the draft layer.

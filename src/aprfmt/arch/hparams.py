@@ -519,6 +519,7 @@ def to_gguf(
         n_drafts = (as_int(out[drafts][2], drafts) or 0) if counts else 0
         out[count] = (count, out[count][1], own_layers + n_drafts)
         listed = {name: draft for name, draft in lists.items() if draft is not None}
+        listed = {name: h.extra.get(str(draft), draft) for name, draft in listed.items()}
         out |= {name: _with_drafts(out[name], own_layers, n_drafts, draft) for name, draft in listed.items()}
     return [*out.values(), *late]
 
@@ -529,7 +530,8 @@ def _with_drafts(pair: GgufKey, layers: int, drafts: int, value: object) -> Gguf
     if not isinstance(items, list) or len(items) < layers:
         return pair
     if value == OWN:
-        return name, kind, items[: layers + drafts]
+        padding = [type(items[0])()] * (layers + drafts - len(items)) if items else []
+        return name, kind, [*items[: layers + drafts], *padding]
     value = max(items, default=0) if value == MOST else value
     return name, kind, [*items[:layers], *[value] * drafts]
 

@@ -105,7 +105,8 @@ class Key:
         allowed: values that llama.cpp's network computes, where it is not any; a config with another one is refused.
         via: name of a converter of arch.values where the two sides count differently; "" for equal values.
         draft: what the list of a GGUF, with a value a layer, has for each draft layer behind the last; MOST for the
-            largest of the others, OWN where config.json lists the draft layers too; None for what is no such list.
+            largest of the others, OWN where config.json lists the draft layers too (0 for those that it does not), or
+            the config.json key of a number; None for what is no such list.
     """
 
     gguf: str

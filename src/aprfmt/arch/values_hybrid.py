@@ -197,7 +197,7 @@ def _limits_to(value: object, scope: Scope) -> object:
     n_layers = scope.h.num_layers
     if not isinstance(value, list) or n_layers is None:
         return None
-    return [*(limit or 0.0 for limit in value[:n_layers]), *[0.0] * (n_layers - len(value))]
+    return [*(limit or 0.0 for limit in value), *[0.0] * (n_layers - len(value))]
 
 
 def _limits_settle(value: object, scope: Scope) -> object:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key
+from aprfmt.arch.row import OWN, Architecture, Key
 from aprfmt.arch.rows.kimi import delta_attention
 from aprfmt.arch.rows.parts import (
     DIMS, EXPERTS, GROUPED, RMS_EPS, ROPE, VOCAB, class_names, experts, gated_mlp, linear, must_be, network, norm,
     rename, tensor,
 )
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, latent_attention
-from aprfmt.arch.rows.parts_moe import DENSE_LAYERS, GROUPS, WEIGHTS_NORM, WEIGHTS_SCALE, shared_expert
+from aprfmt.arch.rows.parts_moe import (
+    DENSE_LAYERS, GROUPS, MTP, WEIGHTS_NORM, WEIGHTS_SCALE, draft_layer, shared_expert,
+)
 
 _KDA, _ATTENTION = "linear_attention", "full_attention"
+_ATTENDS = f"{_ATTENTION}|draft"
 _INNER, _SHARED = "heads*head_dim", "moe_shared_expert_intermediate_size"
 _RENAMED = {"self_attn.o_proj.weight": "attention.dense.weight"}
 _MLA = tuple(
     replace(
         row, hf=tuple(_RENAMED.get(name, name.replace("self_attn.", "attention.")) for name in row.hf),
-        need=row.need.replace("attention_bias", "use_qkv_bias"), layers=_ATTENTION,
+        need=row.need.replace("attention_bias", "use_qkv_bias"), layers=_ATTENDS,
     )
     for row in latent_attention()
     if not row.hf[0].endswith("o_proj.bias")
@@ -38,15 +41,16 @@ ROWS: tuple[Architecture, ...] = (
                 tensor("A_log", "ssm_a", "heads", value="exp", gguf_dims=("heads,1",)), heads="heads", size="head_dim",
                 kernel="short_conv_kernel_size", hf="attention.",
             ),
-            *_MLA, *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENTION),
+            *_MLA, *linear("attention.g_proj", "attn_gate", "heads,hidden", layers=_ATTENDS),
             *norm("post_attention_layernorm", "ffn_norm"),
             *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
             tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
             *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"),
+            *draft_layer(), *norm("final_layernorm", "layer_output_norm", layers="draft"),
             embed="model.word_embeddings",
         ),
         keys=(
-            *DIMS, replace(GROUPED, kind="i32[]", via="latent_layers"), ROPE, RMS_EPS,
+            *DIMS, replace(GROUPED, kind="i32[]", via="latent_layers", draft=1), ROPE, RMS_EPS,
             *rename((_COUNT, _USED), num_experts=("num_experts",)), *GROUPS,
             Key("expert_gating_func", ("score_function",), via="gating"), VOCAB,
             Key("ssm.conv_kernel", ("short_conv_kernel_size",)),
@@ -60,11 +64,11 @@ ROWS: tuple[Architecture, ...] = (
             Key("rope.dimension_sections", ("mrope_section",), "i32[]", via="three_sections"), _WIDTH,
             Key("expert_shared_feed_forward_length", (_SHARED,)), Key("expert_shared_count", ("num_shared_experts",)),
             DENSE_LAYERS, WEIGHTS_SCALE, WEIGHTS_NORM,
-            Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", via="limits"),
-            Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", via="limits"),
+            Key("swiglu_clamp_exp", ("expert_swiglu_limit_list",), "f32[]", via="limits", draft=OWN),
+            Key("swiglu_clamp_shexp", ("share_expert_swiglu_limit_list",), "f32[]", via="limits", draft=OWN),
             Key("", ("layer_group_size",), via="group_of_layers"), must_be("no_kda_lora", True),
             must_be("gated_attention_proj_granularity_type", "head_wise"), must_be("use_qkv_bias", False),
-            must_be("hidden_act", "silu"),
+            must_be("hidden_act", "silu"), MTP,
         ),
         defaults={
             "": {"score_function": "sigmoid", "num_shared_experts": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import DIMS, gated_mlp, hf_names, linear, must_be, norm, split, tensor
 from aprfmt.arch.rows.parts_mla import INDEXER, MLA_REQUIRED, indexer, mla_decoder, mla_keys
-from aprfmt.arch.rows.parts_moe import draft_layer, moe_decoder, router_and_experts, selection_bias, shared_expert
+from aprfmt.arch.rows.parts_moe import MTP, draft_layer, moe_decoder, router_and_experts, selection_bias, shared_expert
 
 _DRAFTS = Key("nextn_predict_layers", ("num_nextn_predict_layers",), via="drafts")
 _LAYERS = Key("", ("mlp_layer_types",), "str[]", via="leading_dense")
@@ -23,7 +23,7 @@ _DEFAULTS = {
     "index_head_dim": 128, "bos_token_id": 0, "eos_token_id": 1,
 }
 
-_WINDOW, _INDEXED = "sliding_attention", "!sliding_attention"
+_WINDOW, _INDEXED = "sliding_attention|draft", "!sliding_attention&!draft"
 
 
 def _two_geometries() -> tuple[TensorRow, ...]:
@@ -59,7 +59,7 @@ _HALVES = Difference(
     "are longer than index_topk they choose other positions"
 )
 """Not mended by another order of rows: serving programs know two, told by an index's `indexer_rope_layout`."""
-_DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads")}
+_DOTS3_LISTS = {"num_heads": replace(DIMS[4], kind="i32[]", via="step_heads", draft="swa_num_attention_heads")}
 
 
 ROWS: tuple[Architecture, ...] = (
@@ -91,9 +91,11 @@ ROWS: tuple[Architecture, ...] = (
         gguf="dots3note", **hf_names("Dots3Note", "dots3_note", "Dots3NoteText", also=("dots3_note_text",)),
         rope_type=0, nested_rope=True,
         tensors=moe_decoder(
-            *_two_geometries(), *router_and_experts("moe", (selection_bias(),)),
-            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe"), *gated_mlp(layers="dense"),
+            *_two_geometries(), *router_and_experts("moe&!draft", (selection_bias("moe&!draft"),)),
+            *shared_expert("mlp.shared_experts", "n_shared_experts*moe_ffn", layers="moe&!draft"),
+            *gated_mlp(layers="dense|draft"), *draft_layer(),
         ),
+        drafts=(("model.mtp.embed_tokens.", "model.layers.{n}.embed_tokens."),),
         keys=(
             *(_DOTS3_LISTS.get(key.field, key) for key in mla_keys()), *INDEXER,
             Key("attention.indexer.types", kind="bool[]", via="indexed_without_window"),
@@ -107,7 +109,7 @@ ROWS: tuple[Architecture, ...] = (
             Key("attention.value_length_mla_swa", ("swa_v_head_dim",)),
             Key("", ("apply_mla_qkv_lora_rescale",), "bool", via="latent_scales"), must_be("use_dsa", True),
             must_be("k_rope_only_layernorm", True), must_be("n_group", 1), must_be("attention_gate_type", "headwise"),
-            must_be("swa_attention_gate_type", "headwise"), _LAYERS,
+            must_be("swa_attention_gate_type", "headwise"), _LAYERS, MTP,
         ),
         differs=(_HALVES,), gguf_only=(),
         defaults={"": {
