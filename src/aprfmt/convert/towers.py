@@ -70,7 +70,9 @@ def tower_model(c: Canonical) -> Canonical:
     _check(row, h, tensors)
     general = c.general
     if general is not None:
-        general = {**general, "size_label": provenance.size_label(sum(n_elements(t.shape) for t in tensors.values()))}
+        # What the GGUF holds beside a checkpoint's tensors counts in none of them.
+        sizes = (n_elements(t.shape) for name, t in tensors.items() if not names.is_gguf_only(row, name))
+        general = {**general, "size_label": provenance.size_label(sum(sizes))}
     return replace(
         c,
         arch=row,

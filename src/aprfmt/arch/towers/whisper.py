@@ -8,7 +8,7 @@ from aprfmt.arch.towers.parts import attention, epsilon, hears, layers, mlp, nor
 
 _MM = "multi_modal_projector."
 _PREFIXES = (("model.audio_tower.", "audio_tower."), (f"model.{_MM}", _MM))
-_CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
+CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
 
 
 def whisper(hf: str, width: str, ffn: str, depth: str) -> tuple[TensorRow, ...]:
@@ -38,9 +38,9 @@ def whisper(hf: str, width: str, ffn: str, depth: str) -> tuple[TensorRow, ...]:
 
 _D_MODEL = ("d_model", "encoder_ffn_dim", "encoder_layers")
 _OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
-_MEL = Key("audio.num_mel_bins", ("audio_config.num_mel_bins",))
-_EPS = epsilon("audio", "audio_config.layer_norm_eps")
-_POSITIONS = Key("", ("audio_config.max_source_positions",))
+MEL = Key("audio.num_mel_bins", ("audio_config.num_mel_bins",))
+EPS = epsilon("audio", "audio_config.layer_norm_eps")
+POSITIONS = Key("", ("audio_config.max_source_positions",))
 _SIZES = sizes(
     "audio",
     embedding_length="d_model",
@@ -48,7 +48,7 @@ _SIZES = sizes(
     block_count="encoder_layers",
     head_count="encoder_attention_heads",
 )
-_DEFAULTS = {
+DEFAULTS = {
     "audio_config.d_model": 1280,
     "audio_config.encoder_ffn_dim": 5120,
     "audio_config.encoder_layers": 32,
@@ -70,9 +70,9 @@ TOWERS: tuple[Tower, ...] = (
         prefixes=_PREFIXES,
         tensors=(*whisper("audio_tower.", *_D_MODEL), *linear(f"{_MM}linear", "mm.a.fc", "hidden,d_model", REQUIRED)),
         f32=(".position_embd.",),
-        f16=_CONVOLUTIONS,
-        keys=hears(*_SIZES, projector("qwen2a"), _MEL, _EPS, _POSITIONS),
-        defaults={"": _DEFAULTS},
+        f16=CONVOLUTIONS,
+        keys=hears(*_SIZES, projector("qwen2a"), MEL, EPS, POSITIONS),
+        defaults={"": DEFAULTS},
         config={"audio_config.model_type": "qwen2_audio_encoder"},
     ),
     Tower(
@@ -90,14 +90,9 @@ TOWERS: tuple[Tower, ...] = (
             *linear(f"{_MM}linear_2", "mm.a.mlp.2", "hidden,hidden"),
         ),
         f32=(".position_embd.",),
-        f16=_CONVOLUTIONS,
+        f16=CONVOLUTIONS,
         keys=hears(
-            *sizes("audio"),
-            projector("voxtral"),
-            _MEL,
-            _EPS,
-            Key("audio.projector.stack_factor", constant=4),
-            _POSITIONS,
+            *sizes("audio"), projector("voxtral"), MEL, EPS, Key("audio.projector.stack_factor", constant=4), POSITIONS
         ),
         defaults={
             "": {

@@ -1,0 +1,186 @@
+"""Towers of Whisper's kind behind other projectors. Data only."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
+from aprfmt.arch.rows.parts import linear, norm, tensor
+from aprfmt.arch.towers.parts import attention, hears, layers, mlp, norms, projector, sizes
+from aprfmt.arch.towers.whisper import CONVOLUTIONS, DEFAULTS, EPS, MEL, POSITIONS, whisper
+
+_MM = "multi_modal_projector."
+_D_MODEL = ("d_model", "encoder_ffn_dim", "encoder_layers")
+_OWN = ("hidden_size", "intermediate_size", "num_hidden_layers")
+
+
+def _own_sizes(config: str, *, own: bool = False) -> tuple[Key, ...]:
+    """Sizes of the encoder in the object `config`, under Whisper's names or those of most transformers."""
+    if own:
+        return sizes("audio", config)
+    return sizes(
+        "audio",
+        config,
+        embedding_length="d_model",
+        feed_forward_length="encoder_ffn_dim",
+        block_count="encoder_layers",
+        head_count="encoder_attention_heads",
+    )
+
+
+def _in(config: str, *keys: Key) -> tuple[Key, ...]:
+    """Keys of audio_config as keys of another object."""
+    return tuple(
+        Key(key.gguf, tuple(f"{config}.{path.partition('.')[2]}" for path in key.hf), key.kind, via=key.via)
+        for key in keys
+    )
+
+
+def _defaults(config: str) -> dict[str, object]:
+    return {f"{config}.{path.partition('.')[2]}": value for path, value in DEFAULTS.items()}
+
+
+def _convolutions_in_two_dimensions(hf: str) -> tuple[TensorRow, ...]:
+    """Three convolutions over time and frequency."""
+    many = "downsample_hidden_size"
+    rows: list[TensorRow] = []
+    for n, n_in in ((1, "1"), (2, many), (3, many)):
+        rows += [
+            tensor(f"{hf}conv2d{n}.weight", f"a.conv2d.{n}.weight", f"{many},{n_in},3,3"),
+            tensor(f"{hf}conv2d{n}.bias", f"a.conv2d.{n}.bias", many, gguf_dims=(f"{many},1,1",)),
+        ]
+    return tuple(rows)
+
+
+TOWERS: tuple[Tower, ...] = (
+    Tower(
+        id="audioflamingo3_tower",
+        gguf="clip",
+        hf_class="AudioFlamingo3ForConditionalGeneration",
+        model_type="audioflamingo3",
+        hf_classes=("AudioFlamingo3ForConditionalGeneration",),
+        model_types=("audioflamingo3",),
+        when="projector_type=musicflamingo",
+        prefixes=(("model.audio_tower.", "audio_tower."), (f"model.{_MM}", _MM)),
+        tensors=(
+            *whisper("audio_tower.", *_OWN),
+            *linear(f"{_MM}linear_1", "mm.a.mlp.1", "hidden,hidden_size", OPTIONAL),
+            *linear(f"{_MM}linear_2", "mm.a.mlp.2", "hidden,hidden", OPTIONAL),
+        ),
+        f32=(".position_embd.", *CONVOLUTIONS),
+        keys=hears(*_own_sizes("audio_config", own=True), projector("musicflamingo"), MEL, EPS, POSITIONS),
+        defaults={
+            "": {
+                "audio_config.hidden_size": 1280,
+                "audio_config.intermediate_size": 5120,
+                "audio_config.num_hidden_layers": 32,
+                "audio_config.num_attention_heads": 20,
+                "audio_config.num_mel_bins": 128,
+                "audio_config.max_source_positions": 1500,
+                "audio_config.layer_norm_eps": 1e-5,
+            }
+        },
+        config={"audio_config.model_type": "audioflamingo3_encoder"},
+    ),
+    Tower(
+        id="ultravox_tower",
+        gguf="clip",
+        hf_class="UltravoxModel",
+        model_type="ultravox",
+        hf_classes=("UltravoxModel",),
+        model_types=("ultravox",),
+        when="projector_type=ultravox",
+        tensors=(
+            *whisper("audio_tower.", *_D_MODEL),
+            *norm(f"{_MM}ln_pre", "mm.a.norm_pre", "stack_factor*d_model"),
+            *linear(f"{_MM}linear_1", "mm.a.mlp.1", "hidden_size,stack_factor*d_model"),
+            *norm(f"{_MM}ln_mid", "mm.a.norm_mid", "hidden_size/2"),
+            *linear(f"{_MM}linear_2", "mm.a.mlp.2", "hidden,hidden_size/2"),
+        ),
+        f32=(".position_embd.",),
+        f16=CONVOLUTIONS,
+        keys=hears(
+            *_own_sizes("audio_config"),
+            projector("ultravox"),
+            MEL,
+            EPS,
+            Key("audio.projector.stack_factor", ("stack_factor",)),
+            Key("", ("hidden_size",)),
+            POSITIONS,
+        ),
+        defaults={"": {**DEFAULTS, "stack_factor": 8}},
+        config={"audio_config.model_type": "whisper"},
+    ),
+    Tower(
+        id="meralion2_tower",
+        gguf="clip",
+        hf_class="MERaLiON2ForConditionalGeneration",
+        model_type="meralion2",
+        hf_classes=("MERaLiON2ForConditionalGeneration",),
+        model_types=("meralion2",),
+        when="projector_type=meralion",
+        text="text_decoder.",
+        tensors=(
+            *whisper("speech_encoder.", *_D_MODEL),
+            *norm("ln_speech", "mm.a.norm_pre", "d_model", REQUIRED),
+            *(
+                row
+                for n, name, dims in (
+                    (0, "mlp_adapter.0", "speech_mlp_scale_factor*d_model,speech_mlp_scale_factor*d_model"),
+                    (1, "gate_proj", "4*d_model,speech_mlp_scale_factor*d_model"),
+                    (2, "pool_proj", "4*d_model,speech_mlp_scale_factor*d_model"),
+                    (3, "out_proj", "hidden,4*d_model"),
+                )
+                for row in linear(f"speech_audio_adapter.{name}", f"mm.a.mlp.{n}", dims, OPTIONAL)
+            ),
+        ),
+        f32=(".position_embd.",),
+        f16=CONVOLUTIONS,
+        keys=hears(
+            *_own_sizes("speech_config"),
+            projector("meralion"),
+            *_in("speech_config", MEL, EPS),
+            Key("audio.projector.stack_factor", ("speech_mlp_scale_factor",)),
+            *_in("speech_config", POSITIONS),
+        ),
+        defaults={"": {**_defaults("speech_config"), "speech_mlp_scale_factor": 15}},
+        config={"speech_config.model_type": "whisper"},
+    ),
+    Tower(
+        id="qwen3_asr_tower",
+        gguf="clip",
+        hf_class="Qwen3ASRForConditionalGeneration",
+        model_type="qwen3_asr",
+        hf_classes=("Qwen3ASRForConditionalGeneration",),
+        model_types=("qwen3_asr",),
+        when="audio.projector_type=qwen3a&!has_vision_encoder",
+        text="thinker.",
+        tensors=(
+            *_convolutions_in_two_dimensions("thinker.audio_tower."),
+            *linear("thinker.audio_tower.conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
+            *layers(
+                *norms("self_attn_layer_norm", "final_layer_norm", width="d_model"),
+                *attention(width="d_model"),
+                *mlp("fc1", "fc2", width="d_model", ffn="encoder_ffn_dim"),
+                hf="thinker.audio_tower.layers.{n}.",
+                gguf="a.blk.{n}.",
+                depth="encoder_layers",
+            ),
+            *norm("thinker.audio_tower.ln_post", "a.post_ln", "d_model", REQUIRED),
+            *linear("thinker.audio_tower.proj1", "mm.a.mlp.1", "d_model,d_model", REQUIRED),
+            *linear("thinker.audio_tower.proj2", "mm.a.mlp.2", "hidden,d_model", REQUIRED),
+        ),
+        made={"a.position_embd.weight": "sinusoids:1500,d_model"},
+        f32=(".position_embd.",),
+        f16=(".conv2d.1.weight", ".conv2d.2.weight", ".conv2d.3.weight", ".conv_out.weight"),
+        keys=hears(
+            *_own_sizes("thinker_config.audio_config"),
+            *(
+                Key(key.gguf, tuple(f"thinker_config.{path}" for path in key.hf), key.kind, via=key.via)
+                for key in (MEL, EPS, Key("", ("audio_config.downsample_hidden_size",)))
+            ),
+            projector("qwen3a", part="audio"),
+        ),
+        defaults={
+            "": {**_defaults("thinker_config.audio_config"), "thinker_config.audio_config.downsample_hidden_size": 480}
+        },
+    ),
+)

@@ -1,0 +1,61 @@
+"""Cases of towers that hear, behind other projectors than those of the basic cases."""
+
+from __future__ import annotations
+
+from tower_models import TEXT, TowerCase
+
+_OWN = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+_WHISPER = {
+    **{"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 4, "encoder_attention_heads": 4},
+    **{"num_mel_bins": 128, "max_source_positions": 1500},
+}
+
+CASES = (
+    TowerCase(
+        "audioflamingo3_tower",
+        "AudioFlamingo3ForConditionalGeneration",
+        {"text_config": {**TEXT, "model_type": "qwen2"}, "audio_config": {**_OWN, "num_mel_bins": 128}},
+        "AudioFlamingo3Config",
+    ),
+    TowerCase(
+        "ultravox_tower",
+        "UltravoxModel",
+        {
+            "model_type": "ultravox",
+            "hidden_size": 96,
+            "stack_factor": 8,
+            "projector_ln_mid": True,
+            "text_config": {**TEXT, "model_type": "llama", "rms_norm_eps": 1e-5},
+            "audio_config": {"model_type": "whisper", **_WHISPER},
+        },
+        preprocessor={},
+    ),
+    TowerCase(
+        "meralion2_tower",
+        "MERaLiON2ForConditionalGeneration",
+        {
+            "model_type": "meralion2",
+            "speech_mlp_scale_factor": 15,
+            "text_config": {**TEXT, "model_type": "gemma2", "query_pre_attn_scalar": 16, "rms_norm_eps": 1e-6},
+            "speech_config": {"model_type": "whisper", **_WHISPER},
+        },
+        preprocessor={},
+    ),
+    TowerCase(
+        "qwen3_asr_tower",
+        "Qwen3ASRForConditionalGeneration",
+        {
+            "model_type": "qwen3_asr",
+            "thinker_config": {
+                "text_config": {
+                    **TEXT,
+                    **{"model_type": "qwen3", "rms_norm_eps": 1e-6},
+                    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+                },
+                "audio_config": {**_WHISPER, "downsample_hidden_size": 24, "output_dim": 64},
+            },
+        },
+        preprocessor={},
+        differs={r"a\.position_embd": "sines in float32 differ in their last places from library to library"},
+    ),
+)
