@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from arch_models import build, find_case, write_checkpoint, write_tokenizers
+from llama_peer import LlamaPeer
 
 import aprfmt
 from aprfmt.arch.heads import head_of
@@ -225,3 +226,13 @@ def test_a_gguf_whose_outputs_have_other_names_fails(tmp_path: Path) -> None:
     assert any("num_labels 2" in check.message for check in report.checks if check.status == "fail")
     with pytest.raises(RefusedError, match="num_labels 2"):
         aprfmt.import_model(tmp_path / "bad.gguf", tmp_path / "m.apr")
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("case", ["llama", "phi", "phimoe", "gpt_neox", "qwen2"])
+def test_llama_cpp_loads_what_is_left_of_a_network(case: str, tmp_path: Path, llama_cpp: LlamaPeer) -> None:
+    base = find_case(case)
+    hf_class = base.model_class.replace("ForCausalLM", "ForSequenceClassification")
+    folder = write(Case(case, hf_class, ""), tmp_path / "m")
+    aprfmt.export_model(folder, tmp_path / "m.gguf", dtype="f32")
+    llama_cpp.load(tmp_path / "m.gguf")

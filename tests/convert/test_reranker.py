@@ -92,3 +92,23 @@ def test_a_tokenizer_without_the_answers_is_refused(reranker: Path, tmp_path: Pa
         aprfmt.export_model(folder, tmp_path / "m.gguf")
     assert "another name" in str(caught.value.hint)
     assert not (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("by_apr", [False, True])
+def test_a_single_score_becomes_its_sigmoid(tmp_path: Path, by_apr: bool, llama_cpp: LlamaPeer) -> None:
+    """As rerankers of one output have it; of the softmax of one number nothing is left."""
+    case = replace(find_case("qwen3_classifier"), config={"num_labels": 1, "tie_word_embeddings": True})
+    build(case, tmp_path / "m", write_tokenizers(tmp_path / "tok", ["smollm2"], 4000))
+    ids = token_ids(tmp_path / "m")
+    (score,) = transformers_logits(tmp_path / "m", ids, "rank")
+    source = tmp_path / ("m.apr" if by_apr else "m")
+    if by_apr:
+        aprfmt.import_model(tmp_path / "m", source)
+    report = aprfmt.export_model(source, tmp_path / "m.gguf", dtype="f32")
+    assert any("two outputs" in warning for warning in report.warnings)
+    got = llama_cpp.logits(tmp_path / "m.gguf", ids, "rank_decoder")
+    assert got == pytest.approx([1 / (1 + np.exp(-score)), 1 / (1 + np.exp(score))], rel=5e-3)
+    aprfmt.import_model(tmp_path / "m.gguf", tmp_path / "again.apr")
+    aprfmt.export_model(tmp_path / "again.apr", tmp_path / "back", format="hf")
+    assert transformers_logits(tmp_path / "back", ids, "rank") == pytest.approx([score, 0], rel=1e-5)

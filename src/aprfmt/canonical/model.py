@@ -15,7 +15,7 @@ from aprfmt.arch.converter import check_layers
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.flat_norms import flat_norms, read_flat_norms
 from aprfmt.arch.grammar import FIELD_OF_SIZE, factor_names, has_layer, is_unwanted
-from aprfmt.arch.heads import MODULE_KEYS
+from aprfmt.arch.heads import MODULE_KEYS, has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
@@ -867,6 +867,10 @@ def gguf_side(row: Architecture, h: Hyperparams, tensors: Mapping[str, Canonical
     if row.head_always and head not in tensors and embedding is not None:
         link = find_link(row, h, head, {head: embedding.shape}, "hf") if embedding.link is None else None
         out.append(CanonicalTensor("output.weight", embedding.pieces, link.row_map if link else embedding.row_map))
+        if has_no_output(h.hf_architecture) and names.matches(row, "output.bias", "gguf"):
+            data = bytes(4 * embedding.shape[0])
+            zeros = BufferedPiece("output.bias", "F32", embedding.shape[:1], partial(list, (data,)))
+            out.append(CanonicalTensor("output.bias", (zeros,)))
     made = {tensor.name: tensor for tensor in out}
     out += [
         replace(made[original], name=name)

@@ -13,6 +13,7 @@ from aprfmt.arch.table import ARCHITECTURES
 from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.rowmap import BufferedPiece
 from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.stream import Piece
 from aprfmt.errors import RefusedError
 from aprfmt.formats.hfdir import HfNative, config_of
@@ -21,6 +22,11 @@ ANSWERS = ("yes", "no")
 _CLASSIFIERS = {"qwen3": "qwen3_classifier"}
 _NAME = "qwen3-reranker"
 _SCORE = "score.weight"
+_LABELS: dict[str, object] = {
+    "id2label": {str(i): answer for i, answer in enumerate(ANSWERS)},
+    "label2id": {answer: i for i, answer in enumerate(ANSWERS)},
+    "num_labels": len(ANSWERS),
+}
 
 # What the model was trained with, as its card has it; programs put query and document in the place of the names.
 _PROMPT = (
@@ -48,9 +54,9 @@ def as_reranker(c: Canonical) -> Canonical | None:
     row_bytes = piece.n_bytes // n_rows
     made = BufferedPiece(_SCORE, piece.dtype, (len(rows), width), partial(_read_rows, piece, rows, row_bytes))
     tensors = {name: tensor for name, tensor in c.tensors.items() if name != c.head}
-    labels = {str(i): answer for i, answer in enumerate(ANSWERS)}
-    extra = {"id2label": labels, "label2id": {answer: i for i, answer in enumerate(ANSWERS)}, "num_labels": len(rows)}
-    h = replace(c.hparams, architecture=row.id, hf_architecture=row.hf_class, tied=None, extra=c.hparams.extra | extra)
+    h = replace(
+        c.hparams, architecture=row.id, hf_architecture=row.hf_class, tied=None, extra=c.hparams.extra | _LABELS
+    )
     tokenizer = replace(c.tokenizer, chat_templates={**c.tokenizer.chat_templates, "rerank": _PROMPT})
     return replace(
         c,
@@ -60,6 +66,26 @@ def as_reranker(c: Canonical) -> Canonical | None:
         tensors=tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))},
         is_whole=c.head not in c.tensors,
     )
+
+
+def with_two_outputs(c: Canonical) -> Canonical | None:
+    """`c` with a second output that is always 0, where it is a classifier of one score; None for all others.
+
+    llama.cpp gives the softmax of the outputs, which of one alone is 1; of a score s and 0 it is 1 / (1 + exp(-s)).
+    """
+    score = c.tensors.get(_SCORE)
+    if c.arch is None or c.arch.id not in _CLASSIFIERS.values() or c.model.convention == "gguf" or score is None:
+        return None
+    if score.shape[:1] != (1,) or DTYPES[score.dtype].kind != "plain":
+        return None
+    piece = score.piece()
+    made = BufferedPiece(_SCORE, piece.dtype, (2, *piece.shape[1:]), partial(_read_padded, piece))
+    h = replace(c.hparams, extra=c.hparams.extra | _LABELS)
+    return replace(c, hparams=h, tensors=c.tensors | {_SCORE: CanonicalTensor(_SCORE, (made,))})
+
+
+def _read_padded(piece: Piece) -> Iterable[bytes]:
+    return [*_read_rows(piece, [0], piece.n_bytes), bytes(piece.n_bytes)]
 
 
 def _is_called_reranker(c: Canonical) -> bool:

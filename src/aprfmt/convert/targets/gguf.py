@@ -30,7 +30,7 @@ from aprfmt.canonical.model import (
     with_drafts_counted,
     without_drafts,
 )
-from aprfmt.canonical.reranker import ANSWERS, as_reranker
+from aprfmt.canonical.reranker import ANSWERS, as_reranker, with_two_outputs
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_exact, is_matrix, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
@@ -62,8 +62,7 @@ def layouts(c: Canonical, work: Work) -> Output:
     """
     options = work.options
     c = _with_layers_asked_for(c, work)
-    if (reranker := as_reranker(c)) is not None:
-        c = _said_reranker(c, reranker, work.losses)
+    c = _as_classifier(c, work.losses)
     # The keys of a GGUF are at hand without a recipe.
     recipe = restorable(c, "gguf") if options.dtype == "keep" or c.model.convention == "apr" else None
     base = _base_keys(c, recipe)
@@ -128,7 +127,14 @@ def _joins(c: Canonical, work: Work) -> bool:
     return c.model.convention == "gguf" and gguf.PART_NAME.fullmatch(work.name) is None
 
 
-def _said_reranker(c: Canonical, reranker: Canonical, losses: Losses) -> Canonical:
+def _as_classifier(c: Canonical, losses: Losses) -> Canonical:
+    """`c` with the outputs that llama.cpp wants of a reranker, and says so; any other model as it is."""
+    if (padded := with_two_outputs(c)) is not None:
+        losses.warnings.append("its score s becomes two outputs, of which llama.cpp gives 1 / (1 + exp(-s))")
+        return padded
+    reranker = as_reranker(c)
+    if reranker is None:
+        return c
     losses.warnings.append(
         f"written as a reranker, which its name says it is: cls.output holds the rows of {' and '.join(ANSWERS)}"
     )
@@ -199,8 +205,11 @@ def _checked(c: Canonical, keys: list[KV | bytes], tensors: list[OutTensor]) -> 
 
 
 def _is_of_its_class(c: Canonical) -> bool:
-    """Whether the GGUF is of the class that the source has, not a reranker that was made of it."""
-    return c.hparams.hf_architecture == c.model.hparams.hf_architecture
+    """Whether the GGUF has the class and the outputs of the source, and is no reranker that was made of it."""
+    own = c.model.hparams
+    return c.hparams.hf_architecture == own.hf_architecture and c.hparams.extra.get("num_labels") == own.extra.get(
+        "num_labels"
+    )
 
 
 def _check_keys(c: Canonical, pairs: KvMapping, tensors: list[OutTensor]) -> None:
