@@ -70,3 +70,6 @@ MAX_LITERAL_BYTES = 128 << 20
 
 MAX_LABELS = 1 << 16
 """Outputs of a classifier without names."""
+
+MAX_PICKLED_BYTES = 256 << 20
+"""Longest pickle of a PyTorch file, which holds names and shapes."""

@@ -13,7 +13,10 @@ from typing import Annotated
 import typer
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A model: .apr, .gguf, .safetensors, an index, a folder or hf://org/repo.")
+    str,
+    typer.Argument(
+        metavar="FILE", help="A model: .apr, .gguf, .safetensors, .bin, an index, a folder or hf://org/repo."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

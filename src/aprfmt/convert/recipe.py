@@ -41,7 +41,7 @@ from aprfmt.canonical.rowmap import BufferedPiece, produce
 from aprfmt.canonical.tensor import CanonicalTensor, is_exact
 from aprfmt.codecs.stream import read_whole
 from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError
-from aprfmt.formats import HF_INDEX_SUFFIX, apr2
+from aprfmt.formats import INDEX_SUFFIXES, apr2
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType
 from aprfmt.formats.gguf_write import encode_value
@@ -163,7 +163,7 @@ class Recipe:
     def weight_layouts(self) -> list[FileLayout]:
         """The files of the weights and their index, ready to be written."""
         others = {layout.name for layout in self.other_layouts()}
-        texts = {name for name in self.text_files() if not name.endswith(HF_INDEX_SUFFIX)}
+        texts = {name for name in self.text_files() if not name.endswith(INDEX_SUFFIXES)}
         return [layout for layout in self.layouts() if layout.name not in others | texts]
 
     def other_layouts(self) -> list[FileLayout]:
@@ -366,7 +366,7 @@ def without_weights(value: object, keep: Callable[[str], bool]) -> dict[str, obj
         for file, segments in zip(files, every, strict=True):
             n_bytes = sum(_count(s[1]) for s in segments if s[0] == "b")
             name = str(file["name"])
-            if keep(name) and not name.endswith(HF_INDEX_SUFFIX) and not any(map(_holds_weights, segments)):
+            if keep(name) and not name.endswith(INDEX_SUFFIXES) and not any(map(_holds_weights, segments)):
                 kept.append(file)
                 parts.append(literals[position : position + n_bytes])
             position += n_bytes
@@ -533,7 +533,10 @@ class RecipeWriter:
 
     def tensors(self, source: Source, position: int = 0) -> None:
         """Adds a file of the source from `position` to its end: its tensors, and what lies between them."""
-        for tensor in sorted(self._inside.get(id(source), ()), key=lambda t: (t.offset, t.n_bytes)):
+        inside = self._inside.get(id(source), ())
+        for tensor in sorted(inside, key=lambda t: (t.offset, t.n_bytes > 0, -t.n_bytes)):
+            if tensor.offset < position:  # a view of a storage that others share
+                continue
             self.literal_of(source, position, tensor.offset)
             self.tensor(tensor.name)
             position = tensor.offset + tensor.n_bytes
@@ -658,7 +661,8 @@ def source_recipe(
         fits = isinstance(recipe, Mapping) and read_recipe(recipe, c.stored, c.tokenizer, str(c.model.path))
         return recipe if isinstance(recipe, Mapping) and fits else None
     if (folder := c.model.native_as(HfNative)) is not None:
-        return _hf_recipe(c, folder, kind, keeps, with_weights=is_whole and not c.packs.decoded)
+        with_weights = is_whole and not c.packs.decoded and _fits(folder)
+        return _hf_recipe(c, folder, kind, keeps, with_weights=with_weights)
     if not is_whole:
         return None
     if (gguf := c.model.native_as(GgufNative)) is not None:
@@ -669,6 +673,12 @@ def source_recipe(
         writer.tensors(source)
         return writer.value()
     return None
+
+
+def _fits(folder: HfNative) -> bool:
+    """Whether there is room for what pickles hold beside the weights: the state of an optimizer is larger than them."""
+    beside = (s.source.size - sum(t.n_bytes for t in s.tensors) for s in folder.shards.values() if s.left)
+    return sum(beside) <= MAX_LITERAL_BYTES
 
 
 def holds_tokenizer(name: str) -> bool:

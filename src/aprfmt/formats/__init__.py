@@ -29,6 +29,8 @@ ENTRY_POINTS = "aprfmt.formats"
 """The group under which packages register readers and targets."""
 
 HF_INDEX_SUFFIX, APR_MANIFEST_SUFFIX = ".safetensors.index.json", ".apr.index.json"
+PICKLE_INDEX_SUFFIX = ".bin.index.json"
+INDEX_SUFFIXES = (HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX)
 """How the lists of shards end."""
 
 _HEAD_BYTES = 64
@@ -97,9 +99,13 @@ def _is_safetensors(found: Candidate) -> bool:
 
 
 def _is_hf(found: Candidate) -> bool:
+    from aprfmt.formats import pickles
+
     if found.source is None:
-        return any(name.endswith((".safetensors", HF_INDEX_SUFFIX)) for name in found.names)
-    return found.head.lstrip()[:1] == b"{" and found.path.name.endswith(HF_INDEX_SUFFIX)
+        return any(n.endswith((".safetensors", *INDEX_SUFFIXES)) or pickles.holds_weights(n) for n in found.names)
+    if found.head.lstrip()[:1] == b"{":
+        return found.path.name.endswith(INDEX_SUFFIXES)
+    return pickles.is_pickle(found.head, found.source)
 
 
 def _is_apr2(found: Candidate) -> bool:
@@ -223,11 +229,11 @@ def _unknown_file(found: Candidate) -> AprError:
         return UnknownFormatError("the file is empty", path=path)
     if path.suffix == ".safetensors":
         return CorruptError("not a safetensors file: its header length does not fit", path=path, offset=0)
-    pickle = head[:2] in (b"PK", b"\x80\x02")
+    pickle = head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return UnknownFormatError(
-        "not a file of any known format (APR, GGUF, safetensors)",
+        "not a file of any known format (APR, GGUF, safetensors, PyTorch)",
         path=path,
-        hint="a PyTorch pickle: convert it to safetensors first" if pickle else None,
+        hint="a pickle that torch.save did not write: it is not opened, since it may run anything" if pickle else None,
     )
 
 
@@ -236,8 +242,8 @@ def _unknown_folder(found: Candidate) -> AprError:
     if models:
         best = next((name for name in models if name.startswith("model.")), models[0])
         reason, hint = "the folder holds no safetensors weights", f"name the file: {found.path / best}"
-    elif any(name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack")) for name in found.names):
-        reason = "the folder's weights are not safetensors"
+    elif any(name.endswith((".h5", ".msgpack")) for name in found.names):
+        reason = "the folder's weights are neither safetensors nor PyTorch's"
         hint = "convert the weights to safetensors first (transformers: save_pretrained)"
     else:
         reason = "the folder holds no model weights"

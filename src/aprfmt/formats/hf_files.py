@@ -77,7 +77,7 @@ def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False)
 
 def belongs(name: str) -> bool:
     """Whether a file of that name in a folder is a part of the model."""
-    return name.endswith(".safetensors") or bool(select_files([name]))
+    return name.endswith((".safetensors", ".bin", ".pt", ".pth")) or bool(select_files([name]))
 
 
 def select_files(names: Iterable[str]) -> list[Path]:

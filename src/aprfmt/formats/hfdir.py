@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
-from aprfmt.formats import HF_INDEX_SUFFIX, lora, mistral
+from aprfmt.formats import HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX, lora, mistral, pickles
 from aprfmt.formats.hf_files import (
     belongs,
     check_file_name,
@@ -39,7 +39,39 @@ SINGLE_NAME = "model.safetensors"
 _MAX_DEPTH = 32
 """Folders in folders that are looked into: the walk of a folder recurses."""
 
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of files that hold the weights of a folder.
+
+    Attributes:
+        index_suffix, index: how lists of shards end, and what they are called.
+        single: name of a model in one file.
+        holds: whether a file of that name may hold weights.
+        read: opens one.
+    """
+
+    index_suffix: str
+    index: str
+    single: str
+    holds: Callable[[str], bool]
+    read: Callable[[Path, ExitStack], Shard]
+
+
+_SAFETENSORS = _Kind(HF_INDEX_SUFFIX, INDEX_NAME, SINGLE_NAME, lambda name: name.endswith(".safetensors"), read_shard)
+_PICKLES = _Kind(
+    PICKLE_INDEX_SUFFIX, "pytorch_model.bin.index.json", "pytorch_model.bin", pickles.holds_weights, pickles.read_shard
+)
+
+
+def _kind_of(path: Path, names: Sequence[str]) -> _Kind:
+    """Safetensors where there are any, unless a pickle or its index was named."""
+    if path.name.endswith(PICKLE_INDEX_SUFFIX) or (path.name in names and pickles.holds_weights(path.name)):
+        return _PICKLES
+    is_safe = any(name.endswith((".safetensors", HF_INDEX_SUFFIX)) for name in names)
+    return _SAFETENSORS if is_safe or path.name.endswith(HF_INDEX_SUFFIX) else _PICKLES
 
 
 @dataclass(slots=True)
@@ -54,6 +86,7 @@ class HfNative:
         index_name: file name of the index.
         shards: the weights, by file name, those of modules in subfolders among them.
         other_files: the other files that belong to the model, relative to the folder, sorted, with config.json.
+        alone: whether one file of weights was named, so that nothing else in its folder need be the model's.
     """
 
     folder: Path
@@ -63,6 +96,7 @@ class HfNative:
     shards: dict[str, Shard]
     other_files: list[Path]
     params: bytes | None = None
+    alone: bool = False
 
     def text_file(self, name: str) -> bytes | None:
         """One of the other files by its name; None where there is none of that name."""
@@ -74,6 +108,8 @@ class HfNative:
         Of more than MAX_CARRIED_FILES some are left out. Folders inside that are links, lie too deep or cannot be read
         are among them as they are. Raises StorageError.
         """
+        if self.alone:
+            return []
         known = {*self.shards, self.index_name} | {path.as_posix() for path in self.other_files}
         found: list[str] = []
 
@@ -96,7 +132,7 @@ class HfNative:
 
 
 def open_model(path: Path) -> Model:
-    """Opens a folder, or the folder around a `*.safetensors.index.json`; config.json may be missing.
+    """Opens a folder, or the folder around an index or one PyTorch file; config.json may be missing.
 
     Raises RefusedError (a shard or one of its tensors is missing), CorruptError and its kinds,
     UnknownFormatError, NotFoundError, StorageError.
@@ -104,8 +140,12 @@ def open_model(path: Path) -> Model:
     folder = path if is_folder(path) else path.parent
     with ExitStack() as stack:
         names = list_names(folder, belongs)
-        index_name, warnings = (path.name, []) if folder != path else _find_index(folder, names)
-        index, shards, more = _read_weights(folder, names, index_name, stack)
+        kind, alone = _kind_of(path, names), folder != path and not path.name.endswith(".json")
+        index_name, warnings = _find_index(folder, names, kind) if folder == path else (path.name, [])
+        if alone:
+            index_name, names = None, [path.name, *(name for name in names if not kind.holds(name))]
+        index, shards, more = _read_weights(folder, names, index_name, kind, stack)
+        more += pickles.warnings({name: shard.left for name, shard in shards.items()})
         is_mistral = mistral.PARAMS_NAME in names and any(map(mistral.is_weights, shards))
         for shard in shards.values() if is_mistral else ():
             for tensor in shard.tensors:
@@ -119,6 +159,7 @@ def open_model(path: Path) -> Model:
             index_name=index_name,
             shards=shards,
             other_files=[p for p in select_files(names) if p.as_posix() != index_name and _is_text(folder / p)],
+            alone=alone,
         )
         model = Model(
             path=path,
@@ -140,7 +181,9 @@ def _label(native: HfNative) -> str:
     """What users call the folder."""
     kinds = {lora.PEFT_WEIGHTS: "PEFT adapter", lora.MLX_WEIGHTS: "MLX adapter"}
     weights = lora.weights_of([*native.shards, *(path.as_posix() for path in native.other_files)])
-    return kinds[weights] if weights is not None else "HF folder"
+    if weights is not None:
+        return kinds[weights]
+    return "PyTorch pickles" if any(map(pickles.holds_weights, native.shards)) else "HF folder"
 
 
 def _is_text(path: Path) -> bool:
@@ -191,19 +234,19 @@ def config_of(native: HfNative) -> JsonObject | None:
 # --- weights ---
 
 
-def _find_index(folder: Path, names: Sequence[str]) -> tuple[str | None, list[str]]:
+def _find_index(folder: Path, names: Sequence[str], kind: _Kind) -> tuple[str | None, list[str]]:
     """The index, unless it is left over from shards that are gone and the whole model lies beside it; warnings."""
-    found = [name for name in names if name.endswith(HF_INDEX_SUFFIX)]
-    if INDEX_NAME in found:
-        if SINGLE_NAME not in names:
-            return INDEX_NAME, []
-        shards = set(read_weight_map(read_text_file(folder / INDEX_NAME), folder / INDEX_NAME).values())
-        if SINGLE_NAME in shards or shards <= set(names):
-            return INDEX_NAME, []
-        return None, [f"{INDEX_NAME} names files that are not there; {SINGLE_NAME} is used"]
+    found, index = [name for name in names if name.endswith(kind.index_suffix)], kind.index
+    if index in found:
+        if kind.single not in names:
+            return index, []
+        shards = set(read_weight_map(read_text_file(folder / index), folder / index).values())
+        if kind.single in shards or shards <= set(names):
+            return index, []
+        return None, [f"{index} names files that are not there; {kind.single} is used"]
     if len(found) > 1:
         raise RefusedError("the folder holds several models", path=folder, hint=f"name one: {folder / found[0]}")
-    return (found[0] if found and SINGLE_NAME not in names else None), []
+    return (found[0] if found and kind.single not in names else None), []
 
 
 def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
@@ -221,18 +264,18 @@ def read_weight_map(raw: bytes, path: Path) -> dict[str, str]:
 
 
 def _read_weights(
-    folder: Path, names: Sequence[str], index_name: str | None, stack: ExitStack
+    folder: Path, names: Sequence[str], index_name: str | None, kind: _Kind, stack: ExitStack
 ) -> tuple[bytes | None, dict[str, Shard], list[str]]:
     """Bytes of the index, shards by file name in order, warnings."""
     if index_name is None:
-        shards = {name: read_shard(folder / name, stack) for name in _loose_shards(folder, names)}
+        shards = {name: kind.read(folder / name, stack) for name in _loose_shards(folder, names, kind)}
         shards |= _modules(folder, names, shards, stack)
         _owners(shards, folder)
         return None, shards, []
     path = folder / index_name
     raw = read_text_file(path)
     weight_map = read_weight_map(raw, path)
-    shards = {name: _read_named_shard(folder / name, path, stack) for name in sorted(set(weight_map.values()))}
+    shards = {name: _read_named_shard(folder / name, path, kind, stack) for name in sorted(set(weight_map.values()))}
     warnings = _check_index(weight_map, shards, path)
     return raw, shards | _modules(folder, names, shards, stack), warnings
 
@@ -248,32 +291,32 @@ def _modules(folder: Path, names: Sequence[str], known: Collection[str], stack: 
     return shards
 
 
-def _read_named_shard(path: Path, index: Path, stack: ExitStack) -> Shard:
+def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) -> Shard:
     try:
-        return read_shard(path, stack)
+        return kind.read(path, stack)
     except NotFoundError as error:
         raise RefusedError(
             f"shard {path.name} is named by the index, but is missing", path=index, hint="fetch it again"
         ) from error
 
 
-def _loose_shards(folder: Path, names: Sequence[str]) -> list[str]:
+def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     """Weights of a folder without an index: one file, or a complete series of numbered ones."""
     if (adapter := lora.weights_of(names)) is not None and SINGLE_NAME not in names:
         return [adapter]  # mlx_lm leaves those of earlier steps beside it
-    weights = [name for name in names if name.endswith(".safetensors")]
+    weights = [name for name in names if kind.holds(name)]
     weights = [name for name in weights if "/" not in name] or weights
-    if SINGLE_NAME in weights or len(weights) == 1:
-        name = SINGLE_NAME if SINGLE_NAME in weights else weights[0]
+    if kind.single in weights or len(weights) == 1:
+        name = kind.single if kind.single in weights else weights[0]
         if (match := _SHARD.fullmatch(name)) is None or int(match["count"]) <= 1:
             return [name]
     matches = [_SHARD.fullmatch(name) for name in weights]
-    series = {(m["stem"], m["count"]) for m in matches if m is not None}
+    series = {(m["stem"], m["count"], m["suffix"]) for m in matches if m is not None}
     if None in matches or len(series) != 1:
         hint = f"name one: {folder / weights[0]}" if weights else None
         raise RefusedError("it is not clear which files are the model's weights", path=folder, hint=hint)
-    ((stem, count),) = series
-    expected = [f"{stem}-{no:05d}-of-{count}.safetensors" for no in range(1, int(count) + 1)]
+    ((stem, count, suffix),) = series
+    expected = [f"{stem}-{no:05d}-of-{count}{suffix}" for no in range(1, int(count) + 1)]
     missing = next((name for name in expected if name not in weights), None)
     if missing is not None or len(expected) != len(weights):
         raise RefusedError(f"shard {missing} is missing", path=folder, hint="fetch it again")

@@ -50,11 +50,12 @@ class SafetensorsNative:
 
 @dataclass(slots=True)
 class Shard:
-    """One opened safetensors file, tensors in the order of their data."""
+    """One opened file of weights, tensors in the order of their data; `left` names what a pickle holds beside them."""
 
     source: Source
     metadata: dict[str, str]
     tensors: list[Tensor]
+    left: tuple[str, ...] = ()
 
 
 def open_model(path: Path) -> Model:

@@ -25,7 +25,7 @@ from aprfmt.convert.recipe import restorable
 from aprfmt.convert.targets import hf
 from aprfmt.convert.targets.base import DEFAULT_SHARD_BYTES, Output, Work
 from aprfmt.errors import RefusedError, UsageError
-from aprfmt.formats import HF_INDEX_SUFFIX, safetensors
+from aprfmt.formats import INDEX_SUFFIXES, safetensors
 from aprfmt.formats.hf_files import parse_config
 from aprfmt.formats.hfdir import INDEX_NAME
 from aprfmt.formats.out import OutTensor, group_by_size
@@ -168,7 +168,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Ou
     config, _ = hf.config_json(c, texts, None, plain, kept)
     settings = _settings(schemes, plan)
     files = {hf.CONFIG: _config(c, config, texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
-    files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(HF_INDEX_SUFFIX)}
+    files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(INDEX_SUFFIXES)}
     n_params = sum(n_elements(tensor.shape) for tensor in plain)
     shards = _shards(outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
