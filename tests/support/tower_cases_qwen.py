@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tower_models import TEXT, TowerCase
+from arch_cases_remote_hybrid import _LING
+from tower_models import IMAGES, TEXT, TowerCase
 
 _SEES = {
     **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 16},
@@ -32,4 +33,44 @@ CASES = (
     _qwen3("moe", "Qwen3VLMoe", _MOE, {"deepstack_visual_indexes": [0, 2]}),
     _qwen3("3_5", "Qwen3_5", _DELTA, {}),
     _qwen3("3_5_moe", "Qwen3_5Moe", {**_DELTA, **_MOE}, {}),
+    TowerCase(
+        "exaone4_5_vision",
+        "Exaone4_5_ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                **{"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 2},
+            },
+            "vision_config": {
+                **{"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_key_value_heads": 2},
+                **{"patch_size": 14, "out_hidden_size": 64, "fullatt_block_indexes": [1, 3], "window_size": 112},
+            },
+        },
+        "Exaone4_5_Config",
+        preprocessor={**IMAGES, "min_pixels": 3136, "max_pixels": 1003520},
+        feed="merged",
+        images=((112, 224), (168, 168), (224, 112)),
+    ),
+    TowerCase(
+        "sarashina2_vision",
+        "Sarashina2VisionForCausalLM",
+        {
+            "model_type": "sarashina2_vision",
+            "text_config": {**TEXT, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-6},
+            "vision_config": {
+                **{"model_type": "qwen2_vl", "depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 4},
+                **{"mlp_ratio": 4, "patch_size": 14},
+            },
+        },
+        extra={"norm.weight": (64,), "norm.bias": (64,)},
+    ),
+    TowerCase(
+        "ling3_vl_vision",
+        "BailingMoeV3VLForConditionalGeneration",
+        {
+            "model_type": "bailing_moe_v3_vl",
+            "text_config": _LING | {"mrope_section": [2, 1, 1], "vocab_size": -1},
+            "vision_config": {**_SEES, "out_hidden_size": 128, "disable_merger_proj": True, "spatial_merge_size": 2},
+        },
+    ),
 )

@@ -28,9 +28,12 @@ def find_tower(config: Mapping[str, object]) -> Tower | None:
     return None
 
 
-def find_tower_gguf(kv: Mapping[str, object], tensor_names: Collection[str]) -> Tower | None:
-    """The tower of a `clip` GGUF with these keys and tensors."""
-    return next((row for row in TOWERS if is_gguf_of(row, kv, tensor_names)), None)
+def find_tower_gguf(
+    kv: Mapping[str, object], tensor_names: Collection[str], classes: Collection[str] = ()
+) -> Tower | None:
+    """The tower of a `clip` GGUF with these keys and tensors; of several with one projector that of the `classes`."""
+    found = [row for row in TOWERS if is_gguf_of(row, kv, tensor_names)]
+    return next((row for row in found if any(name in classes for name in row.hf_classes)), next(iter(found), None))
 
 
 def from_config(config: Mapping[str, object], row: Tower, hidden_size: int | None) -> Hyperparams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import isqrt
 
-from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope
+from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.values_towers_vit import VIT_CONVERTERS
 from aprfmt.errors import RefusedError
@@ -88,9 +88,35 @@ def _deepstack_from(value: object, scope: Scope) -> object:
     return [layer for layer, marked in enumerate(value) if marked] if isinstance(value, list) else []
 
 
+def _pixels_of_token(scope: Scope) -> int:
+    """Pixels of the square of patches that becomes one token, by the preprocessor's words."""
+    patch, side = (scope.size(f"preprocessor_config.{name}") or 0 for name in ("patch_size", "merge_size"))
+    return (patch * side) ** 2
+
+
+def _tokens_to(value: object, scope: Scope) -> object:
+    tokens = as_int(value, scope.name)
+    return tokens * _pixels_of_token(scope) if tokens is not None else None
+
+
+def _tokens_from(value: object, scope: Scope) -> object:
+    pixels = as_int(value, scope.name)
+    patch, side = scope.gguf("vision.patch_size"), scope.gguf("vision.spatial_merge_size")
+    if pixels is None or not isinstance(patch, int) or not isinstance(side, int) or not patch * side:
+        return DEFAULT
+    return pixels // (patch * side) ** 2
+
+
+def _root_to(value: object, scope: Scope) -> object:
+    number = as_int(value, scope.name)
+    return isqrt(number) if number is not None else None
+
+
 TOWER_CONVERTERS: dict[str, Converter] = {
     **VIT_CONVERTERS,
     "deepstack": Converter(_deepstack_to, _deepstack_from),
+    "tokens_as_pixels": Converter(_tokens_to, _tokens_from),
+    "root": Converter(_root_to, default),
     "optional": Converter(),
     "square_of_patches": Converter(_square_to, _square_from),
     "pooled_patches": Converter(_pooled_to, _pooled_from),

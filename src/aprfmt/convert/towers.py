@@ -153,7 +153,7 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
             path=model.path,
             hint="apr inspect tells what it is; its general.architecture should be clip",
         )
-    row = find_tower_gguf(kv, model.tensors)
+    row = find_tower_gguf(kv, model.tensors, classes_of(c.arch) if c.arch is not None else ())
     if row is None:
         raise RefusedError(
             f"towers with the projector {_projectors(kv)} have no row in the table of towers",

@@ -11,9 +11,10 @@ MERGED = f"{WIDTH}*spatial_merge_size*spatial_merge_size"
 """Width of a square of patches."""
 
 _DEEPSTACK = f"{_V}deepstack_merger_list."
-_TENSORS = (
+_MERGE = Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",))
+_EPS = Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32")
+_BLOCKS = (
     *patches_in_time(f"{_V}patch_embed.proj"),
-    tensor(f"{_V}patch_embed.proj.bias", "v.patch_embd.bias", WIDTH),
     tensor(f"{_V}pos_embed.weight", "v.position_embd.weight", f"num_position_embeddings,{WIDTH}"),
     *layers(
         *norms("norm1", "norm2"),
@@ -23,6 +24,10 @@ _TENSORS = (
         hf=f"{_V}blocks.{{n}}.",
         depth="depth",
     ),
+)
+_TENSORS = (
+    tensor(f"{_V}patch_embed.proj.bias", "v.patch_embd.bias", WIDTH),
+    *_BLOCKS,
     *layers(
         *norm("norm", "norm", MERGED, REQUIRED, layers="deepstack"),
         *linear("linear_fc1", "fc1", f"{MERGED},{MERGED}", REQUIRED, layers="deepstack"),
@@ -73,8 +78,8 @@ TOWERS: tuple[Tower, ...] = (
             *IMAGE,
             projector("qwen3vl_merger"),
             GELU,
-            Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",)),
-            Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32"),
+            _MERGE,
+            _EPS,
             Key("vision.is_deepstack_layers", ("vision_config.deepstack_visual_indexes",), "bool[]", via="deepstack"),
         ),
         defaults={
@@ -82,5 +87,33 @@ TOWERS: tuple[Tower, ...] = (
             "qwen3_vl": {"vision_config.deepstack_visual_indexes": [8, 16, 24]},
             "qwen3_vl_moe": {"vision_config.deepstack_visual_indexes": [8, 16, 24]},
         },
+    ),
+    Tower(
+        id="ling3_vl_vision",
+        gguf="clip",
+        hf_class="BailingMoeV3VLForConditionalGeneration",
+        model_type="bailing_moe_v3_vl",
+        hf_classes=("BailingMoeV3VLForConditionalGeneration",),
+        model_types=("bailing_moe_v3_vl",),
+        when="projector_type=ling3vl",
+        text="model.language_model.",
+        prefixes=(("model.visual.", _V),),
+        tensors=(
+            *_BLOCKS,
+            *norm(f"{_V}merger.norm", "mm.input_norm", WIDTH, REQUIRED),
+            *linear("linear_proj.0", "mm.0", f"hidden,{MERGED}", REQUIRED),
+            *linear("linear_proj.2", "mm.2", "hidden,hidden", REQUIRED),
+        ),
+        keys=sees(
+            Key("vision.image_size", ("vision_config.num_position_embeddings",), via="square_of_patches"),
+            *sizes(image_size="", block_count="depth", head_count="num_heads"),
+            *IMAGE,
+            projector("ling3vl"),
+            GELU,
+            _MERGE,
+            _EPS,
+        ),
+        defaults={"": _DEFAULTS},
+        config={"vision_config.disable_merger_proj": True},
     ),
 )
