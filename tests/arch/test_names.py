@@ -79,7 +79,7 @@ def test_names_are_llama_cpps(arch: Architecture) -> None:
     for row in arch.tensors:
         always = row.need == REQUIRED and not row.layers and (arch.gguf, row.gguf) not in BEYOND_GGUF_PY
         for name in row.gguf:
-            bare = re.sub(r"\.(weight|bias|scale)$", "", re.sub(r"\.\d+\.", ".{n}.", name))
+            bare = re.sub(r"\.(weight|bias|scale|lora_[ab])$", "", re.sub(r"\.\d+\.", ".{n}.", name))
             assert bare in (known if always else every), name
     assert {name.rpartition(".")[0] for name in arch.gguf_only} <= every
 

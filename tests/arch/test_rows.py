@@ -64,7 +64,7 @@ def sizes(t: TensorRow) -> list[str]:
     orders = [size for order in (*t.order, *t.columns) for size in parse_order(order)[1]]
     shapes = [size for dims in (*t.dims, *t.gguf_dims) for size in dims_of(dims)]
     orders += [rows for run in t.scale if (rows := run.partition(":")[0])]
-    return [*shapes, *orders, t.count, t.depth, *filter(None, (t.skip, t.first))]
+    return [*shapes, *orders, t.count, t.depth, *filter(None, (t.skip, t.first, t.lead, t.trail))]
 
 
 @by_row

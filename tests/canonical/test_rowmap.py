@@ -234,6 +234,34 @@ def test_a_product_comes_back_as_itself_and_ones() -> None:
             RowMap(wrong, ((6,),), value="product").check("t")
 
 
+@pytest.mark.parametrize("dtype", ["F32", "F16", "Q8_0"])
+def test_rows_of_zeros_stand_before_and_behind_the_others_in_a_gguf(dtype: str) -> None:
+    rows = floats(2, 1, 6, 32)
+    row_map = RowMap(((2, 1, 6, 32),), ((3, 6, 32),), (("swap", (2, 2, 3)),), lead=5, trail=1)
+    row_map.check("t")
+    assert RowMap.from_json(json.loads(json.dumps(row_map.to_json())), "t") == row_map
+    given = piece(rows, dtype)
+    there = produce([given], row_map, 0)
+    assert there.dtype == dtype
+    values = there.values().reshape(18, 32)
+    assert not values[:5].any()
+    assert not values[17:].any()
+    stored = Tensor("g", dtype, (3, 6, 32), 0, there.n_bytes, Source.from_bytes(there.data(), "memory"))
+    back = produce([stored], row_map, 0, inverse=True)
+    assert back.data() == b"".join(produce([given], RowMap(given_shape := ((2, 1, 6, 32),), given_shape), 0).chunks())
+    np.testing.assert_array_equal(values[5], back.values().reshape(12, 32)[0])
+    np.testing.assert_array_equal(values[6], back.values().reshape(12, 32)[3])
+
+
+@pytest.mark.parametrize("row", [0, 3])
+def test_what_stands_where_zeros_should_is_not_lost(row: int) -> None:
+    table = np.zeros((4, 8), np.float32)
+    table[row, 3] = 1
+    row_map = RowMap(((2, 8),), ((4, 8),), lead=1, trail=1)
+    with pytest.raises(RefusedError, match="1 of its rows have no place in a checkpoint and are not zero"):
+        made([piece(table)], row_map, inverse=True)
+
+
 def test_last_values_that_a_gguf_lacks_come_back_as_zeros() -> None:
     decay = floats(7)
     row_map = RowMap(((7,),), ((4,),), value="plus_one", cut=3)

@@ -57,7 +57,7 @@ _FEW = "it computes two sizes of a network only"
 
 CASES: tuple[ArchCase, ...] = (
     *family("gemma3n_text", "Gemma3n", _GEMMA3N, {
-        "mha": MHA, "untied": UNTIED,
+        "mha": MHA, "untied": UNTIED, "padded": {"vocab_size": 49216},
         "layer_types": {**_kinds("FSSF"), "activation_sparsity_pattern": [0.95] * 4},
         "deep": {**_kinds("SF" * 6), "activation_sparsity_pattern": None},
         "theta": {"rope_parameters": {_F: {"rope_type": "default", "rope_theta": 5e5},

@@ -63,6 +63,16 @@ _JEV: dict[str, Any] = {
     },
 }  # fmt: skip
 
+# As ibm-granite/granite-switch-4.1-3b-preview has them.
+_SWITCH: dict[str, Any] = {
+    **_SIZES, "model_type": "granite_switch", "adapter_substitute_token_ids": [5, 6, 7],
+    "adapter_token_ids": [20, 21, 22],
+    "attention_multiplier": 0.25, "control_token_gain": 15.0, "embedding_multiplier": 12.0, "hidden_act": "silu",
+    "intermediate_size": 96, "logits_scaling": 10.0, "max_lora_rank": 8, "num_adapters": 3, "num_experts_per_tok": 0,
+    "num_hidden_layers": 4, "num_local_experts": 0, "residual_multiplier": 0.22, "rope_theta": 10000000,
+    "shared_intermediate_size": 96, "tie_word_embeddings": True,
+}  # fmt: skip
+
 
 def _other(id: str, model_class: str, config: dict[str, Any]) -> ArchCase:
     """A variant under another name of the class."""
@@ -97,6 +107,11 @@ CASES: tuple[ArchCase, ...] = (
     ),
     _other("plamo2/head", "PLaMo2ForCausalLM", _PLAMO2 | {"tie_word_embeddings": False}),
     *remote("openjev", "OpenJevModel", _JEV),
+    *remote("granite_switch", "GraniteSwitchForCausalLM", _SWITCH, {
+        "mha": {"num_key_value_heads": 4, "num_adapters": 1, "adapter_token_ids": [30],
+                "adapter_substitute_token_ids": [3], "control_token_gain": 20.0},
+        "untied": {"tie_word_embeddings": False},
+    }),
     *remote("plamo3", "Plamo3ForCausalLM", _PLAMO3),
     _other("plamo3/tied", "PLaMo3ForCausalLM", _PLAMO3 | {"tie_word_embeddings": True, "num_key_value_heads": 4}),
 )  # fmt: skip

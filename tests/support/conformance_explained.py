@@ -111,6 +111,10 @@ EXPLAINED: tuple[Explained, ...] = (
     Explained(
         "minimax_m3*", "*norm.weight", "1 was added, which rounds: the converter's GGUF does not say what was lost"
     ),
+    *(
+        Explained("granite_switch/untied", name, "the checkpoint's own head, which the converter leaves out")
+        for name in ("output.weight", "lm_head.weight")
+    ),
     Explained("hy_v4/tied", "output.weight", "llama.cpp's loader insists on a head"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
     *(

@@ -359,11 +359,19 @@ def factor_of(word: str, h: Hyperparams, layer: int | None) -> float:
 
 @cache
 def factor_names(arch: Architecture) -> frozenset[str]:
-    """The config keys that say what the values of the family's tensors are multiplied by, or divided."""
+    """The config keys that say what the values of the family's tensors are multiplied by, or divided, or how many rows
+    of a tensor count."""
     switches = {row.value.partition("unit_columns:")[2] for row in arch.tensors} - {""}
     runs = (run.partition(":")[2] for row in arch.tensors for run in row.scale)
     words = (word for run in runs for word in run.replace("*", ",").split(","))
-    return frozenset(word.partition(".")[0] for word in words if word not in FACTORS) | switches
+    factors = frozenset(word.partition(".")[0] for word in words if word not in FACTORS)
+    return factors | switches | _padding_names(arch)
+
+
+def _padding_names(arch: Architecture) -> set[str]:
+    """The config keys without a place in a GGUF that say where its tensors have rows of zeros."""
+    padding = {word for row in arch.tensors for size in (row.lead, row.trail) if size for word in size_words(size)}
+    return padding & {key.hf[0] for key in arch.keys if key.hf and not key.gguf}
 
 
 def _rescaled(h: Hyperparams, layer: int) -> float:

@@ -206,7 +206,8 @@ class RowMap:
        `row_elements` values, without the first `skip` and the last `cut` rows;
     2. row i of the result is row `indices(orders)[i]`, and column j of each row column `indices(columns)[j]`;
     3. `value` maps the values; the rows of each run of `scales` are multiplied by its numbers, one after the other;
-    4. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
+    4. `lead` rows of zeros come before the rows and `trail` behind them;
+    5. the rows are cut into tensors of the `after` shapes, each transposed where `after_transposed` says so.
 
     Each step is a bijection (skipped rows come back as zeros), so the way back follows from the same data. Where only
     rows move (`moves_rows_only`), it works on stored bytes: a row of quantized blocks is moved like any other.
@@ -219,6 +220,7 @@ class RowMap:
         value, pack, flat: as in TensorRow.
         scales: (rows, numbers) of each run of rows, in the order of the GGUF side; empty: no row is multiplied.
         skip, cut: numbers of first and of last rows that the GGUF side does not have.
+        lead, trail: numbers of first and of last rows, zeros, that only the GGUF side has; `after` is then one shape.
     """
 
     before: tuple[Shape, ...]
@@ -233,6 +235,14 @@ class RowMap:
     skip: int = 0
     scales: tuple[Scale, ...] = ()
     cut: int = 0
+    lead: int = 0
+    trail: int = 0
+
+    @property
+    def inner(self) -> RowMap:
+        """The map without rows of zeros: its GGUF side is one matrix of the others."""
+        rows = self.n_rows - self.lead - self.trail
+        return replace(self, after=((rows, self.row_elements),), lead=0, trail=0)
 
     @property
     def maps_values(self) -> bool:
@@ -266,7 +276,9 @@ class RowMap:
         Nothing is allocated before this has passed: shapes and integers may come from a crafted file.
         """
         n_before, n_after = sum(map(prod, self.before)), sum(map(prod, self.after))
-        n_before -= (self.skip + self.cut) * self.row_elements
+        n_before -= (self.skip + self.cut - self.lead - self.trail) * self.row_elements
+        if (self.lead or self.trail) and (len(self.after) != 1 or any(self.after_transposed) or self.pack):
+            raise RefusedError("rows of zeros stand in one tensor that is not transposed", tensor=tensor)
         if self.value == PRODUCT:
             if len(self.before) != 2 or prod(self.before[0]) != prod(self.before[1]):
                 raise RefusedError(f"{_shapes(self.before)} are not two tensors of as many values", tensor=tensor)
@@ -286,7 +298,7 @@ class RowMap:
             raise RefusedError(f"{self.n_rows} rows cannot be multiplied run by run as the row map says", tensor=tensor)
         try:
             for order in self.orders:
-                check_order(order, self.n_rows)
+                check_order(order, self.n_rows - self.lead - self.trail)
             for order in self.columns:
                 check_order(order, whole)
         except RefusedError as error:
@@ -304,6 +316,8 @@ class RowMap:
             "flat": self.flat,
             "skip": self.skip,
             "cut": self.cut,
+            "lead": self.lead,
+            "trail": self.trail,
             "scales": [[rows, *numbers] for rows, numbers in self.scales],
             "after_transposed": any(self.after_transposed) and list(self.after_transposed),
             "value": self.value,
@@ -329,6 +343,8 @@ class RowMap:
             _size(body.get("skip", 0)),
             _read_scales(body.get("scales", [])),
             _size(body.get("cut", 0)),
+            _size(body.get("lead", 0)),
+            _size(body.get("trail", 0)),
         )
         check_value_map(row_map.value)
         if row_map.pack not in ("", *PACKS):
@@ -452,6 +468,8 @@ def link_of(h: Hyperparams, match: Match, shapes: Mapping[str, Shape]) -> Link:
     )
     if row.cut:
         row_map = replace(row_map, cut=size(row.cut))
+    if row.lead or row.trail:
+        row_map = replace(row_map, lead=size(row.lead or "0"), trail=size(row.trail or "0"))
     if row.scale:
         row_map = replace(row_map, scales=_scales(row, h, layer, row_map.n_rows, size))
     if not row.pack:

@@ -64,6 +64,8 @@ class TensorRow:
         count: what `{e}` counts, a size.
         skip: how many first rows of the one `hf` tensor a GGUF does not have, a size; they come back as zeros.
         cut: the same of its last rows, where values are mapped.
+        lead, trail: how many rows of zeros a GGUF has before and behind those of the `hf` tensors, sizes; what stands
+            there is not brought back, and anything but zeros is refused.
         flat: whether `order` permutes single values, whatever the shape.
         depth: what `{n}` counts, a size: the decoder's layers of a network that has an encoder's too.
         first: the number that a GGUF gives the first of these layers, a size, where it numbers them behind those of
@@ -87,6 +89,8 @@ class TensorRow:
     count: str = "experts"
     skip: str = ""
     cut: str = ""
+    lead: str = ""
+    trail: str = ""
     depth: str = "layers"
     first: str = ""
 

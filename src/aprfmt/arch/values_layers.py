@@ -186,7 +186,7 @@ def _n_tokens_from(value: object, scope: Scope) -> object:
 
 def _n_tokens_to(value: object, scope: Scope) -> None:
     rows, vocab = as_int(value, scope.name), scope.h.vocab_size
-    if scope.config("hidden_size_per_layer_input") and None not in (rows, vocab) and rows != vocab:
+    if scope.config("hidden_size_per_layer_input") and rows is not None and vocab is not None and rows > vocab:
         raise RefusedError(f"{scope.name} is {rows}: llama.cpp's {scope.row.gguf} has one for each of {vocab} tokens")
 
 
@@ -432,6 +432,10 @@ def _layers_of_stack_to(value: object, scope: Scope) -> int | None:
 
 
 LAYER_CONVERTERS: dict[str, Converter] = {
+    "one_more": Converter(
+        lambda value, scope: value - 1 if isinstance(value, int) and value else None,
+        lambda value, scope: value + 1 if isinstance(value, int) else DEFAULT,
+    ),
     "scale_of_range": Converter(settle=_scale_of_range),
     "layers_of_stack": Converter(_layers_of_stack_to, settle=_layers_of_stack_settle),
     "layer_types": LAYER_TYPES,

@@ -92,7 +92,7 @@ def keeps_dtype(pieces: Sequence[Piece], row_map: RowMap) -> bool:
     row = DTYPES[dtypes.pop()]
     if row.kind == "plain" or (row_map.is_plain and len(pieces) == 1):
         return True
-    n_rows = row_map.n_rows
+    n_rows = sum(prod(piece.shape) for piece in pieces) // max(1, row_map.row_elements)
     n_bytes = sum(piece.n_bytes for piece in pieces)
     return (
         row_map.moves_rows_only
@@ -120,16 +120,16 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
         return mxfp4_tensor(pieces, row_map, position, inverse=inverse)
     if row_map.value == PRODUCT:
         return _product(pieces, shape, position, inverse)
+    if row_map.lead or row_map.trail:
+        return _padded(pieces, row_map, position, inverse)
     counts = row_map.value in (PLUS_ROW, INT32) and all(piece.dtype in _INTEGERS for piece in pieces)
     mapped = row_map.maps_values and all(piece.dtype == "F32" for piece in pieces)
     if not (counts or mapped or keeps_dtype(pieces, row_map)):
         pieces = [_floats(piece) for piece in pieces]
     dtype = pieces[0].dtype if row_map.value != INT32 or not counts else "I64" if inverse else "I32"
     held = sum(piece.n_bytes for piece in pieces if isinstance(piece, BufferedPiece))
-    if row_map.is_plain:
-        return as_it_is(pieces[0])
-    if prod(shape) == 0:
-        return Produced(dtype, shape, 0, partial(_whole, pieces[0], 0))
+    if row_map.is_plain or prod(shape) == 0:
+        return as_it_is(pieces[0]) if prod(shape) else Produced(dtype, shape, 0, partial(_whole, pieces[0], 0))
     # The outputs of a map lie end to end in one sequence of rows; this one's begin behind those before it.
     first = sum(map(prod, shapes[:position])) // row_map.row_elements
     rows = range(first, first + prod(shape) // row_map.row_elements)
@@ -139,6 +139,68 @@ def produce(pieces: Sequence[Piece], row_map: RowMap, position: int, *, inverse:
         row_bytes = n_read // (row_map.n_rows + (0 if inverse else row_map.skip))
         return Produced(dtype, shape, len(rows) * row_bytes, partial(run.move_rows, row_bytes), held)
     return Produced(dtype, shape, DTYPES[dtype].n_bytes(shape), lambda unit: run.move_elements(), n_read)
+
+
+def _padded(pieces: Sequence[Piece], row_map: RowMap, position: int, inverse: bool) -> Produced:
+    """The one tensor of the GGUF side with rows of zeros before and behind those of the pieces; or without them."""
+    if inverse:
+        return _without_zeros(pieces[0], row_map, position)
+    rows = produce(pieces, row_map.inner, 0)
+    row_bytes = DTYPES[rows.dtype].n_bytes((row_map.row_elements,))
+
+    def items(unit: int) -> Iterator[Item]:
+        yield bytes(row_map.lead * row_bytes)
+        yield from rows.items(unit)
+        yield bytes(row_map.trail * row_bytes)
+
+    n_bytes = rows.n_bytes + (row_map.lead + row_map.trail) * row_bytes
+    return Produced(rows.dtype, row_map.after[0], n_bytes, items, rows.held_bytes)
+
+
+def _without_zeros(piece: Piece, row_map: RowMap, position: int) -> Produced:
+    """A tensor of the Hugging Face side. Making it raises RefusedError where a row that is left out is not zero."""
+    row_bytes = DTYPES[piece.dtype].n_bytes((row_map.row_elements,))
+    inner = row_map.inner
+    inside = _Part(piece, row_map.lead * row_bytes, inner.after[0])
+    made = produce([inside], inner, position, inverse=True)
+
+    def items(unit: int) -> Iterator[Item]:
+        for start, rows in ((0, row_map.lead), (piece.n_bytes - row_map.trail * row_bytes, row_map.trail)):
+            left_out = _read(piece, start, rows * row_bytes)
+            if any(left_out) and decode(piece.dtype, bytes(left_out), (rows, row_map.row_elements)).any():
+                raise RefusedError(
+                    f"{rows} of its rows have no place in a checkpoint and are not zero",
+                    tensor=piece.name,
+                    hint="the metadata belongs to another model, or the tensor is damaged",
+                )
+        yield from made.items(unit)
+
+    return Produced(made.dtype, made.shape, made.n_bytes, items, made.held_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbouring rows of a piece, from byte `start` on."""
+
+    whole: Piece
+    start: int
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    @property
+    def dtype(self) -> str:
+        return self.whole.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the part."""
+        self.whole.read_into(self.start + offset, buffer)
 
 
 def _product(pieces: Sequence[Piece], shape: Shape, position: int, inverse: bool) -> Produced:

@@ -201,7 +201,11 @@ _ALWAYS_F32 = (
 
 def is_matrix(gguf_name: str, shape: tuple[int, ...]) -> bool:
     """Whether llama.cpp keeps the GGUF tensor in the model's dtype: weights of two dims and more, few excepted."""
-    return len(shape) >= 2 and gguf_name.endswith(".weight") and not gguf_name.endswith(_ALWAYS_F32)
+    return (
+        len(shape) >= 2
+        and gguf_name.endswith((".weight", ".lora_a", ".lora_b"))
+        and not gguf_name.endswith(_ALWAYS_F32)
+    )
 
 
 def matrix_dtype(tensor: CanonicalTensor, dtype: str, gguf_name: str) -> str:

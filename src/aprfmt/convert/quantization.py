@@ -345,7 +345,7 @@ def _in_hf_order(link: Link, chosen: Mapping[str, Recoding]) -> dict[str, Recodi
     if first is None or any(target is None or target.dtype != first.dtype for target in found):
         return {}
     shapes: tuple[Shape, ...] = (*row_map.before, *row_map.after)
-    whole_rows = row_map.moves_rows_only and not row_map.flat and not row_map.skip
+    whole_rows = row_map.moves_rows_only and not row_map.flat and not (row_map.skip or row_map.lead)
     if not whole_rows or any(shape[-1] != row_map.row_elements for shape in shapes):
         return {}
     if all(target is None or target.weights is None for target in found):

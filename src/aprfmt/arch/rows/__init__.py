@@ -48,6 +48,7 @@ from aprfmt.arch.rows import (
     rwkv7,
     seq2seq,
     ssm,
+    switch,
     vision,
 )
 from aprfmt.arch.rows.parts_encoder import POOLED
@@ -73,6 +74,7 @@ _FILES = (
     rwkv,
     rwkv7,
     ssm,
+    switch,
     delta,
     hybrid,
     interleaved,

@@ -59,12 +59,14 @@ _PER_LAYER = "hidden_size_per_layer_input"
 
 
 def _per_layer_model(need: str = REQUIRED) -> tuple[TensorRow, ...]:
-    """Embeddings of a token for each layer, and what makes more of them out of its main embedding."""
+    """Embeddings of a token for each layer, and what makes more of them out of its main embedding.
+
+    Where fewer tokens have some, a GGUF has zeros for the others, which stand for images and sounds.
+    """
+    rows, width = "vocab_size_per_layer_input", f"layers*{_PER_LAYER}"
+    table = tensor("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight", f"{rows},{width}", need)
     return (
-        tensor(
-            "model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight",
-            f"vocab_size_per_layer_input,layers*{_PER_LAYER}", need,
-        ),
+        replace(table, gguf_dims=(f"vocab,{width}",), trail=f"vocab-{rows}"),
         *linear("model.per_layer_model_projection", "per_layer_model_proj", f"layers*{_PER_LAYER},hidden", need=need),
         *norm("model.per_layer_projection_norm", "per_layer_proj_norm", _PER_LAYER, need=need),
     )
