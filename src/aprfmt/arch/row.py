@@ -25,7 +25,7 @@ PACKS = {"mxfp4": ("U8", "U8"), "mxfp4_e8m0": ("I8", "F8_E8M0")}
 MOST = "most"
 OWN = "own"
 
-WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.")
+WHOLE_KEYS = ("general.", "tokenizer.", "diffusion.", "xielu.", "vision.pos_emb_")
 """Beginnings of GGUF keys that stand without the architecture's prefix."""
 
 

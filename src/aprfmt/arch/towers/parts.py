@@ -112,7 +112,7 @@ def fused_attention(
     hf: str = "attn", *, names: tuple[str, str] = ("qkv", "proj"), bias: bool = True, width: str = WIDTH
 ) -> tuple[TensorRow, ...]:
     """Q, K and V as one projection in a checkpoint, three in a GGUF."""
-    qkv, proj = (f"{hf}.{name}" for name in names)
+    qkv, proj = (f"{hf}.{name}" if hf else name for name in names)
     three = ("attn_q", "attn_k", "attn_v")
 
     def split(end: str, dims: str, columns: str) -> TensorRow:
