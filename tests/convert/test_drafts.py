@@ -54,7 +54,7 @@ def converted(
             if not path.exists():
                 source = folder(name)
                 if DRAFTED[name].raw:
-                    source = as_it_is(source, work / name)
+                    source = as_it_is(source, work / str([*DRAFTED].index(name)))
                 peer.convert_once(source, path, DRAFTED[name].out_type, options, plain_vocabulary=True)
             return path
 

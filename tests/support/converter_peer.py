@@ -37,7 +37,10 @@ _TIMEOUT = 120
 
 
 def as_it_is(folder: Path, copy: Path) -> Path:
-    """A copy of the folder whose config.json transformers cannot read, so that the converter takes it as it is."""
+    """A copy of the folder whose config.json transformers cannot read, so that the converter takes it as it is.
+
+    Its path must not hold a model type: transformers looks for one there too.
+    """
     if not copy.is_dir():
         shutil.copytree(folder, copy)
         config = json.loads((copy / "config.json").read_text())

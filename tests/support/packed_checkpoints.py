@@ -40,6 +40,7 @@ class PackedCheckpoint:
         floats: pattern of names that are published in F32; all else that is not packed is bfloat16.
         options: of llama.cpp's converter; {source} stands for the folder.
         converter: whether llama.cpp's converter takes the config as transformers reads it.
+        raw: whether it gets the config.json as it is, and not as transformers reads it.
         drafts: what a draft layer has beside the tensors of a layer (see draft_models.Drafted.own), as published.
         draft_tensors: further tensors of it, by their published names, with their shapes.
     """
@@ -52,6 +53,7 @@ class PackedCheckpoint:
     floats: str = r"bias|A_log"
     options: tuple[str, ...] = ()
     converter: bool = True
+    raw: bool = False
     drafts: Sequence[str] = ()
     draft_tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -202,10 +204,10 @@ PACKED: dict[str, PackedCheckpoint] = {
     "qwen3_moe": _fp8_of("qwen3_moe"),
     "qwen3_next": _fp8_of("qwen3_next", options=("--no-mtp",)),
     "qwen3_5_moe": _fp8_of("qwen3_5_moe_text", options=("--no-mtp",)),
-    "step3p5": _fp8_of("step3p5", converter=False),
+    "step3p5": _fp8_of("step3p5", raw=True),
     "bailing_moe_v2": _fp8_of("bailing_moe_v2"),
     "bailing_moe_v3": _fp8_of("bailing_moe_v3"),
-    "dots3_note": _fp8_of("dots3_note", converter=False),
+    "dots3_note": _fp8_of("dots3_note", raw=True),
     "glm5_next": _fp8_of("glm5_next"),
 }
 """Name -> the family."""
