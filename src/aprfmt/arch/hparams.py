@@ -49,6 +49,8 @@ KEPT = (
 
 OF_TENSOR = "of_tensor"
 """`via` of a number that a GGUF has as a key and a checkpoint as a tensor, whose name stands for a config.json key."""
+HAS_TENSORS = "has_tensors"
+"""`via` of a switch that a config.json need not say: whether the tensors are there that need it."""
 
 _UNKNOWN_KEYS: tuple[Key, ...] = (
     *(
@@ -247,7 +249,7 @@ def set_by_tensors(h: Hyperparams, row: Architecture, names: Collection[str]) ->
 
 
 def _told_by_tensors(row: Architecture) -> set[str]:
-    return {key.hf[0] for key in row.keys if key.via == "by_tensor"}
+    return {key.hf[0] for key in row.keys if key.via == HAS_TENSORS}
 
 
 def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: bool = True) -> dict[str, object]:
@@ -272,7 +274,7 @@ def to_hf_config(h: Hyperparams, row: Architecture | None = None, *, complete: b
         key = scope.key
         if key.via == OF_TENSOR:
             done.add(key.hf[0])
-        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", "by_tensor", OF_TENSOR):
+        if not key.hf or key.via in ("rope", "rotary_dim", "shared_rotary_dim", HAS_TENSORS, OF_TENSOR):
             continue
         name = key.hf[0]
         value = h.extra.get(name)

@@ -153,13 +153,9 @@ def draft_name(arch: Architecture, h: Hyperparams, name: str) -> str | None:
     None for all else, and for what the row does not name.
     """
     spelled = canonical_name(arch, name)
-    if spelled is None and h.num_layers is not None:
-        for candidate in dict.fromkeys(_without_prefixes(arch, name)):
-            for beginning, instead in _draft_patterns(arch):
-                if (found := beginning.match(candidate)) is not None:
-                    layer = h.num_layers + int(found.groupdict().get("m", 0))
-                    spelled = canonical_name(arch, spell(instead, layer) + candidate[found.end() :])
-                    break
+    if spelled is None and h.num_layers is not None and arch.drafts:
+        as_layers = _drafts_as_layers(arch, h.num_layers, name)
+        spelled = next((found for way in as_layers if (found := canonical_name(arch, way)) is not None), None)
     drafts = [m for m in matches(arch, spelled) if m.layer is not None] if spelled is not None else []
     return spelled if drafts and h.num_layers is not None and (drafts[0].layer or 0) >= h.num_layers else None
 
@@ -174,15 +170,15 @@ def draft_spelling(arch: Architecture, h: Hyperparams, name: str) -> str:
     return name
 
 
-def _without_prefixes(arch: Architecture, name: str) -> Iterator[str]:
-    """`name`, and what it is behind the beginnings that checkpoints put before their names."""
-    yield name
-    for beginning, instead in (*arch.prefixes, ("", "model.")):
-        if name.startswith(beginning):
-            yield instead + name[len(beginning) :]
-    for beginning in ("model.", "language_model.", "model.language_model."):
-        if name.startswith(beginning):
-            yield name[len(beginning) :]
+def _drafts_as_layers(arch: Architecture, n_layers: int, name: str) -> Iterator[str]:
+    """What `name`, of a draft layer, would be if this were a further layer; draft layers lie in the model or beside."""
+    for spelled in ways_to_spell(arch, name):
+        for candidate in dict.fromkeys((spelled, spelled.removeprefix("model."))):
+            for beginning, instead in _draft_patterns(arch):
+                if (found := beginning.match(candidate)) is not None:
+                    layer = n_layers + int(found.groupdict().get("m", 0))
+                    yield spell(instead, layer) + candidate[found.end() :]
+                    break
 
 
 @cache

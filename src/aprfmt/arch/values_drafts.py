@@ -107,7 +107,6 @@ DRAFTS: dict[str, Converter] = {
     "all_full": Converter(_all_full, fill=lambda scope: [FULL] * (scope.h.num_layers or 0)),
     "root_of_width": Converter(_root_of_width, default),
     "layer_count": Converter(lambda value, scope: scope.h.num_layers, lambda value, scope: DEFAULT),
-    "by_tensor": Converter(lambda value, scope: bool(value), lambda value, scope: bool(value)),
     "target_sections": Converter(from_target=_sections),
 }
 """What a Key's `via` names, as in arch.values.CONVERTERS."""

@@ -346,5 +346,6 @@ REMOTE: dict[str, Converter] = {
     "blocks": Converter(from_gguf=_blocks_from, settle=_blocks_settle),
     "block_head_dim": Converter(_block_head_dim_to, default),
     "of_tensor": Converter(),
+    "has_tensors": Converter(lambda value, scope: bool(value), lambda value, scope: bool(value)),
     "image_tokens": Converter(nothing, _image_tokens),
 }

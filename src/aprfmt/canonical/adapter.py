@@ -17,6 +17,7 @@ from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, Order, RowMap, link_of
 from aprfmt.arch.names import canonical_name, embedding, matches
+from aprfmt.arch.outside import holds_adapter
 from aprfmt.arch.row import Architecture, TensorRow
 from aprfmt.arch.table import find_gguf
 from aprfmt.canonical.tensor import CanonicalTensor
@@ -132,6 +133,11 @@ def is_adapter(model: Model) -> bool:
     if model.convention == "apr":
         return "lora_rank" in model.metadata and any(name.endswith(lora.A) for name in model.tensors)
     return config_of(model) is not None and not _is_network(model)
+
+
+def looks_like_adapter(model: Model) -> bool:
+    """Whether the model is an adapter by what its container says, or by the names of all its tensors."""
+    return is_adapter(model) or holds_adapter(model.tensors)
 
 
 def _is_network(model: Model) -> bool:

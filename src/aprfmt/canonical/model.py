@@ -19,7 +19,7 @@ from aprfmt.arch.heads import MODULE_KEYS, has_no_output
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import Link, find_link, link_of
 from aprfmt.arch.names import Match
-from aprfmt.arch.outside import Part, holds_adapter, is_draft, names_drafts, outside, part_of, parts
+from aprfmt.arch.outside import Part, is_draft, names_drafts, outside, part_of, parts
 from aprfmt.arch.row import Architecture
 from aprfmt.arch.table import ARCHITECTURES, lookup, nearest, row_of
 from aprfmt.canonical import adapter as adapters
@@ -348,7 +348,7 @@ def hparams_as(model: Model, row: Architecture | None) -> Hyperparams:
 
 def _part(model: Model, row: Architecture | None) -> str:
     """What the source holds, where that is no network: its tensors keep their names, whatever they are."""
-    if adapters.is_adapter(model) or holds_adapter(model.tensors):
+    if adapters.looks_like_adapter(model):
         return ADAPTER
     if model.convention == "gguf":
         return part_of(row, model.metadata, model.hparams, model.tensors)
@@ -542,7 +542,7 @@ def require_config(model: Model, allow_no_config: bool, arch: str | None = None)
         return
     if hparams_as(model, find_row(model, arch)).hidden_size is not None:
         return
-    if adapters.is_adapter(model) or holds_adapter(model.tensors):
+    if adapters.looks_like_adapter(model):
         return  # its config describes the base model's
     raise RefusedError(
         "no config.json beside the weights: dimensions and architecture are unknown",
@@ -678,7 +678,7 @@ def name_tensors(
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    if row is None and (adapters.is_adapter(model) or holds_adapter(model.tensors)):
+    if row is None and adapters.looks_like_adapter(model):
         elsewhere = {*model.tensors}
     elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.pieces[0].name in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from aprfmt import formats
 from aprfmt.arch.names import spellings
-from aprfmt.arch.outside import holds_adapter, outside, parts
+from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
-from aprfmt.canonical.adapter import is_adapter, read_adapter
+from aprfmt.canonical.adapter import is_adapter, looks_like_adapter, read_adapter
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
@@ -346,7 +346,7 @@ def carried(model: Model) -> Carried:
     """What `model` holds beside the network."""
     names = model.tensors
     row = row_of(model.hparams, kv=model.metadata if model.convention == "gguf" else None, tensor_names=names)
-    whole = is_adapter(model) or holds_adapter(names)
+    whole = looks_like_adapter(model)
     others = {*names} if whole else outside(row, model.hparams, names) if row is not None else set[str]()
     found = parts(row, {name: names[name].n_bytes for name in others}, model.hparams.hf_architecture)
     return Carried(

@@ -99,7 +99,7 @@ _DFLASH_KEYS = (
 )
 _MARKOV_KEYS = (
     Key("sample_from_anchor", ("sample_from_anchor",), "bool", via="anchor"),
-    Key("has_confidence_head", ("has_confidence_head",), "bool", via="by_tensor"),
+    Key("has_confidence_head", ("has_confidence_head",), "bool", via="has_tensors"),
     Key("", ("draft_vocab_size",), via="draft_vocabulary"), Key("", ("markov_rank",)),
     must_be("markov_head_type", "vanilla"),
 )
