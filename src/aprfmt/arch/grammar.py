@@ -252,6 +252,12 @@ def _list(h: Hyperparams, key: str) -> list[object] | None:
     return value if isinstance(value, list) else None
 
 
+def _deepstack(h: Hyperparams) -> list[object]:
+    """The layers of a tower whose features the language model gets too."""
+    key = next((key for key in h.extra if key.endswith(".deepstack_visual_indexes")), "")
+    return _list(h, key) or []
+
+
 def _is_moe(h: Hyperparams, layer: int) -> bool:
     """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
     if not h.num_experts or (h.num_experts == 1 and _int(h, "expert_layer_period")):
@@ -322,7 +328,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "indexer": _has_indexer,
     "compressor": lambda h, layer: bool(_ratio(h, layer)),
     "hashed": _is_hashed,
-    "deepstack": lambda h, layer: layer in (_list(h, "vision_config.deepstack_visual_indexes") or []),
+    "deepstack": lambda h, layer: layer in _deepstack(h),
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

@@ -15,6 +15,11 @@ _SCALE = 4
 """How many patches llama.cpp pools in each direction where a GGUF does not say it."""
 
 
+def _beside(scope: Scope, name: str) -> int | None:
+    """The size `name` of the object of the config.json that the key is in."""
+    return scope.size(f"{scope.name.rpartition('.')[0]}.{name}")
+
+
 def _patches(scope: Scope) -> int:
     """Patches along one side of an image; 0 where it is unknown."""
     image, patch = (scope.size(f"vision_config.{name}") for name in ("image_size", "patch_size"))
@@ -65,13 +70,13 @@ def _pattern_to(value: object, scope: Scope) -> object:
 
 
 def _pattern_from(value: object, scope: Scope) -> object:
-    step, depth = as_int(value, scope.name), scope.size("vision_config.depth")
+    step, depth = as_int(value, scope.name), _beside(scope, "depth")
     return list(range(step - 1, depth, step)) if step and depth else DEFAULT
 
 
 def _square_to(value: object, scope: Scope) -> object:
     """Positions are learned for an image of this many patches in all; the GGUF gives its side in pixels."""
-    positions, patch = as_int(value, scope.name), scope.size("vision_config.patch_size")
+    positions, patch = as_int(value, scope.name), _beside(scope, "patch_size")
     return int(positions**0.5 * patch) if positions and patch else None
 
 
@@ -81,7 +86,7 @@ def _square_from(value: object, scope: Scope) -> object:
 
 
 def _deepstack_to(value: object, scope: Scope) -> object:
-    listed, depth = value if isinstance(value, list) else [], scope.size("vision_config.depth") or 0
+    listed, depth = value if isinstance(value, list) else [], _beside(scope, "depth") or 0
     return GgufKeys({scope.key.gguf: ("bool[]", [layer in listed for layer in range(depth)])}) if depth else None
 
 

@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import REQUIRED, Key, Tower
+from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, norm, tensor
-from aprfmt.arch.towers.parts import GELU, IMAGE, WIDTH, layers, mlp, norms, patches_in_time, projector, sees, sizes
+from aprfmt.arch.towers.parts import (
+    GELU,
+    IMAGE,
+    WIDTH,
+    hears,
+    layers,
+    mlp,
+    norms,
+    patches_in_time,
+    projector,
+    sees,
+    sizes,
+)
+from aprfmt.arch.towers.sound import QWEN3_CONVOLUTIONS, QWEN3_DEFAULTS, QWEN3_KEYS, QWEN3_POSITIONS, qwen3_audio
 
 _V = "visual."
 MERGED = f"{WIDTH}*spatial_merge_size*spatial_merge_size"
 """Width of a square of patches."""
 
 _DEEPSTACK = f"{_V}deepstack_merger_list."
-_MERGE = Key("vision.spatial_merge_size", ("vision_config.spatial_merge_size",))
-_EPS = Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32")
-_BLOCKS = (
-    *patches_in_time(f"{_V}patch_embed.proj"),
-    tensor(f"{_V}pos_embed.weight", "v.position_embd.weight", f"num_position_embeddings,{WIDTH}"),
-    *layers(
-        *norms("norm1", "norm2"),
-        *linear("attn.qkv", "attn_qkv", f"3*{WIDTH},{WIDTH}", REQUIRED),
-        *linear("attn.proj", "attn_out", f"{WIDTH},{WIDTH}", REQUIRED),
-        *mlp("mlp.linear_fc1", "mlp.linear_fc2"),
-        hf=f"{_V}blocks.{{n}}.",
-        depth="depth",
-    ),
-)
-_TENSORS = (
-    tensor(f"{_V}patch_embed.proj.bias", "v.patch_embd.bias", WIDTH),
-    *_BLOCKS,
-    *layers(
-        *norm("norm", "norm", MERGED, REQUIRED, layers="deepstack"),
-        *linear("linear_fc1", "fc1", f"{MERGED},{MERGED}", REQUIRED, layers="deepstack"),
-        *linear("linear_fc2", "fc2", f"hidden,{MERGED}", REQUIRED, layers="deepstack"),
-        hf=f"{_DEEPSTACK}{{n}}.",
-        gguf="v.deepstack.{n}.",
-        depth="depth",
-    ),
-    *norm(f"{_V}merger.norm", "v.post_ln", WIDTH, REQUIRED),
-    *linear(f"{_V}merger.linear_fc1", "mm.0", f"{MERGED},{MERGED}", REQUIRED),
-    *linear(f"{_V}merger.linear_fc2", "mm.2", f"hidden,{MERGED}", REQUIRED),
-)
+_OMNI = "thinker.visual."
+_THINKER = "thinker_config.vision_config"
+
+
+def _blocks(v: str) -> tuple[TensorRow, ...]:
+    return (
+        *patches_in_time(f"{v}patch_embed.proj"),
+        tensor(f"{v}pos_embed.weight", "v.position_embd.weight", f"num_position_embeddings,{WIDTH}"),
+        *layers(
+            *norms("norm1", "norm2"),
+            *linear("attn.qkv", "attn_qkv", f"3*{WIDTH},{WIDTH}", REQUIRED),
+            *linear("attn.proj", "attn_out", f"{WIDTH},{WIDTH}", REQUIRED),
+            *mlp("mlp.linear_fc1", "mlp.linear_fc2"),
+            hf=f"{v}blocks.{{n}}.",
+            depth="depth",
+        ),
+    )
+
+
+def _projectors(listed: str, last: str, first: str, up: str, down: str) -> tuple[TensorRow, ...]:
+    """Those of the layers whose features the language model gets, and that of the last layer."""
+    return (
+        *layers(
+            *norm(first, "norm", MERGED, REQUIRED, layers="deepstack"),
+            *linear(up, "fc1", f"{MERGED},{MERGED}", REQUIRED, layers="deepstack"),
+            *linear(down, "fc2", f"hidden,{MERGED}", REQUIRED, layers="deepstack"),
+            hf=listed + "{n}.",
+            gguf="v.deepstack.{n}.",
+            depth="depth",
+        ),
+        *norm(last + first, "v.post_ln", WIDTH, REQUIRED),
+        *linear(last + up, "mm.0", f"{MERGED},{MERGED}", REQUIRED),
+        *linear(last + down, "mm.2", f"hidden,{MERGED}", REQUIRED),
+    )
+
+
+def _sizes(config: str) -> tuple[Key, ...]:
+    return (
+        Key("vision.image_size", (f"{config}.num_position_embeddings",), via="square_of_patches"),
+        *sizes("vision", config, image_size="", block_count="depth", head_count="num_heads"),
+    )
+
+
+def _rest(config: str) -> tuple[Key, ...]:
+    return (
+        GELU,
+        Key("vision.spatial_merge_size", (f"{config}.spatial_merge_size",)),
+        Key("vision.attention.layer_norm_epsilon", ("text_config.rms_norm_eps",), "f32"),
+        Key("vision.is_deepstack_layers", (f"{config}.deepstack_visual_indexes",), "bool[]", via="deepstack"),
+    )
+
+
 _DEFAULTS = {
     "vision_config.depth": 27,
     "vision_config.hidden_size": 1152,
@@ -71,17 +107,12 @@ TOWERS: tuple[Tower, ...] = (
         text="model.language_model.",
         prefixes=(("model.visual.", _V),),
         listed={_DEEPSTACK: "vision_config.deepstack_visual_indexes"},
-        tensors=_TENSORS,
-        keys=sees(
-            Key("vision.image_size", ("vision_config.num_position_embeddings",), via="square_of_patches"),
-            *sizes(image_size="", block_count="depth", head_count="num_heads"),
-            *IMAGE,
-            projector("qwen3vl_merger"),
-            GELU,
-            _MERGE,
-            _EPS,
-            Key("vision.is_deepstack_layers", ("vision_config.deepstack_visual_indexes",), "bool[]", via="deepstack"),
+        tensors=(
+            tensor(f"{_V}patch_embed.proj.bias", "v.patch_embd.bias", WIDTH),
+            *_blocks(_V),
+            *_projectors(_DEEPSTACK, f"{_V}merger.", "norm", "linear_fc1", "linear_fc2"),
         ),
+        keys=sees(*_sizes("vision_config"), *IMAGE, projector("qwen3vl_merger"), *_rest("vision_config")),
         defaults={
             "": _DEFAULTS,
             "qwen3_vl": {"vision_config.deepstack_visual_indexes": [8, 16, 24]},
@@ -99,21 +130,44 @@ TOWERS: tuple[Tower, ...] = (
         text="model.language_model.",
         prefixes=(("model.visual.", _V),),
         tensors=(
-            *_BLOCKS,
+            *_blocks(_V),
             *norm(f"{_V}merger.norm", "mm.input_norm", WIDTH, REQUIRED),
             *linear("linear_proj.0", "mm.0", f"hidden,{MERGED}", REQUIRED),
             *linear("linear_proj.2", "mm.2", "hidden,hidden", REQUIRED),
         ),
-        keys=sees(
-            Key("vision.image_size", ("vision_config.num_position_embeddings",), via="square_of_patches"),
-            *sizes(image_size="", block_count="depth", head_count="num_heads"),
-            *IMAGE,
-            projector("ling3vl"),
-            GELU,
-            _MERGE,
-            _EPS,
-        ),
+        keys=sees(*_sizes("vision_config"), *IMAGE, projector("ling3vl"), *_rest("vision_config")[:-1]),
         defaults={"": _DEFAULTS},
         config={"vision_config.disable_merger_proj": True},
+    ),
+    Tower(
+        id="qwen3_omni_towers",
+        gguf="clip",
+        hf_class="Qwen3OmniMoeForConditionalGeneration",
+        model_type="qwen3_omni_moe",
+        hf_classes=("Qwen3OmniMoeForConditionalGeneration",),
+        model_types=("qwen3_omni_moe",),
+        when="vision.projector_type=qwen3vl_merger&audio.projector_type=qwen3a",
+        text="thinker.",
+        listed={f"{_OMNI}merger_list.": f"{_THINKER}.deepstack_visual_indexes"},
+        tensors=(
+            tensor(f"{_OMNI}patch_embed.proj.bias", "v.patch_embd.bias", WIDTH),
+            *_blocks(_OMNI),
+            *_projectors(f"{_OMNI}merger_list.", f"{_OMNI}merger.", "ln_q", "mlp.0", "mlp.2"),
+            *qwen3_audio("thinker.audio_tower."),
+        ),
+        made=QWEN3_POSITIONS,
+        f32=(".position_embd.",),
+        f16=QWEN3_CONVOLUTIONS,
+        keys=(
+            *sees(*_sizes(_THINKER), *IMAGE, *_rest(_THINKER), projector("qwen3vl_merger", part="vision")),
+            *hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
+        ),
+        defaults={
+            "": {
+                **{path.replace("vision_config", _THINKER): value for path, value in _DEFAULTS.items()},
+                f"{_THINKER}.deepstack_visual_indexes": [8, 16, 24],
+                **QWEN3_DEFAULTS,
+            }
+        },
     ),
 )

@@ -50,6 +50,31 @@ def _convolutions_in_two_dimensions(hf: str) -> tuple[TensorRow, ...]:
     return tuple(rows)
 
 
+def qwen3_audio(hf: str) -> tuple[TensorRow, ...]:
+    """The encoder of Qwen 3 ASR and Qwen 3 Omni, with its projector."""
+    return (
+        *_convolutions_in_two_dimensions(hf),
+        *linear(f"{hf}conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
+        *layers(
+            *norms("self_attn_layer_norm", "final_layer_norm", width="d_model"),
+            *attention(width="d_model"),
+            *mlp("fc1", "fc2", width="d_model", ffn="encoder_ffn_dim"),
+            hf=f"{hf}layers.{{n}}.",
+            gguf="a.blk.{n}.",
+            depth="encoder_layers",
+        ),
+        *norm(f"{hf}ln_post", "a.post_ln", "d_model", REQUIRED),
+        *linear(f"{hf}proj1", "mm.a.mlp.1", "d_model,d_model", REQUIRED),
+        *linear(f"{hf}proj2", "mm.a.mlp.2", "hidden,d_model", REQUIRED),
+    )
+
+
+_THINKER = "thinker_config.audio_config"
+QWEN3_POSITIONS = {"a.position_embd.weight": "sinusoids:1500,d_model"}
+QWEN3_CONVOLUTIONS = (".conv2d.1.weight", ".conv2d.2.weight", ".conv2d.3.weight", ".conv_out.weight")
+QWEN3_KEYS = (*_own_sizes(_THINKER), *_in(_THINKER, MEL, EPS, Key("", ("audio_config.downsample_hidden_size",))))
+QWEN3_DEFAULTS = {**_defaults(_THINKER), f"{_THINKER}.downsample_hidden_size": 480}
+
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="audioflamingo3_tower",
@@ -153,34 +178,11 @@ TOWERS: tuple[Tower, ...] = (
         model_types=("qwen3_asr",),
         when="audio.projector_type=qwen3a&!has_vision_encoder",
         text="thinker.",
-        tensors=(
-            *_convolutions_in_two_dimensions("thinker.audio_tower."),
-            *linear("thinker.audio_tower.conv_out", "a.conv_out", "d_model,num_mel_bins/8*downsample_hidden_size"),
-            *layers(
-                *norms("self_attn_layer_norm", "final_layer_norm", width="d_model"),
-                *attention(width="d_model"),
-                *mlp("fc1", "fc2", width="d_model", ffn="encoder_ffn_dim"),
-                hf="thinker.audio_tower.layers.{n}.",
-                gguf="a.blk.{n}.",
-                depth="encoder_layers",
-            ),
-            *norm("thinker.audio_tower.ln_post", "a.post_ln", "d_model", REQUIRED),
-            *linear("thinker.audio_tower.proj1", "mm.a.mlp.1", "d_model,d_model", REQUIRED),
-            *linear("thinker.audio_tower.proj2", "mm.a.mlp.2", "hidden,d_model", REQUIRED),
-        ),
-        made={"a.position_embd.weight": "sinusoids:1500,d_model"},
+        tensors=qwen3_audio("thinker.audio_tower."),
+        made=QWEN3_POSITIONS,
         f32=(".position_embd.",),
-        f16=(".conv2d.1.weight", ".conv2d.2.weight", ".conv2d.3.weight", ".conv_out.weight"),
-        keys=hears(
-            *_own_sizes("thinker_config.audio_config"),
-            *(
-                Key(key.gguf, tuple(f"thinker_config.{path}" for path in key.hf), key.kind, via=key.via)
-                for key in (MEL, EPS, Key("", ("audio_config.downsample_hidden_size",)))
-            ),
-            projector("qwen3a", part="audio"),
-        ),
-        defaults={
-            "": {**_defaults("thinker_config.audio_config"), "thinker_config.audio_config.downsample_hidden_size": 480}
-        },
+        f16=QWEN3_CONVOLUTIONS,
+        keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
+        defaults={"": QWEN3_DEFAULTS},
     ),
 )
