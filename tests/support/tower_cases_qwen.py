@@ -73,4 +73,29 @@ CASES = (
             "vision_config": {**_SEES, "out_hidden_size": 128, "disable_merger_proj": True, "spatial_merge_size": 2},
         },
     ),
+    TowerCase(
+        "qwen2_5_omni_towers",
+        "Qwen2_5OmniModel",
+        {
+            "model_type": "qwen2_5_omni",
+            "thinker_config": {
+                "model_type": "qwen2_5_omni_thinker",
+                "text_config": {
+                    **TEXT,
+                    **{"model_type": "qwen2_5_omni_text", "rms_norm_eps": 1e-6, "rope_theta": 1e6},
+                    "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
+                },
+                "vision_config": {
+                    **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 14},
+                    **{"out_hidden_size": 64, "fullatt_block_indexes": [1]},
+                },
+                "audio_config": {
+                    **{"d_model": 32, "encoder_ffn_dim": 48, "encoder_layers": 3, "encoder_attention_heads": 4},
+                    **{"num_mel_bins": 128, "output_dim": 64},
+                },
+            },
+        },
+        extra={"thinker.audio_tower.audio_bos_eos_token.weight": (2, 64)},
+        differs={r"a\.position_embd": "sines of angles in float32, whose last bits are those of a library"},
+    ),
 )

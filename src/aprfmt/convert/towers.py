@@ -235,7 +235,11 @@ def whole_config(
     if inner.model_types and own.get("model_type") not in inner.model_types:
         own["model_type"] = inner.model_types[0]  # that of the language model alone is another row's
     shared = ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
-    whole = {"architectures": [hf_class], "model_type": model_type, "text_config": own, **config}
+    whole: dict[str, object] = {"architectures": [hf_class], "model_type": model_type, **config}
+    if place := part.row.inside[0]:
+        whole[place] = {**as_mapping(config.get(place)), "model_type": part.row.inside[1], "text_config": own}
+    else:
+        whole["text_config"] = own
     whole |= {key: text[key] for key in shared if key in text}
     return dict(sorted(whole.items())), dict(as_mapping(told))
 

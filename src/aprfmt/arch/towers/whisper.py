@@ -11,8 +11,11 @@ _PREFIXES = (("model.audio_tower.", "audio_tower."), (f"model.{_MM}", _MM))
 CONVOLUTIONS = (".conv1d.1.weight", ".conv1d.2.weight")
 
 
-def whisper(hf: str, width: str, ffn: str, depth: str) -> tuple[TensorRow, ...]:
-    """The encoder, whose positions a checkpoint holds though they follow from a formula."""
+def whisper(
+    hf: str, width: str, ffn: str, depth: str, *, positions: bool = True, last: str = "layer_norm"
+) -> tuple[TensorRow, ...]:
+    """The encoder; `positions` tells whether a checkpoint holds them, though they follow from a formula."""
+    table = tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}")
 
     def convolution(n: int, n_in: str) -> tuple[TensorRow, ...]:
         return (
@@ -23,7 +26,7 @@ def whisper(hf: str, width: str, ffn: str, depth: str) -> tuple[TensorRow, ...]:
     return (
         *convolution(1, "num_mel_bins"),
         *convolution(2, width),
-        tensor(f"{hf}embed_positions.weight", "a.position_embd.weight", f"max_source_positions,{width}"),
+        *((table,) if positions else ()),
         *layers(
             *norms("self_attn_layer_norm", "final_layer_norm", width=width),
             *attention(k_bias=False, width=width),
@@ -32,7 +35,7 @@ def whisper(hf: str, width: str, ffn: str, depth: str) -> tuple[TensorRow, ...]:
             gguf="a.blk.{n}.",
             depth=depth,
         ),
-        *norm(f"{hf}layer_norm", "a.post_ln", width, REQUIRED),
+        *norm(f"{hf}{last}", "a.post_ln", width, REQUIRED),
     )
 
 
