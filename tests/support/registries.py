@@ -16,7 +16,27 @@ CONVERTER = CACHE / "llama.cpp-converter" / "conversion"
 def converter_classes(folder: Path = CONVERTER) -> tuple[str, ...]:
     """Every class of a text network that llama.cpp's converter registers, sorted."""
     classes = {node.name: node for path in sorted(folder.glob("*.py")) for node in _classes(path)}
-    return tuple(sorted({name for node in classes.values() if _is_text(node, classes) for name in _registered(node)}))
+    return tuple(
+        sorted(
+            {name for node in classes.values() if _comes_from("TextModel", node, classes) for name in _registered(node)}
+        )
+    )
+
+
+@cache
+def tower_classes(folder: Path = CONVERTER) -> tuple[str, ...]:
+    """Every class whose towers llama.cpp's converter registers, sorted."""
+    classes = {node.name: node for path in sorted(folder.glob("*.py")) for node in _classes(path)}
+    found = (node for node in classes.values() if _comes_from("MmprojModel", node, classes))
+    return tuple(sorted({name for node in found for name in _registered(node)}))
+
+
+def towers_without_row(classes: tuple[str, ...]) -> list[str]:
+    """Those of the classes that the table of towers does not know."""
+    from aprfmt.arch.towers import TOWERS
+
+    known = {name for row in TOWERS for name in row.hf_classes}
+    return [name for name in classes if name not in known]
 
 
 def causal_classes() -> tuple[str, ...]:
@@ -61,7 +81,7 @@ def _registered(node: ast.ClassDef) -> Iterator[str]:
             yield from (str(word.value) for word in call.args if isinstance(word, ast.Constant))
 
 
-def _is_text(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
-    """Whether the class comes from the converter's TextModel, by whatever way."""
+def _comes_from(root: str, node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    """Whether the class comes from the converter's class `root`, by whatever way."""
     bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
-    return "TextModel" in bases or any(_is_text(classes[base], classes) for base in bases if base in classes)
+    return root in bases or any(_comes_from(root, classes[base], classes) for base in bases if base in classes)
