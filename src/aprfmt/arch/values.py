@@ -15,6 +15,7 @@ from aprfmt.arch.grammar import layer_kinds
 from aprfmt.arch.rope import attention_factor, scaling_of
 from aprfmt.arch.values_compressed import COMPRESSED
 from aprfmt.arch.values_drafts import DRAFTS
+from aprfmt.arch.values_experts import EXPERTS
 from aprfmt.arch.values_heads import HEADS
 from aprfmt.arch.values_hybrid import HYBRID
 from aprfmt.arch.values_layers import (
@@ -32,6 +33,7 @@ from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
 from aprfmt.arch.values_towers import TOWER_CONVERTERS
+from aprfmt.arch.values_windows import WINDOWS
 from aprfmt.errors import CorruptError, RefusedError
 
 
@@ -849,6 +851,8 @@ CONVERTERS: dict[str, Converter] = {
     **HYBRID,
     **RWKV,
     **REMOTE,
+    **EXPERTS,
+    **WINDOWS,
     **SPARSE,
     **COMPRESSED,
     **DRAFTS,

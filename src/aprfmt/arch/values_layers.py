@@ -1,12 +1,12 @@
-"""Converters of networks whose layers differ: which layers have a window, and what heads and widths each kind has."""
+"""Converters of networks whose layers differ: kinds of layers, and what sizes each kind has. See arch.values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from dataclasses import replace
 
-from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope, nothing
-from aprfmt.arch.fields import as_float, as_int, as_mapping, shorten
+from aprfmt.arch.converter import DEFAULT, ConfigKeys, Converter, GgufKeys, Scope
+from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.errors import CorruptError, RefusedError
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -17,19 +17,27 @@ def kinds_of(slides: list[bool]) -> list[str]:
     return [SLIDING if one else FULL for one in slides]
 
 
-def _slides(kinds: object) -> list[bool]:
+def slides_of(kinds: object) -> list[bool]:
+    """Which of the kinds have a window. Raises CorruptError for what is no list."""
     if not isinstance(kinds, list):
         raise CorruptError("layer_types is not a list")
     return [kind in (SLIDING, "chunked_attention") for kind in kinds]
+
+
+def flags_of(value: object, name: str) -> list[bool]:
+    """A list of flags or numbers, one a layer, as flags. Raises CorruptError."""
+    if not isinstance(value, list):
+        raise CorruptError(f"{name} is not a list")
+    return [bool(item) for item in value]
 
 
 def layer_types_to(value: object, scope: Scope) -> list[bool] | None:
     """Which layers slide. Where a GGUF has no key for it, the runtime knows one pattern, and others are refused."""
     if value is None:
         return None
-    slides = _slides(value)
+    slides = slides_of(value)
     expected = layer_types_fill(scope)
-    if not scope.key.gguf and expected is not None and _slides(expected) != slides:
+    if not scope.key.gguf and expected is not None and slides_of(expected) != slides:
         raise RefusedError(
             f"a GGUF of {scope.row.id} always means one pattern of layer_types, and this model has another"
         )
@@ -64,10 +72,6 @@ def periodic(period: int, n_layers: int, first: int = 1) -> list[bool]:
 
 
 LAYER_TYPES = Converter(layer_types_to, layer_types_from, layer_types_fill)
-
-
-# --- layers of two head sizes, and layers that use the keys and values of earlier ones ---
-
 _GLOBAL_HEAD = 512
 """What a Gemma 4 config that is silent means."""
 
@@ -118,7 +122,7 @@ def _window_kv_heads_to(value: object, scope: Scope) -> object:
     other = scope.size("num_global_key_value_heads")
     if other is None or other == value:
         return value
-    slides = _slides(scope.h.extra.get("layer_types"))
+    slides = slides_of(scope.h.extra.get("layer_types"))
     return GgufKeys({scope.key.gguf: ("i32[]", [value if one else other for one in slides])})
 
 
@@ -229,178 +233,6 @@ def _width_a_layer_to(value: object, scope: Scope) -> list[object] | None:
     return None if value is None else [value] * (scope.h.num_layers or 0)
 
 
-# --- windows in layers that a GGUF cannot name ---
-
-_FOURTH = 4
-"""Of the layers of some families llama.cpp lets each fourth see everything, and rotates it or not by that."""
-
-
-def _fourth_full_to(value: object, scope: Scope) -> None:
-    kinds = value if isinstance(value, list) else []
-    if kinds and _slides(kinds) != periodic(_FOURTH, len(kinds)):
-        raise RefusedError(f"{scope.name}: llama.cpp's {scope.row.gguf} lets exactly every fourth layer see everything")
-
-
-def _fourth_full(scope: Scope) -> list[str] | None:
-    period = as_int(scope.config("global_attn_every_n_layers"), "global_attn_every_n_layers") or _FOURTH
-    return None if scope.h.num_layers is None else kinds_of(periodic(period, scope.h.num_layers))
-
-
-def _dense_first(scope: Scope) -> list[str] | None:
-    """Every fourth layer sees everything, the first among them."""
-    return None if scope.h.num_layers is None else kinds_of(periodic(_FOURTH, scope.h.num_layers, first=0))
-
-
-def _dense_prefix(scope: Scope) -> list[str] | None:
-    """Layers without experts stand first and have a period of their own."""
-    n_layers, dense = scope.h.num_layers, scope.size("first_k_dense_replace") or 0
-    own = as_int(scope.config("prefix_dense_sliding_window_pattern"), "prefix_dense_sliding_window_pattern") or 1
-    pattern = scope.h.extra.get("sliding_window_pattern", scope.defaults.get("sliding_window_pattern"))
-    if n_layers is None:
-        return None
-    rest = periodic(as_int(pattern, "sliding_window_pattern") or _FOURTH, max(0, n_layers - dense))
-    return kinds_of([*periodic(own, min(dense, n_layers)), *rest])
-
-
-def _rope_pattern_to(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers are rotated, where not all are, from the base frequency of each: 0 for those that are not."""
-    listed = value if value is not None else scope.h.extra.get("no_rope_layers")
-    if listed is None:
-        return None
-    if not isinstance(listed, list):
-        raise CorruptError(f"{scope.name} is not a list")
-    if value is not None and {theta for theta in listed if theta} - {scope.h.rope_theta}:
-        raise RefusedError(f"{scope.name}: a GGUF of {scope.row.gguf} has one base frequency for all layers")
-    return None if all(listed) else [bool(item) for item in listed]
-
-
-def _rope_pattern_from(value: object, scope: Scope) -> object:
-    return [scope.h.rope_theta if rotated else 0 for rotated in value] if isinstance(value, list) else DEFAULT
-
-
-def _own_dense_first_to(value: object, scope: Scope) -> list[bool] | None:
-    """Which layers have a window, where they are not those that llama.cpp takes by itself."""
-    slides = _slides(value) if value is not None else []
-    return None if not any(slides) or slides == periodic(_FOURTH, len(slides), first=0) else slides
-
-
-def _own_dense_first_from(value: object, scope: Scope) -> object:
-    if value is None and scope.gguf("attention.sliding_window"):
-        return _dense_first(scope)
-    return layer_types_from(value, scope) if value is not None else [FULL] * (scope.h.num_layers or 0)
-
-
-def _heads_a_layer_to(value: object, scope: Scope) -> object:
-    return value or [scope.h.num_heads] * (scope.h.num_layers or 0)
-
-
-def _heads_a_layer_from(value: object, scope: Scope) -> object:
-    """Heads of each layer; the config's one number is that of the first."""
-    if not isinstance(value, list) or not value:
-        return DEFAULT if value is None else ConfigKeys(num_attention_heads=value)
-    return ConfigKeys(num_attention_heads=value[0], num_attention_heads_per_layer=value)
-
-
-def _window_rotary_to(value: object, scope: Scope) -> int | None:
-    """Rotated values of a head in layers with a window."""
-    part = _window_rope(scope).get("partial_rotary_factor", 1.0)
-    number = as_float(part, "partial_rotary_factor")
-    return None if number is None or not scope.h.head_dim else int(scope.h.head_dim * number)
-
-
-def _window_rotary_from(value: object, scope: Scope) -> object:
-    count, size, rope = as_int(value, scope.key.gguf), scope.h.head_dim, _window_rope(scope)
-    if count and size and isinstance(rope, dict):
-        rope["partial_rotary_factor"] = shorten(count / size)
-    return DEFAULT
-
-
-def _window_rope(scope: Scope) -> Mapping[str, object]:
-    return as_mapping(as_mapping(scope.h.extra.get("rope_layers")).get(SLIDING))
-
-
-def _window_theta_to(value: object, scope: Scope) -> None:
-    """llama.cpp rotates the layers with a window and no others, all by one base frequency."""
-    kinds = scope.h.extra.get("layer_types")
-    if not isinstance(value, list) or not isinstance(kinds, list):
-        return
-    if [theta or 0 for theta in value] != [scope.h.rope_theta if one else 0 for one in _slides(kinds)]:
-        raise RefusedError(
-            f"{scope.name}: llama.cpp's {scope.row.gguf} rotates the layers with a window, and no others"
-        )
-
-
-def _window_theta_from(value: object, scope: Scope) -> object:
-    kinds = scope.h.extra.get("layer_types")
-    return [scope.h.rope_theta if one else 0 for one in _slides(kinds)] if isinstance(kinds, list) else DEFAULT
-
-
-# --- which layers have experts ---
-
-
-def _stepped_to(value: object, scope: Scope) -> None:
-    step, n_layers = scope.size("interleave_moe_layer_step") or 1, scope.h.num_layers or 0
-    if isinstance(value, list) and value != list(range(step - 1, n_layers, step)):
-        raise RefusedError(
-            f"{scope.name} is not every layer at a step of {step} (interleave_moe_layer_step), where llama.cpp's "
-            f"{scope.row.gguf} looks for experts"
-        )
-
-
-def _all_sparse_to(value: object, scope: Scope) -> None:
-    if isinstance(value, list) and "dense" in value:
-        raise RefusedError(f"{scope.name} has dense layers: llama.cpp's {scope.row.gguf} gives every layer experts")
-
-
-_BARE_EXPERTS = 128
-"""So many experts has the Llama 4 whose Q and K llama.cpp does not norm."""
-
-
-def _normed_to(value: object, scope: Scope) -> None:
-    if bool(value) == (scope.h.num_experts == _BARE_EXPERTS):
-        raise RefusedError(
-            f"{scope.name} is {value}: llama.cpp's {scope.row.gguf} norms Q and K but for networks of {_BARE_EXPERTS} "
-            "experts"
-        )
-
-
-_PUZZLE = "block_configs"
-
-
-def _puzzle_blocks(scope: Scope) -> list[Mapping[str, object]]:
-    blocks = scope.h.extra.get(_PUZZLE)
-    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
-        raise CorruptError(f"{_PUZZLE} is not a list of objects")
-    return blocks
-
-
-def _puzzle_settle(value: object, scope: Scope) -> object:
-    """Kinds of layers and their number, as the blocks have them."""
-    kinds = [block.get("block_type") for block in _puzzle_blocks(scope)]
-    return ConfigKeys({"layers_block_type": kinds, "num_hidden_layers": len(kinds)})
-
-
-def _puzzle_from(value: object, scope: Scope) -> object:
-    names = ("expert_feed_forward_length", "expert_used_count", "attention.head_count_kv")
-    widths, used, heads = map(scope.gguf, names)
-    if not (isinstance(widths, list) and isinstance(used, list) and isinstance(heads, list)):
-        return DEFAULT
-    return [
-        {"block_type": "moe", "moe_intermediate_size": width, "num_experts_per_tok": n}
-        if width
-        else {"block_type": "attention" if n_heads else "mamba"}
-        for width, n, n_heads in zip(widths, used, heads, strict=False)
-    ]
-
-
-def _of_blocks(name: str) -> Converter:
-    """What each block has under a name, 0 where it has none."""
-    return Converter(
-        lambda value, scope: [as_int(block.get(name), name) or 0 for block in _puzzle_blocks(scope)],
-        lambda value, scope: DEFAULT,
-    )
-
-
 def _scale_of_range(value: object, scope: Scope) -> object:
     """One over the range of the first weights, where the config does not name the scale."""
     spread = as_float(scope.config("initializer_range"), "initializer_range")
@@ -455,35 +287,5 @@ LAYER_CONVERTERS: dict[str, Converter] = {
     "shared_kv_from_20": Converter(_shared_from_20_to, lambda value, scope: value or 0),
     "ten_sparse_layers": Converter(_sparsity_to, lambda value, scope: _sparsity(scope), _sparsity_fill),
     "positive": Converter(lambda value, scope: value or None, lambda value, scope: value or 0),
-    "every_fourth_full": Converter(_fourth_full_to, lambda value, scope: _fourth_full(scope), _fourth_full),
-    "every_fourth_unchunked": Converter(_fourth_full_to, lambda value, scope: None),
-    "dense_first_layer_types": replace(LAYER_TYPES, fill=_dense_first),
-    "dense_prefix_layer_types": replace(LAYER_TYPES, fill=_dense_prefix),
-    "full_unless_named": replace(
-        LAYER_TYPES,
-        to_gguf=lambda value, scope: layer_types_to(value, scope) if scope.config("sliding_window") else None,
-        fill=lambda scope: [FULL] * (scope.h.num_layers or 0),
-    ),
-    "own_dense_first": Converter(
-        _own_dense_first_to, _own_dense_first_from, lambda scope: [FULL] * (scope.h.num_layers or 0)
-    ),
-    "heads_a_layer": Converter(_heads_a_layer_to, _heads_a_layer_from),
-    "window_rotary": Converter(_window_rotary_to, _window_rotary_from),
-    "last_dense_layer_types": replace(
-        LAYER_TYPES, fill=lambda scope: kinds_of([*reversed(periodic(_FOURTH, scope.h.num_layers or 0, first=0))])
-    ),
-    "rotated_with_window": Converter(_window_theta_to, _window_theta_from),
-    "same_theta": Converter(from_gguf=lambda value, scope: scope.h.rope_theta),
-    "rope_pattern": Converter(_rope_pattern_to, _rope_pattern_from),
-    "stepped_moe_layers": Converter(_stepped_to),
-    "all_sparse": Converter(_all_sparse_to),
-    "not_of_128_experts": Converter(_normed_to, lambda value, scope: scope.h.num_experts != _BARE_EXPERTS),
-    "like_experts": Converter(fill=lambda scope: scope.h.moe_intermediate_size),
-    "puzzle_blocks": Converter(nothing, _puzzle_from, settle=_puzzle_settle),
-    "puzzle_widths": _of_blocks("moe_intermediate_size"),
-    "puzzle_used": _of_blocks("num_experts_per_tok"),
-    "norm_of_softmax": Converter(
-        lambda value, scope: value or scope.config("expert_selection_fn") == "softmax", lambda value, scope: bool(value)
-    ),
 }
-"""Those of arch.values.CONVERTERS that are about layers."""
+"""What a Key's `via` names, as in arch.values.CONVERTERS."""
