@@ -80,4 +80,15 @@ CASES = (
         },
         converter_cannot="it calls the tensors that see model.visual, for which it has no names",
     ),
+    TowerCase(
+        "glmasr_tower",
+        "GlmasrModel",
+        {
+            "model_type": "Glmasr",
+            "merge_factor": 4,
+            "lm_config": {**TEXT, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5},
+            "whisper_config": {"model_type": "whisper", **_WHISPER},
+        },
+        preprocessor={},
+    ),
 )
