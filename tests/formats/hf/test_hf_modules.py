@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aprfmt.formats.hf_modules import module_files, read_modules
+from aprfmt.arch.heads import MODULE_KEYS
+from aprfmt.formats.hf_modules import module_files, module_problems, read_modules
 
+_KEYS = ("in_features", "out_features", "bias", "activation_function", "pooling_mode", "pooling_mode_cls_token")
+_KINDS = st.sampled_from(
+    [f"sentence_transformers.models.{kind}" for kind in ("Pooling", "Dense", "Normalize", "Router")]
+)
 _MODULES = json.dumps(
     [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -57,3 +64,26 @@ def test_files_are_read_back(word: str) -> None:
 @pytest.mark.parametrize("word", ["rank", "none", "cls+max"])
 def test_no_files_for_what_has_no_word(word: str) -> None:
     assert module_files({"pooling": word}, 384) == {}
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+_LINES = st.fixed_dictionaries(
+    {},
+    optional={"path": st.sampled_from(["", "1_Pooling", "2_Dense", "x", "../y"]) | _VALUES, "type": _KINDS | _VALUES},
+)
+
+
+@given(st.lists(_LINES | _VALUES, max_size=4), _VALUES, _VALUES)
+def test_whatever_the_files_hold_is_read(lines: object, pooling: object, dense: object) -> None:
+    files = {"modules.json": lines, "1_Pooling/config.json": pooling, "2_Dense/config.json": dense}
+    texts = {name: json.dumps(value).encode() for name, value in files.items()}
+    told = read_modules(texts.get)
+    assert all(MODULE_KEYS.fullmatch(name) for name in told)
+    assert all(type(told[name]) is int for name in told if name.endswith(("_in", "_out")))
+    assert isinstance(told.get("pooling", ""), str)
+    list(module_problems(texts.get, {"2_Dense.linear.weight": (3, 4)}, lambda name: False, 4))
+    module_files(told, 64)
