@@ -16,6 +16,12 @@ from aprfmt.convert.targets.mlx import older_keys
 CHANGED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"intermediate_size": 128},  # its 8 bits come in groups of 64
     "granitemoe": {"intermediate_size": 128},
+    "gemma3_text/whole": {"vocab_size": 600},  # which it reads beside text_config
+    "qwen3_next": {  # it knows the kinds of layers by this number alone
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        "num_hidden_layers": 4,
+        "full_attention_interval": 4,
+    },
 }
 """What differs from the cases of arch_models."""
 
@@ -30,6 +36,10 @@ def build(row: str, folder: Path, tokenizers: Mapping[str, Path], dtype: str = "
         arch_models.write_checkpoint(case, folder, tokenizers)
     path = folder / "config.json"
     config = json.loads(path.read_text())
+    config |= {key: value for key, value in CHANGED.get(row, {}).items() if key not in config}
+    if isinstance(part := config.get("text_config"), dict):
+        part |= older_keys(part) | {"tie_word_embeddings": config["tie_word_embeddings"]} | part
+        part["tie_word_embeddings"] = config["tie_word_embeddings"]
     older = older_keys(config)
     if config.keys() >= {"hidden_size", "num_attention_heads"}:
         older["head_dim"] = config["hidden_size"] // config["num_attention_heads"]

@@ -59,6 +59,14 @@ def _experts(module: str, gate: str = "gate_proj", up: str = "up_proj", down: st
 
 _SWITCH = _experts("mlp.switch_mlp")
 _LATENT = {"attn_k_b.weight": "self_attn.embed_q.weight", "attn_v_b.weight": "self_attn.unembed_out.weight"}
+_PLUS_ONE = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "output_norm.weight": "model.norm.weight",
+}
+"""Norms whose values a GGUF and mlx_lm have with 1 added."""
 _GATE_PROJ = {"mlp.gate.weight": "mlp.gate.gate_proj.weight"}
 
 _NETWORKS = (
@@ -66,13 +74,13 @@ _NETWORKS = (
         "llama", "mistral", "ministral3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2",
         "ernie4_5", "exaone", "exaone4", "glm", "glm4", "hunyuan_v1_dense", "internlm2",
         "nanbeige", "nemotron", "olmo2", "olmo3", "openelm", "phi", "phi3", "seed_oss", "smollm3", "stablelm",
-        "starcoder2", "xverse",
+        "starcoder2", "xverse", "mistral3", "qwen2_vl", "qwen3_vl",
     )),
     MlxNetwork(("granite",), finer=("self_attn.o_proj", "mlp.down_proj", "lm_head")),
     MlxNetwork(("qwen2_moe", "olmoe"), _SWITCH),
     MlxNetwork(("qwen3_moe", "mellum"), _SWITCH, finer=("mlp.gate",)),
     MlxNetwork(("mixtral", "phimoe"), _experts("block_sparse_moe.switch_mlp")),
-    MlxNetwork(("deepseek",), _SWITCH, floats=("mlp.gate",)),
+    MlxNetwork(("deepseek", "glm4_moe"), _SWITCH, floats=("mlp.gate",)),
     MlxNetwork(("deepseek_v3", "deepseek_v32"), _SWITCH | _LATENT, floats=("mlp.gate",)),
     MlxNetwork(("dots1",), _experts("mlp.experts"), floats=("mlp.gate",)),
     MlxNetwork(("afmoe",), _experts("mlp.experts"), finer=("mlp.router.gate",)),
@@ -87,6 +95,12 @@ _NETWORKS = (
         _experts("feed_forward.switch_mlp"),
         convolutions=("mamba.conv1d.weight",),
         finer=("router",),
+    ),
+    MlxNetwork(
+        ("qwen3_next",),
+        _SWITCH | _PLUS_ONE,
+        convolutions=("linear_attn.conv1d.weight",),
+        finer=("mlp.gate", "shared_expert_gate"),
     ),
     MlxNetwork(("mamba", "falcon_mamba", "nemotron_h"), convolutions=("mixer.conv1d.weight",)),
     MlxNetwork(
@@ -105,6 +119,9 @@ _NETWORKS = (
     ),
 )  # fmt: skip
 
+WRAPPERS = frozenset(("gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"))
+"""Model types of networks that also see, whose language model mlx_lm has alone, as `language_model.`."""
+
 NETWORKS: Mapping[str, MlxNetwork] = {row: network for network in _NETWORKS for row in network.rows}
 """By the id of the table's row."""
 
@@ -122,7 +139,8 @@ def _changed(network: MlxNetwork, tensor: TensorRow) -> TensorRow | None:
     begin, layer, _ = tensor.hf[0].partition("{n}.")
     in_layer = [name.removeprefix("blk.{n}.") for name in tensor.gguf]
     if in_layer and not tensor.pack and all(name in network.stacked for name in in_layer):
-        return replace(tensor, gguf=tuple(begin + layer + network.stacked[name] for name in in_layer))
+        beginning = begin + layer if layer else ""
+        return replace(tensor, gguf=tuple(beginning + network.stacked[name] for name in in_layer))
     name = tensor.hf[0]
     own = TensorRow((name,), (), tensor.dims[:1], tensor.need, layers=tensor.layers)
     for old, new in network.moved.items():
@@ -155,6 +173,12 @@ def link_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str,
     if network_of(row) is None or canonical_name(row, name) is not None:
         return None
     found = matches(mlx_row(row), name, "gguf")
+    return link_of(h, found[0], {name: shapes[name]}) if found else None
+
+
+def values_from(row: Architecture, h: Hyperparams, name: str, shapes: Mapping[str, Shape]) -> Link | None:
+    """The link of a tensor that has other values in a folder of mlx_lm, under the checkpoint's own name."""
+    found = [match for match in matches(mlx_row(row), name, "gguf") if match.row.value]
     return link_of(h, found[0], {name: shapes[name]}) if found else None
 
 

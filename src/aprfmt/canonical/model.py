@@ -766,10 +766,13 @@ def _from_mlx(
     if row is None or mlx.network_of(row) is None:
         return tensors
     shapes = {name: t.shape for name, t in tensors.items()}
+    links = {name: mlx.link_from(row, h, name, shapes) for name in tensors}
+    turned = {name: mlx.turned(row, name, shape) if shape[-1:] == (1,) else None for name, shape in shapes.items()}
+    if not any(links.values()) and not any(turned.values()):
+        return tensors
     out: dict[str, CanonicalTensor] = {}
     for name, tensor in tensors.items():
-        link = mlx.link_from(row, h, name, shapes)
-        row_map = mlx.turned(row, name, tensor.shape) if tensor.shape[-1:] == (1,) else None
+        link, row_map = links[name] or mlx.values_from(row, h, name, shapes), turned[name]
         if link is not None and name == link.gguf[0]:
             _check_whole(link.gguf, tensors)
             pieces = tuple(tensors[part].pieces[0] for part in link.gguf)

@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.links import find_link
-from aprfmt.arch.mlx import MlxNetwork, mlx_row, network_of, turned
+from aprfmt.arch.mlx import WRAPPERS, MlxNetwork, mlx_row, network_of, turned
 from aprfmt.canonical import envelope
 from aprfmt.canonical.model import Canonical, hf_side, to_link
 from aprfmt.canonical.packed import HF_QUANT, without_packing
-from aprfmt.canonical.tensor import CanonicalTensor, is_float, plain_dtype
+from aprfmt.canonical.tensor import CanonicalTensor, Losses, is_float, plain_dtype
 from aprfmt.codecs.affine import BITS_OF_BLOCKS, BLOCK, PARTS, Affine, Quantized, Regrouped, check
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.convert.files import say_left_behind
@@ -121,64 +122,110 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Ou
         raise UsageError(
             f"MLX computes in f32, f16 or bf16, not in {wanted}", hint="--bits says how weights are stored"
         )
+    source = hf.source_texts(c, recipe)
+    begin = _beginning(c, source.get(hf.CONFIG))
     for part in c.outside_parts():
         losses.add(f"{part.stay} behind: mlx_lm has no place for such tensors")
-    plain: list[OutTensor] = []
-    outs: list[OutTensor] = []
-    schemes: dict[str, Affine] = {}
-    uneven: list[str] = []
-    for tensor in _mlx_side(c):
-        dtype = wanted or (tensor.dtype if tensor.dtype in _FLOATS or not is_float(tensor.dtype) else "F16")
-        if not is_float(tensor.dtype):
-            dtype = tensor.dtype
-        module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
-        out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
-        plain.append(out)
-        if scheme is None:
-            losses.note(tensor.original_dtype, dtype)
-            outs.append(out)
-            if plan.asked and len(tensor.shape) == 2 and tensor.shape[-1] % plan.default.group_size:
-                uneven.append(tensor.name)
-            continue
-        if tensor.shape[-1] % scheme.group_size:
-            what = f"mlx_lm gives it groups of {scheme.group_size}, which do not divide rows of {tensor.shape[-1]}"
-            raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export it without --bits")
-        schemes[module] = scheme
-        if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
-            outs += _parts(
-                module, tensor.shape, "F16", scheme, Regrouped(tensor.name, tensor.dtype, tensor.items).items
-            )
-            continue
-        losses.changed[tensor.original_dtype, f"MLX's {scheme.bits} bits in groups of {scheme.group_size}"] += 1
-        values = Quantized(tensor.name, tensor.shape, dtype, scheme, partial(_values, out))
-        outs += _parts(module, tensor.shape, dtype, scheme, values.items)
-    if not schemes:
-        what = f"groups of {plan.default.group_size} divide the rows of no weight"
-        name = uneven[0] if uneven else None
-        raise RefusedError(what, path=c.model.path, tensor=name, hint="choose a smaller one with --group-size")
-    if uneven:
-        losses.warnings.append(
-            f"{plural(len(uneven), 'weight')} stayed in floats, as groups of {plan.default.group_size} do not divide "
-            f"the rows: {first_few(uneven)}"
-        )
-    source = hf.source_texts(c, recipe)
+    planned = _Planned()
+    for tensor in _mlx_side(c, begin):
+        _plan_tensor(c, tensor, wanted, plan, planned, losses)
+    _check_groups(c, planned, plan, losses)
     texts = envelope.with_folder_fields(c.model, c.info, hf.with_card(c, hf.with_edits(c, source), losses))
     texts.pop(HF_QUANT, None)
     kept = wanted is None and not c.packs.decoded and hf.CONFIG in source
-    config, _ = hf.config_json(c, texts, None, plain, kept)
-    settings = _settings(schemes, plan)
+    config, _ = hf.config_json(c, texts, None, planned.plain, kept)
+    settings = _settings(planned.schemes, plan)
     files = {hf.CONFIG: _config(c, config, texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(INDEX_SUFFIXES)}
-    n_params = sum(n_elements(tensor.shape) for tensor in plain)
-    shards = _shards(outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
+    n_params = sum(n_elements(tensor.shape) for tensor in planned.plain)
+    shards = _shards(planned.outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
         losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
-    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], outs)
+    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], planned.outs)
 
 
-def _mlx_side(c: Canonical) -> Iterator[CanonicalTensor]:
+@dataclass(slots=True)
+class _Planned:
+    """What becomes of the tensors.
+
+    Attributes:
+        plain: all of them, before any is quantized.
+        outs: what is written.
+        schemes: how modules are quantized, by name.
+        uneven: matrices whose rows the groups do not divide.
+    """
+
+    plain: list[OutTensor] = field(default_factory=list)
+    outs: list[OutTensor] = field(default_factory=list)
+    schemes: dict[str, Affine] = field(default_factory=dict)
+    uneven: list[str] = field(default_factory=list)
+
+
+def _plan_tensor(
+    c: Canonical, tensor: CanonicalTensor, wanted: str | None, plan: _Plan, planned: _Planned, losses: Losses
+) -> None:
+    """Adds `tensor`, in floats or as the parts of a quantized module. Raises RefusedError."""
+    stored = tensor.pieces[0].dtype  # of norms with 1 added, which are computed in F32
+    dtype = wanted or (stored if stored in _FLOATS else "F16")
+    dtype = dtype if is_float(tensor.dtype) else tensor.dtype
+    module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
+    out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
+    planned.plain.append(out)
+    if scheme is None:
+        losses.note(tensor.original_dtype if tensor.row_map is None else stored, dtype)
+        planned.outs.append(out)
+        if plan.asked and len(tensor.shape) == 2 and tensor.shape[-1] % plan.default.group_size:
+            planned.uneven.append(tensor.name)
+        return
+    if tensor.shape[-1] % scheme.group_size:
+        what = f"mlx_lm gives it groups of {scheme.group_size}, which do not divide rows of {tensor.shape[-1]}"
+        raise RefusedError(what, path=c.model.path, tensor=tensor.name, hint="export it without --bits")
+    planned.schemes[module] = scheme
+    if BITS_OF_BLOCKS.get(tensor.dtype) == scheme.bits and scheme.group_size == BLOCK and wanted is None:
+        blocks = Regrouped(tensor.name, tensor.dtype, tensor.items)
+        planned.outs += _parts(module, tensor.shape, "F16", scheme, blocks.items)
+        return
+    losses.changed[tensor.original_dtype, f"MLX's {scheme.bits} bits in groups of {scheme.group_size}"] += 1
+    values = Quantized(tensor.name, tensor.shape, dtype, scheme, partial(_values, out))
+    planned.outs += _parts(module, tensor.shape, dtype, scheme, values.items)
+
+
+def _check_groups(c: Canonical, planned: _Planned, plan: _Plan, losses: Losses) -> None:
+    """Warns of matrices that stay in floats. Raises RefusedError where all do."""
+    uneven, size = planned.uneven, plan.default.group_size
+    if not planned.schemes:
+        what, name = f"groups of {size} divide the rows of no weight", uneven[0] if uneven else None
+        raise RefusedError(what, path=c.model.path, tensor=name, hint="choose a smaller one with --group-size")
+    if uneven:
+        losses.warnings.append(
+            f"{plural(len(uneven), 'weight')} stayed in floats, as groups of {size} do not divide the rows: "
+            f"{first_few(uneven)}"
+        )
+
+
+def _beginning(c: Canonical, config: bytes | None) -> str:
+    """What mlx_lm's names begin with: it has the language model of a network that also sees as a part of its own."""
+    told = parse_config(config, c.model.path) if config is not None else {}
+    if not language_part(told):
+        return ""
+    if told.get("model_type") in WRAPPERS:
+        return "language_model."
+    name = c.hparams.hf_architecture or str(told.get("model_type"))
+    raise RefusedError(
+        f"what mlx_lm calls the language model inside {name} is not known here, so it cannot be quantized for MLX",
+        path=c.model.path,
+        hint="export it without --bits and quantize it there: mlx_lm.convert -q",
+    )
+
+
+def _mlx_side(c: Canonical, begin: str) -> Iterator[CanonicalTensor]:
     """The tensors under mlx_lm's names and in its shapes."""
+    for tensor in _in_mlx_shapes(c):
+        yield replace(tensor, name=begin + tensor.name) if begin else tensor
+
+
+def _in_mlx_shapes(c: Canonical) -> Iterator[CanonicalTensor]:
     assert c.arch is not None
     row, tensors = mlx_row(c.arch), {t.name: t for t in hf_side(c.arch, c.tensors)}
     shapes = {name: t.shape for name, t in tensors.items()}
@@ -235,7 +282,8 @@ def _config(c: Canonical, config: bytes, generation: bytes | None, settings: Map
     ends = parse_config(generation, c.model.path).get("eos_token_id") if generation is not None else None
     told |= {"eos_token_id": ends} if ends else {}
     told |= {"quantization": settings, "quantization_config": settings}
-    told.pop("_name_or_path", None)
+    for key in ("_name_or_path", "vision_config"):
+        told.pop(key, None)
     told |= {key: value for key, value in older_keys(told).items() if key not in told}
     return _json(dict(sorted(told.items())))
 
