@@ -350,8 +350,10 @@ def _go_back(run: Run, name: str, written: Path, report: Report) -> None:
     if format not in _BACK or report.format not in ("apr-v2", format):
         return
     main, form = _BACK[format]
+    with aprfmt.open(run.path) as source, aprfmt.open(written) as output:  # --format mlx writes what mlx_lm has
+        is_mlx = source.label == "MLX adapter" and "lora_rank" in output.metadata
     refused = _refusals(run)
-    made = run.attempt(target, lambda: _converted(written, back / main, format=form, **options))
+    made = run.attempt(target, lambda: _converted(written, back / main, format="mlx" if is_mlx else form, **options))
     if made is None:
         why = sorted(_refusals(run) - refused)
         run.wrong(target, "lossy", f"{name} refused {why}", f"called lossless, the way back is refused: {why}")

@@ -275,6 +275,46 @@ def _gemma_folder() -> Files:
     return {"config.json": _text(config), **_tokenizer_files(), "model.safetensors": safetensors(stored(arrays))}
 
 
+def _adapter_folder(*, whole: bool = True) -> Files:
+    """A LoRA of a small llama, whose config.json stands beside it; scales and ranks by pattern, a norm as a whole."""
+    base, rng = json.loads(_bpe_folder()["config.json"]), np.random.default_rng(9)
+    sizes = {"q_proj": (HEADS * HEAD_DIM, 4), "v_proj": (KV_HEADS * HEAD_DIM, 2)}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for name, (out, rank) in sizes.items():
+        at = f"base_model.model.model.layers.0.self_attn.{name}.lora_"
+        arrays |= {f"{at}A.weight": rng.normal(size=(rank, HIDDEN)), f"{at}B.weight": rng.normal(size=(out, rank))}
+    if whole:
+        arrays["base_model.model.model.norm.weight"] = rng.normal(size=HIDDEN)
+    config = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8,
+        "rank_pattern": {"v_proj": 2},
+        "alpha_pattern": {"layers.0.*v_proj": 5},
+        "target_modules": ["q_proj", "v_proj"],
+        "modules_to_save": ["norm"],
+        "base_model_name_or_path": "a/b",
+    }
+    weights = safetensors(stored({name: array.astype("<f4") for name, array in arrays.items()}), {"format": "pt"})
+    return {"config.json": _text(base), "adapter_config.json": _text(config), "adapter_model.safetensors": weights}
+
+
+def _expert_adapter_folder() -> Files:
+    """A LoRA of a stack of experts, which PEFT stores side by side."""
+    rng = np.random.default_rng(9)
+    at = "base_model.model.model.layers.0.mlp.experts."
+    sizes = {
+        f"{at}base_layer.lora_A.weight": (4 * 2, HIDDEN),
+        f"{at}base_layer.lora_B.weight": (2 * 16, 4 * 2),
+        f"{at}lora_A.weight": (4 * 2, 16),
+        f"{at}lora_B.weight": (HIDDEN, 4 * 2),
+    }
+    parameters = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_parameters": parameters}
+    values = stored({name: rng.normal(size=size).astype("<f4") for name, size in sizes.items()})
+    return {"adapter_config.json": _text(config), "adapter_model.safetensors": safetensors(values, {"format": "pt"})}
+
+
 def _packed_folder(packed: Packed) -> Files:
     """A llama of which one weight is packed by another tool; its sizes are those of that weight."""
     ffn, hidden = packed.values.shape[-2:]
@@ -449,6 +489,9 @@ def _made(root: Path) -> Iterator[tuple[str, Seed]]:
         "hf-mistral": Seed(_mistral_folder()),
         "hf-experts": Seed(_mixture_folder()),
         "hf-gemma": Seed(_gemma_folder()),
+        "adapter-peft": Seed(_adapter_folder()),
+        "adapter-plain": Seed(_adapter_folder(whole=False)),
+        "adapter-experts": Seed(_expert_adapter_folder()),
         **{f"hf-{name}": Seed(_packed_folder(make())) for name, make in _PACKED.items()},
         "gguf-bpe": Seed(_gguf(builder.folder("bpe"), more=_SOME_KEYS), "m.gguf"),
         "gguf-spm": Seed(_gguf(builder.folder("spm"), "llama"), "m.gguf"),
@@ -472,6 +515,9 @@ def _made(root: Path) -> Iterator[tuple[str, Seed]]:
         ("gguf-q8", "hf-bpe", "m.gguf", {"dtype": "q8_0"}),
         ("gguf-parts", "hf-shards", "m.gguf", {"shard_size": 20_000}),
         ("mlx", "hf-bpe", "", {"format": "mlx"}),
+        ("adapter-apr", "adapter-peft", "m.apr", {}),
+        ("adapter-gguf", "adapter-plain", "m.gguf", {}),
+        ("adapter-mlx", "adapter-plain", "", {"format": "mlx"}),
     ):
         made = builder.converted(name, source, main, **options)
         if name == "gguf-parts":

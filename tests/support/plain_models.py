@@ -84,6 +84,22 @@ def write_folder(folder: Path, arrays: Weights | None = None, **config: Any) -> 
     return folder
 
 
+def write_adapter(folder: Path) -> Path:
+    """A LoRA of rank 4 for such a folder, as PEFT saves it, beside the base's config.json."""
+    folder.mkdir()
+    random = np.random.default_rng(1)
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for n in range(LAYERS):
+        at = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_"
+        for name, shape in (("A", (4, HIDDEN)), ("B", (HEADS * 16, 4))):
+            arrays[f"{at}{name}.weight"] = random.normal(size=shape).astype(np.float32)
+    save_file(arrays, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
 GGUF_KEYS: dict[str, tuple[gguf.GGUFValueType, Any]] = {
     "llama.block_count": (gguf.GGUFValueType.UINT32, LAYERS),
     "llama.context_length": (gguf.GGUFValueType.UINT32, 128),

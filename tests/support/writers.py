@@ -36,7 +36,7 @@ _OLD_TREE = [
     "merges.txt",
     "additional_chat_templates/x.jinja",
 ]
-_WRITING = ("save", "import", "export", "quantize", "stamp", "report", "write")
+_WRITING = ("save", "import", "export", "quantize", "merge", "stamp", "report", "write")
 
 Operation = Callable[[Place], object]
 
@@ -69,6 +69,11 @@ def convert(
         return report.lossless, report.losses
 
     return operation
+
+
+def merge(base: str, adapter: str, target: str) -> Operation:
+    """An adapter added to a model."""
+    return lambda at: aprfmt.merge_adapter(at.inputs / base, at.inputs / adapter, at.out / target, force=True).losses
 
 
 def save(name: str, *, force: bool) -> Operation:
@@ -119,6 +124,8 @@ OPERATIONS: dict[str, Operation] = {
     "export safetensors": convert("m.gguf", "m.safetensors"),
     "export shards over": convert("m.apr", "apr-parts", format="apr-shards", shard_size=_PART),
     "quantize": convert("hf", "q8.gguf", dtype="q8_0"),
+    "import adapter": convert("lora", "lora.apr"),
+    "merge adapter": merge("m.gguf", "lora", "m.gguf"),
     "stamp in place": command("stamp", "OUT/m.apr", "--in-place", "--license", "MIT", "--quiet"),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
@@ -141,6 +148,7 @@ def prepare(root: Path) -> None:
     aprfmt.convert_model(folder, source / "hf-parts", format="hf", shard_size=_PART)
     aprfmt.convert_model(folder, source / "part.gguf", shard_size=_PART)
     aprfmt.convert_model(source / "m.apr", source / "apr-parts", format="apr-shards", shard_size=_PART)
+    plain_models.write_adapter(source / "lora")
     aprfmt.write_v1(source / "m.v1.apr", b"x" * 5000, model_type=1, metadata={})
     shutil.copytree(source, old)
     (old / "hf" / "config.json").write_text("{}")

@@ -177,6 +177,11 @@ def read_adapter(model: Model, base: Base | None = None) -> Adapter:
     return adapter
 
 
+def _rank_of(a: CanonicalTensor | None) -> int:
+    """Rows of A; 1 for what is no such matrix, which _check_pair refuses."""
+    return max(1, a.shape[-2]) if a is not None and len(a.shape) > 1 else 1
+
+
 def _check_pair(pair: Pair, model: Model) -> None:
     a, b = pair.a.shape, pair.b.shape
     if len(a) != len(b) or len(a) not in (2, 3) or 0 in (*a, *b) or a[:-2] != b[:-2]:
@@ -251,7 +256,7 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
         made = _of_mlx(tensor, part) if is_mlx else _of_peft(tensor, part, config, model)
         own[which] = made
         if which == "a":
-            scales[part.weight] = config.scale_of(part.module, made.shape[-2] if len(made.shape) > 1 else 1)
+            scales[part.weight] = config.scale_of(part.module, _rank_of(made))
     pairs = _pairs(model, factors, {**dict.fromkeys(factors, 1.0), **scales})
     adapter = Adapter(pairs, whole, config.rank, config.alpha, config.base, config.body, base)
     _check_ranks(model, pairs, config)
@@ -331,7 +336,7 @@ def _from_apr(model: Model, base: Base | None) -> Adapter:
     factors, whole = _by_ending(model, {name: _plain(name, tensor) for name, tensor in model.tensors.items()})
     scales: dict[str, float] = {}
     for weight, own in factors.items():
-        value = stated.get(weight, float(alpha) / (own["a"].shape[-2] if "a" in own and own["a"].shape else rank))
+        value = stated.get(weight, float(alpha) / _rank_of(own.get("a")))
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise CorruptError(f"the scale of the adapter is {value!r:.40}", path=model.path, tensor=weight)
         scales[weight] = float(value)
@@ -401,9 +406,7 @@ def _from_gguf(model: Model, base: Base | None) -> Adapter:
             seen[tensor.name] = tensor.name
     row = base.row if base is not None else find_gguf(kv)
     factors, whole = _by_ending(model, dict(_gguf_tensors(model, row, base)))
-    ranks = {
-        weight: own["a"].shape[-2] if "a" in own and len(own["a"].shape) > 1 else 1 for weight, own in factors.items()
-    }
+    ranks = {weight: _rank_of(own.get("a")) for weight, own in factors.items()}
     # llama.cpp takes an alpha of 0 for none: the factors then count as they are.
     scales = {weight: float(alpha) / rank if alpha else 1.0 for weight, rank in ranks.items()}
     rank = max(ranks.values(), key=list(ranks.values()).count, default=1)

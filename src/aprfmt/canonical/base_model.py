@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from aprfmt import formats
@@ -14,6 +15,7 @@ from aprfmt.canonical.model import canonical
 from aprfmt.errors import AprError, RefusedError
 from aprfmt.formats import hf_files, hub
 from aprfmt.io.source import is_file, is_folder
+from aprfmt.limits import MAX_PATH_CHARS
 from aprfmt.model import Model
 from aprfmt.types import PathLike
 
@@ -74,9 +76,8 @@ def _named(model: Model) -> Path | None:
     if is_file(own / CONFIG) and model.convention == "hf":
         return own
     name = body.get("base_model_name_or_path", body.get("model"))
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_PATH_CHARS:
         return None
-    for place in (Path(name), own / name):
-        if is_file(place / CONFIG):
-            return place
-    return hub.cached_config(name)
+    with suppress(AprError, ValueError):  # a text that is no path on this system
+        return next((place for place in (Path(name), own / name) if is_file(place / CONFIG)), hub.cached_config(name))
+    return None

@@ -17,7 +17,7 @@ from math import prod
 from aprfmt.arch.grammar import shape_of, sizes_of
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.links import MIRROR, VALUES, Link, find_link, indices, link_of, map_values
-from aprfmt.arch.names import canonical_name, matches
+from aprfmt.arch.names import canonical_name, embedding, head, matches
 from aprfmt.arch.names import check_shapes as check_dims
 from aprfmt.arch.row import Architecture
 from aprfmt.canonical.adapter import Adapter, Base, Blocks, Pair, is_embedding, stacked_name
@@ -128,6 +128,7 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
     if base is None:
         return
     row, h = base.row, base.hparams
+    _check_whole(adapter, base, path)
     for name, pair in spelled(adapter, base).items():
         found = matches(row, name) or matches(row, name, "gguf")
         layer = found[0].layer if found else None
@@ -143,6 +144,19 @@ def check_shapes(adapter: Adapter, path: PathLike) -> None:
                     check_dims(row, h, dict(zip(link.hf, link.row_map.before, strict=True)))
         except RefusedError as error:
             raise _other_base(error.message, pair.weight, path) from error
+
+
+def _check_whole(adapter: Adapter, base: Base, path: PathLike) -> None:
+    """The same of weights that are replaced, but for those whose rows are tokens: there may be more."""
+    tokens = {embedding(base.row), head(base.row)}
+    for name, tensor in adapter.whole.items():
+        known = canonical_name(base.row, name.replace(".base_layer.", "."))
+        if known is None or known in tokens:
+            continue
+        try:
+            check_dims(base.row, base.hparams, {known: tensor.shape})
+        except RefusedError as error:
+            raise _other_base(error.message, name, path) from error
 
 
 def _other_base(reason: str, weight: str, path: PathLike) -> RefusedError:
@@ -496,7 +510,7 @@ def _joined(
         return None
     shared = [matrix.is_shared() for matrix in matrices]
     rank = max(matrix.rank(one) for matrix, one in zip(matrices, shared, strict=True))
-    scale = sections[0].pair.scale
+    scale = next((section.pair.scale for section in sections if section.pair.scale), 1.0)
     exact = all(is_power_of_two(section.pair.scale / scale) for section in sections)
     plain = exact and all(matrix.factors is None for matrix in matrices)
     dtypes = [_dtype([getattr(s.pair, which) for s in sections]) for which in ("a", "b")]

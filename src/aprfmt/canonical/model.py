@@ -678,7 +678,7 @@ def name_tensors(
     Raises UnmappedError for a name that the family does not have, RefusedError for two tensors of one name and for
     dimensions that contradict the tensors.
     """
-    if row is None and adapters.looks_like_adapter(model):
+    if row is None and _part(model, row) == ADAPTER:
         elsewhere = {*model.tensors}
     elsewhere = {*elsewhere, *(weight.name for weight in packs.weights if weight.pieces[0].name in elsewhere)}
     tensors: dict[str, CanonicalTensor] = {}

@@ -18,6 +18,7 @@ from aprfmt.arch.outside import without_place
 from aprfmt.canonical import envelope
 from aprfmt.canonical.envelope import Envelope
 from aprfmt.canonical.model import (
+    ADAPTER,
     Canonical,
     apr_metadata_of,
     complete_from_shapes,
@@ -286,7 +287,7 @@ def _tensors(c: Canonical, work: Work) -> Iterator[OutTensor]:
             f"GGUF has no dtype {wanted}", path=c.model.path, hint="apr quantize --list shows what it has"
         )
     row = c.arch
-    if row is None and c.outside and not from_gguf(c):
+    if row is None and ((c.outside and not from_gguf(c)) or (c.part == ADAPTER and c.model.convention != "gguf")):
         raise RefusedError(
             "the file holds an adapter and no model",
             path=c.model.path,

@@ -103,7 +103,7 @@ def with_card(c: Canonical, texts: dict[str, bytes], losses: Losses) -> dict[str
     if CARD in texts:
         losses.warnings += provenance.contradictions(texts[CARD], c.info)
         return texts
-    card = to_card(c.info, c.general, named_by_folder=bool(texts))
+    card = to_card(c.info, c.general, named_by_folder=bool(texts) or _is_adapter(c))
     return texts if card is None else texts | {CARD: card}
 
 
