@@ -20,7 +20,15 @@ from aprfmt.text import first_few, format_bytes, format_count, format_shape, plu
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
     from aprfmt.codecs.dtypes import DtypeTotals
-    from aprfmt.inspection.describe import AdapterInfo, Carried, Inspection, Quality, StoredKey, TokenizerInfo
+    from aprfmt.inspection.describe import (
+        AdapterInfo,
+        Carried,
+        Inspection,
+        Quality,
+        StoredKey,
+        TokenizerInfo,
+        TowerInfo,
+    )
     from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.head import HeadInfo
     from aprfmt.inspection.validate import Validation
@@ -88,6 +96,8 @@ def _container(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "adapter", _adapter(found.adapter)
     elif found.carried.tensors or found.carried.files:
         yield "also carries", _carried(found.carried)
+    if found.towers is not None:
+        yield "towers", _towers(found.towers)
     if found.head is not None:
         yield "head", _head(found.head)
     if set(found.checksum.values()) != {"none"}:
@@ -110,6 +120,13 @@ def _adapter(found: AdapterInfo) -> str:
     text += f" ({', '.join(found.modules)})" if found.modules else ""
     text += f", {plural(found.whole, 'weight')} replaced" if found.whole else ""
     return text + (f", for {found.base}" if found.base else "")
+
+
+def _towers(found: TowerInfo) -> str:
+    what = " and ".join(word for word, there in (("images", found.sees), ("sounds", found.hears)) if there)
+    text = f"for {what or 'nothing'}, projector {', '.join(found.projectors) or 'unknown'}"
+    text += f", {found.width:,} values a position" if found.width is not None else ""
+    return text + (f", of {first_few(found.classes)}" if found.classes else ", of a network without a row here")
 
 
 def _head(found: HeadInfo) -> str:

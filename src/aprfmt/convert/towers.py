@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import names
+from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_mapping
-from aprfmt.arch.grammar import dims_of
-from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Architecture, Tower
 from aprfmt.arch.table import classes_of
-from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, find_tower_gguf, from_config, missing_keys, to_config
-from aprfmt.canonical.model import Canonical, name_tensors
-from aprfmt.canonical.packed import Packing
+from aprfmt.arch.tower_table import PREPROCESSOR, find_tower, from_config, missing_keys, to_config
+from aprfmt.canonical.clip import check_towers, read_towers
+from aprfmt.canonical.model import Canonical
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, checkpoint_spelling, row_spelling
 from aprfmt.codecs.dtypes import n_elements
@@ -25,7 +24,6 @@ from aprfmt.formats.hfdir import HfNative
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
 from aprfmt.text import first_few
-from aprfmt.types import Shape
 
 _CONFIG = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -67,7 +65,7 @@ def tower_model(c: Canonical) -> Canonical:
             path=c.model.path,
             hint="put config.json and preprocessor_config.json of the model beside its weights",
         )
-    _check(row, h, tensors)
+    check_towers(row, h, tensors)
     general = c.general
     if general is not None:
         # What the GGUF holds beside a checkpoint's tensors counts in none of them.
@@ -111,7 +109,24 @@ def _of_config(c: Canonical) -> TowerPart:
             path=c.model.path,
             hint="docs/towers.md says how one is written; an .apr or a folder carries them as they are",
         )
+    if missing := _missing_parts(row, config):
+        raise RefusedError(
+            f"config.json says nothing of {first_few(missing)}, so the towers' sizes are unknown",
+            path=c.model.path,
+            hint="take the config.json that was published with the whole model, not that of its language model",
+        )
     return TowerPart(row, from_config(config, row, c.hparams.hidden_size))
+
+
+def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:
+    """Objects of a config.json that the tower's sizes stand in, and that are not there."""
+    found: dict[str, bool] = {}
+    for key in row.keys:
+        parents = [parent for name in key.hf if (parent := name.rpartition(".")[0])]
+        if key.gguf and parents and parents[0] not in (PREPROCESSOR, "text_config"):
+            there = any(look_up(config, (parent,))[1] for parent in parents)
+            found[parents[0]] = found.get(parents[0], False) or there
+    return [parent for parent, there in found.items() if not there]
 
 
 def _config(c: Canonical) -> dict[str, object]:
@@ -146,21 +161,14 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
 
     Raises RefusedError for a GGUF that is no tower's, that the table does not have, or that belongs to another model.
     """
-    kv = model.metadata if model.convention == "gguf" else {}
-    if kv.get("general.architecture") != "clip":
+    if c.part or c.tower is not None or has_tower(c):
         raise RefusedError(
-            "--mmproj takes a GGUF of towers, and this is none",
-            path=model.path,
-            hint="apr inspect tells what it is; its general.architecture should be clip",
+            "the model has towers of its own" if not c.part else f"the file holds {c.part} and no language model",
+            path=c.model.path,
+            hint="--mmproj goes with the GGUF of a language model alone",
         )
-    row = find_tower_gguf(kv, model.tensors, classes_of(c.arch) if c.arch is not None else ())
-    if row is None:
-        raise RefusedError(
-            f"towers with the projector {_projectors(kv)} have no row in the table of towers",
-            path=model.path,
-            hint="docs/towers.md says how one is written; apr import of the file alone carries it as it is",
-        )
-    h = from_gguf(kv, model.tensors, row)
+    found = read_towers(model, classes_of(c.arch) if c.arch is not None else ())
+    part, row, h = found.part, found.part.row, found.part.hparams
     if h.hidden_size != c.hparams.hidden_size:
         raise RefusedError(
             f"the tower's projector gives {h.hidden_size} values a position, "
@@ -168,13 +176,10 @@ def with_tower(c: Canonical, model: Model) -> Canonical:
             path=model.path,
             hint="it belongs to another model: give the mmproj that was published with this one",
         )
-    _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})
-    tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
-    _check(row, h, tensors)
-    spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in tensors.items()}
+    found.check()
+    spelled = {checkpoint_spelling(row, h, name): tensor for name, tensor in found.tensors.items()}
     renamed = {name: replace(tensor, name=name) for name, tensor in spelled.items()}
-    part = TowerPart(row, h)
-    return replace(c, hparams=_inside(c, part), outside={**c.outside, **renamed, **others}, tower=part)
+    return replace(c, hparams=_inside(c, part), outside={**c.outside, **renamed, **found.others}, tower=part)
 
 
 def _inside(c: Canonical, part: TowerPart) -> Hyperparams:
@@ -186,34 +191,6 @@ def _inside(c: Canonical, part: TowerPart) -> Hyperparams:
     return replace(
         c.hparams, hf_architecture=hf_class, hf_model_type=own, extra={**c.hparams.extra, "text_of": model_type}
     )
-
-
-def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
-    """Sizes that no key of the GGUF says, from the first tensor that is as long."""
-    wanted = {key.hf[0].rpartition(".")[2]: key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via}
-    for part in row.tensors:
-        if len(part.gguf) != 1 or part.gguf_dims or part.transposed or not wanted:
-            continue
-        shape = shapes.get(names.spell(part.gguf[0], 0 if "{n}" in part.gguf[0] else None))
-        for word, size in zip(dims_of(part.dims[0]), shape or (), strict=False):
-            if word in wanted:
-                h.extra[wanted.pop(word)] = size
-
-
-def _check(row: Tower, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> None:
-    """Raises RefusedError, UnmappedError where the tensors are not those of the tower, by name and shape."""
-    known = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
-    # What is made of other tensors may have come alone.
-    made = [name for name in tensors if names.is_gguf_only(row, name)]
-    lacking = {part.hf for part in row.tensors if not part.gguf} if made else set()
-    needed = replace(row, tensors=tuple(part for part in row.tensors if part.hf not in lacking)) if lacking else row
-    names.check_tensors(needed, h, known)
-    names.check_shapes(row, h, {name: tensor.shape for name, tensor in known.items()})
-
-
-def _projectors(kv: Mapping[str, object]) -> str:
-    found = (kv.get(f"clip.{part}projector_type") for part in ("", "vision.", "audio."))
-    return first_few([repr(word) for word in found if isinstance(word, str)]) or "None"
 
 
 # --- folders ---

@@ -11,7 +11,9 @@ from aprfmt import formats
 from aprfmt.arch.names import spellings
 from aprfmt.arch.outside import outside, parts
 from aprfmt.arch.table import row_of
+from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.adapter import is_adapter, looks_like_adapter, read_adapter
+from aprfmt.canonical.clip import is_clip
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals, n_elements
 from aprfmt.errors import AprError, StorageError
 from aprfmt.formats.apr_metadata import TYPED_FIELDS
@@ -61,6 +63,26 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """GGUF names of the tensors that every kind of language model has."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk|h)\.(\d{1,6})\.")
+
+
+@dataclass(frozen=True, slots=True)
+class TowerInfo:
+    """What a GGUF of towers holds.
+
+    Attributes:
+        row: id of the row of the table of towers; None where it has none for the file.
+        projectors: llama.cpp's names of the networks.
+        sees, hears: whether it is for images, for sounds.
+        width: values that it gives the language model at each position.
+        classes: of the models that it may belong to.
+    """
+
+    row: str | None
+    projectors: Sequence[str]
+    sees: bool
+    hears: bool
+    width: int | None
+    classes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +241,7 @@ class Inspection:
     compat: Compatibility
     warnings: list[str]
     adapter: AdapterInfo | None = None
+    towers: TowerInfo | None = None
     quality: Quality | None = None
     with_vocabulary: bool = False
     vocabulary: Sequence[str] | None = None
@@ -230,6 +253,7 @@ class Inspection:
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ON_REQUEST}
         body["carried"] = asdict(self.carried)
         body["head"] = None if self.head is None else asdict(self.head)
+        body["towers"] = None if self.towers is None else asdict(self.towers)
         body["adapter"] = None if self.adapter is None else asdict(self.adapter)
         body |= {"tokenizer": None if self.tokenizer is None else asdict(self.tokenizer), "compat": asdict(self.compat)}
         if self.quality is not None:
@@ -316,7 +340,25 @@ def describe(model: Model, *, quality: bool = False) -> Inspection:
         compat=compatibility(model, metadata),
         warnings=warnings,
         adapter=_adapter_info(model),
+        towers=_tower_info(model),
         quality=quality_of(model, metadata, checksum, tokenizer) if quality else None,
+    )
+
+
+def _tower_info(model: Model) -> TowerInfo | None:
+    if not is_clip(model):
+        return None
+    kv = model.metadata
+    row = find_tower_gguf(kv, model.tensors)
+    words = (kv.get(f"clip.{part}projector_type") for part in ("", "vision.", "audio."))
+    widths = (kv.get(f"clip.{part}.projection_dim") for part in ("vision", "audio"))
+    return TowerInfo(
+        row=row.id if row is not None else None,
+        projectors=[word for word in words if isinstance(word, str)],
+        sees=kv.get("clip.has_vision_encoder") is True,
+        hears=kv.get("clip.has_audio_encoder") is True,
+        width=next((width for width in widths if type(width) is int), None),
+        classes=list(row.hf_classes) if row is not None else [],
     )
 
 

@@ -12,8 +12,10 @@ from aprfmt import formats
 from aprfmt.arch.gguf_keys import key_problems
 from aprfmt.arch.names import check_shapes, check_tensors
 from aprfmt.arch.table import ARCHITECTURES, find_gguf
+from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
+from aprfmt.canonical.clip import is_clip, read_towers
 from aprfmt.canonical.model import ADAPTER, Canonical, canonical, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError, UsageError
@@ -266,6 +268,9 @@ def _names(subject: Subject) -> Iterator[Check]:
         return
     if isinstance(found, AprError):
         yield Check("skip" if found.tensor is None else "fail", found.message, found.tensor)
+        return
+    if found.part and is_clip(subject.model) and find_tower_gguf(subject.model.metadata, subject.model.tensors):
+        read_towers(subject.model).check()
         return
     if found.arch is None:
         yield Check("skip", f"the file holds {found.part}" if found.part else "the architecture is unknown")

@@ -1,0 +1,101 @@
+"""A `clip` GGUF read as what it is: the towers of a multimodal model, by a row of the table of towers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from aprfmt.arch import names
+from aprfmt.arch.grammar import dims_of
+from aprfmt.arch.hparams import from_gguf
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.row import Tower
+from aprfmt.arch.tower_table import find_tower_gguf
+from aprfmt.canonical.model import name_tensors
+from aprfmt.canonical.packed import Packing
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.canonical.tower import TowerPart
+from aprfmt.errors import RefusedError
+from aprfmt.model import Model
+from aprfmt.text import first_few
+from aprfmt.types import Shape
+
+ARCHITECTURE = "clip"
+"""`general.architecture` of every GGUF of towers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """What such a GGUF holds.
+
+    Attributes:
+        part: the row, and what the keys say.
+        tensors: by the names of the row; what is made of others (Tower.made) keeps its GGUF name.
+        others: what the row does not have.
+    """
+
+    part: TowerPart
+    tensors: Mapping[str, CanonicalTensor]
+    others: Mapping[str, CanonicalTensor]
+
+    def check(self) -> None:
+        """Raises RefusedError, UnmappedError where the tensors are not those of the towers, by name and shape."""
+        check_towers(self.part.row, self.part.hparams, self.tensors)
+
+
+def is_clip(model: Model) -> bool:
+    """Whether `model` is a GGUF of towers."""
+    return model.convention == "gguf" and model.metadata.get("general.architecture") == ARCHITECTURE
+
+
+def read_towers(model: Model, classes: Collection[str] = ()) -> Towers:
+    """The towers of `model`; of several rows with one projector that of the `classes`.
+
+    Raises RefusedError for what is no GGUF of towers, and for towers that the table does not have.
+    """
+    if not is_clip(model):
+        raise RefusedError(
+            "--mmproj takes a GGUF of towers, and this is none",
+            path=model.path,
+            hint="apr inspect tells what it is; its general.architecture should be clip",
+        )
+    row = find_tower_gguf(model.metadata, model.tensors, classes)
+    if row is None:
+        raise RefusedError(
+            f"towers with the projector {projectors(model.metadata)} have no row in the table of towers",
+            path=model.path,
+            hint="docs/towers.md says how one is written; apr import of the file alone carries it as it is",
+        )
+    h = from_gguf(model.metadata, model.tensors, row)
+    _take_sizes(row, h, {name: tensor.shape for name, tensor in model.tensors.items()})
+    tensors, others, _ = name_tensors(model, row, h, False, Packing(), set())
+    return Towers(TowerPart(row, h), tensors, others)
+
+
+def projectors(kv: Mapping[str, object]) -> str:
+    """What the keys call the projectors."""
+    found = (kv.get(f"{ARCHITECTURE}.{part}projector_type") for part in ("", "vision.", "audio."))
+    return first_few([repr(word) for word in found if isinstance(word, str)]) or "None"
+
+
+def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
+    """Sizes that no key of the GGUF says, from the first tensor that is as long."""
+    wanted = {key.hf[0].rpartition(".")[2]: key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via}
+    for part in row.tensors:
+        if len(part.gguf) != 1 or part.gguf_dims or part.transposed or not wanted:
+            continue
+        shape = shapes.get(names.spell(part.gguf[0], 0 if "{n}" in part.gguf[0] else None))
+        for word, size in zip(dims_of(part.dims[0]), shape or (), strict=False):
+            if word in wanted:
+                h.extra[wanted.pop(word)] = size
+
+
+def check_towers(row: Tower, h: Hyperparams, tensors: Mapping[str, CanonicalTensor]) -> None:
+    """Raises RefusedError, UnmappedError where the tensors are not those of the tower, by name and shape."""
+    known = {name: t for name, t in tensors.items() if not names.is_gguf_only(row, name)}
+    # What is made of other tensors may have come alone.
+    made = [name for name in tensors if names.is_gguf_only(row, name)]
+    lacking = {part.hf for part in row.tensors if not part.gguf} if made else set()
+    needed = replace(row, tensors=tuple(part for part in row.tensors if part.hf not in lacking)) if lacking else row
+    names.check_tensors(needed, h, known)
+    names.check_shapes(row, h, {name: tensor.shape for name, tensor in known.items()})

@@ -1,0 +1,215 @@
+"""Towers that are not there, not whole, or another model's: each is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arch_models import CACHE
+from safetensors.numpy import load_file, save_file
+from tower_models import TowerCase, all_tower_cases, build_tower
+from tower_steps import tokenizer_folder
+
+import aprfmt
+from aprfmt.errors import AprError, RefusedError, UsageError
+
+CASES = {case.id: case for case in all_tower_cases()}
+Edit = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tower."""
+    return _build(CASES["gemma3_vision"], tmp_path_factory.mktemp("gemma"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one."""
+    return _build(CASES["qwen2_vl_vision"], tmp_path_factory.mktemp("qwen"))
+
+
+def _build(case: TowerCase, work: Path) -> Path:
+    pytest.importorskip("transformers")
+    if not CACHE.is_dir():
+        pytest.skip("needs a real tokenizer")
+    build_tower(case, work / "folder", tokenizer_folder(work))
+    return work / "folder"
+
+
+def _config(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+def _tensors(folder: Path, keep: Callable[[str], bool]) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: value for name, value in load_file(path).items() if keep(name)}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message", "hint"),
+    [
+        (
+            lambda f: _config(f, lambda config: config.pop("vision_config")),
+            "config.json says nothing of vision_config",
+            "whole model",
+        ),
+        (
+            lambda f: _tensors(f, lambda name: name.startswith("language_model.")),
+            "has no tensors of a tower",
+            "only the language model",
+        ),
+        (
+            lambda f: _tensors(f, lambda name: "layers.1.mlp.fc1.weight" not in name or "vision" not in name),
+            "1 tensors of the gemma3_vision network are missing: .*layers.1.mlp.fc1.weight",
+            "all its shards",
+        ),
+        (
+            lambda f: _config(
+                f,
+                lambda config: config.update(
+                    vision_config={**json.loads(json.dumps(config["vision_config"])), "hidden_size": 40}
+                ),
+            ),
+            r"its shape is \[32",
+            "another model",
+        ),
+        (
+            lambda f: _config(f, lambda config: config.update(architectures=["Nobody"], model_type="nobody")),
+            "the towers of Nobody have no row",
+            "docs/towers.md",
+        ),
+    ],
+    ids=["config", "tensors", "layer", "size", "class"],
+)
+def test_towers_that_are_not_whole(gemma: Path, tmp_path: Path, edit: Edit, message: str, hint: str) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(gemma, folder)
+    edit(folder)
+    with pytest.raises(AprError, match=message) as caught:
+        aprfmt.export_model(folder, tmp_path / "mmproj.gguf", mmproj=True)
+    assert hint in str(caught.value.hint)
+    assert not (tmp_path / "mmproj.gguf").exists()
+
+
+def test_a_language_model_alone_has_none(gemma: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(gemma, tmp_path / "text.gguf")
+    with pytest.raises(RefusedError, match="no towers: it is a language model alone") as caught:
+        aprfmt.export_model(tmp_path / "text.gguf", tmp_path / "mmproj.gguf", mmproj=True)
+    assert "leave out --mmproj" in str(caught.value.hint)
+
+
+def test_towers_of_another_model(gemma: Path, qwen: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    shutil.copytree(gemma, folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = "multi_modal_projector.mm_input_projection_weight"
+    aprfmt.export_model(gemma, tmp_path / "mmproj.gguf", mmproj=True)
+    data = (tmp_path / "mmproj.gguf").read_bytes()
+    key = b"clip.vision.projection_dim" + (4).to_bytes(4, "little")
+    at = data.index(key) + len(key)
+    assert tensors[name].shape[1] == int.from_bytes(data[at : at + 4], "little") == 64
+    (tmp_path / "other.gguf").write_bytes(data[:at] + (96).to_bytes(4, "little") + data[at + 4 :])
+    aprfmt.export_model(qwen, tmp_path / "text.gguf")
+    with pytest.raises(RefusedError, match="gives 96 values a position, the language model's embedding has 64"):
+        aprfmt.import_model(tmp_path / "text.gguf", tmp_path / "one.apr", mmproj=tmp_path / "other.gguf")
+    assert not (tmp_path / "one.apr").exists()
+
+
+def test_what_is_no_gguf_of_towers(gemma: Path, qwen: Path, tmp_path: Path) -> None:
+    aprfmt.export_model(gemma, tmp_path / "text.gguf")
+    aprfmt.export_model(gemma, tmp_path / "mmproj.gguf", mmproj=True)
+    one = tmp_path / "one.apr"
+    with pytest.raises(RefusedError, match="--mmproj takes a GGUF of towers, and this is none"):
+        aprfmt.import_model(tmp_path / "text.gguf", one, mmproj=tmp_path / "text.gguf")
+    with pytest.raises(RefusedError, match="the model has towers of its own"):
+        aprfmt.import_model(gemma, one, mmproj=tmp_path / "mmproj.gguf")
+    with pytest.raises(RefusedError, match="holds towers and projectors and no language model"):
+        aprfmt.import_model(tmp_path / "mmproj.gguf", one, mmproj=tmp_path / "mmproj.gguf")
+    data = (tmp_path / "mmproj.gguf").read_bytes()
+    assert data.count(b"gemma3") == 1
+    (tmp_path / "odd.gguf").write_bytes(data.replace(b"gemma3", b"gemma9"))
+    with pytest.raises(RefusedError, match="the projector 'gemma9' have no row"):
+        aprfmt.import_model(tmp_path / "text.gguf", one, mmproj=tmp_path / "odd.gguf")
+    assert not one.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mmproj": True, "dtype": "q4_k_m"}, "towers are written as floats"),
+        ({"mmproj": True, "verify": True}, "--mmproj goes with none of"),
+        ({"mmproj": True, "shard_size": "1GB"}, "--mmproj goes with none of"),
+        ({"mmproj": "x.gguf"}, "--mmproj names a GGUF of towers where an .apr is made"),
+    ],
+)
+def test_options_that_towers_do_not_go_with(
+    gemma: Path, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        aprfmt.export_model(gemma, tmp_path / "mmproj.gguf", **options)  # type: ignore[arg-type]
+
+
+def test_the_commands(gemma: Path, tmp_path: Path) -> None:
+    def apr(*words: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "aprfmt", *map(str, words)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    plan = json.loads(apr("export", gemma, "-o", tmp_path / "m.gguf", "--mmproj", "--plan", "--json"))
+    assert plan["plan"]
+    assert {tensor["name"].partition(".")[0] for tensor in plan["tensors"]} == {"v", "mm"}
+    assert not (tmp_path / "m.gguf").exists()
+    apr("export", gemma, "-o", tmp_path / "m.gguf", "--mmproj", "--dtype", "bf16")
+    text = json.loads(apr("export", gemma, "-o", tmp_path / "t.gguf", "--json"))
+    assert any("vision tower" in loss for loss in text["losses"])
+    assert f"the towers are a GGUF of their own: apr export {gemma} -o mmproj.gguf --mmproj" in text["losses"]
+    apr("import", tmp_path / "t.gguf", "--mmproj", tmp_path / "m.gguf", "-o", tmp_path / "one.apr")
+    shown = json.loads(apr("inspect", tmp_path / "m.gguf", "--json"))
+    assert shown["towers"] == {
+        "row": "gemma3_vision",
+        "projectors": ["gemma3"],
+        "sees": True,
+        "hears": False,
+        "width": 64,
+        "classes": ["Gemma3ForConditionalGeneration"],
+    }
+    assert "for images, projector gemma3, 64 values a position" in apr("inspect", tmp_path / "m.gguf")
+    rules = {rule["id"]: rule for rule in json.loads(apr("validate", tmp_path / "m.gguf", "--json"))["checks"]}
+    assert rules["names.complete"]["status"] == "pass"
+
+
+def test_a_gguf_of_towers_that_lacks_a_tensor_is_not_valid(gemma: Path, tmp_path: Path) -> None:
+    import gguf
+
+    aprfmt.export_model(gemma, tmp_path / "m.gguf", mmproj=True)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "cut.gguf", "clip")
+    for key in ("projector_type", "vision.projection_dim", "vision.block_count", "vision.embedding_length"):
+        field = reader.fields[f"clip.{key}"]
+        value = field.contents()
+        if isinstance(value, str):
+            writer.add_string(f"clip.{key}", value)
+        else:
+            writer.add_uint32(f"clip.{key}", int(value))
+    for tensor in reader.tensors:
+        if tensor.name != "v.post_ln.weight":
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = {check.id: check for check in aprfmt.validate(tmp_path / "cut.gguf").checks}
+    assert found["names.complete"].status == "fail"
+    assert "post_layernorm.weight" in found["names.complete"].message
