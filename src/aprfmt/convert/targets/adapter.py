@@ -67,6 +67,8 @@ def _restored(c: Canonical, work: Work, format: str) -> Output | None:
     if recipe is None or recipe.is_partial:
         return None
     kept = [tensor.out(tensor.name) for tensor in c.all_tensors.values()]
+    if format == "hf" and lora.weights_of(recipe.files) is None:
+        return None  # a record that was edited
     made = recipe.layouts()
     if format != "hf":
         if len(made) != 1:
