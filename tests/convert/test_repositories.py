@@ -21,6 +21,7 @@ _PAGE = Path(__file__).parents[2] / "docs" / "repositories.md"
 _FURTHER = {
     "README.md": "---\nlicense: mit\n---\n# A card\n",
     "config_sentence_transformers.json": '{"prompts": {"query": "task: "}}\n',
+    "sentence_bert_config.json": '{"max_seq_length": 128}\n',
     "preprocessor_config.json": '{"size": 224}\n',
     "onnx/model.onnx": "bytes",
 }

@@ -137,6 +137,7 @@ def say_left_behind(c: Canonical, reason: str) -> list[str]:
 
 _TOLD = {
     "config_sentence_transformers.json": "the prompts of an embedding and how two are compared",
+    "sentence_bert_config.json": "where texts are cut, and how they reach the network",
     "preprocessor_config.json": "how images or sounds are prepared",
     "processor_config.json": "how images or sounds are prepared",
 }
