@@ -500,9 +500,14 @@ def transformers_logits(folder: Path, ids: Sequence[int], kind: str = "causal", 
     import torch
 
     transformers = quiet_transformers()
+    config = json.loads((folder / "config.json").read_text())
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as AUTOMATIC
+
     usual = "AutoModelForCausalLM"
-    if kind != "causal":
-        usual = json.loads((folder / "config.json").read_text())["architectures"][0]
+    if kind != "causal" or (
+        config["model_type"] not in AUTOMATIC and hasattr(transformers, config["architectures"][0])
+    ):
+        usual = config["architectures"][0]
     if kind in ("decoder", "states"):
         usual = usual.replace("ForConditionalGeneration", "Model").replace("ForCausalLM", "Model")
     auto = getattr(transformers, model_class or usual)

@@ -115,6 +115,17 @@ EXPLAINED: tuple[Explained, ...] = (
         Explained("granite_switch/untied", name, "the checkpoint's own head, which the converter leaves out")
         for name in ("output.weight", "lm_head.weight")
     ),
+    *(
+        Explained("mistral4*", name, "gate and up apart, as in all families; llama.cpp loads them so or in one")
+        for name in ("blk.*.ffn_gate_exps.weight", "blk.*.ffn_up_exps.weight", "blk.*.ffn_gate_up_exps.weight")
+    ),
+    *(
+        Explained(
+            "mistral4*", f"mistral4.{key}", "what the class does; without the key llama.cpp does not scale queries"
+        )
+        for key in ("attention.temperature_scale", "attention.temperature_length")
+    ),
+    Explained("mistral4*", "mistral4.expert_gating_func", "softmax, which is what its absence means"),
     Explained("hy_v4/tied", "output.weight", "llama.cpp's loader insists on a head"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
     *(

@@ -67,6 +67,7 @@ def read(
     dicts = _dicts(config) or _dicts(defaults)
     layers = {key: value for key, value in dicts.items() if isinstance(value, Mapping)}
     compresses = row is not None and any(key.via == "compressed_rope" for key in row.keys)
+    names_part = row is not None and any("qk_rope_head_dim" in key.hf for key in row.keys)
     if compresses:
         dicts, layers = _of_compressed(h, dicts), {}
     main = dict(layers.get(MAIN) or (next(iter(layers.values())) if layers else dicts))
@@ -80,9 +81,9 @@ def read(
     h.rope_theta = as_float(theta, "rope_theta")
     partial = main.pop("partial_rotary_factor", None)
     partial = partial if partial is not None else _partial(h, config, defaults)
-    if not compresses:
+    if not names_part:
         _set_partial(h, partial, defaults)
-    elif config.get("qk_rope_head_dim") is None and partial is not None and h.head_dim:
+    elif compresses and config.get("qk_rope_head_dim") is None and partial is not None and h.head_dim:
         h.extra["qk_rope_head_dim"] = int(h.head_dim * (as_float(partial, PARTIAL[0]) or 0))
     scaling = _scaling(main)
     if scaling and scaling["rope_type"] in _STRETCHED and config.get("original_max_position_embeddings"):
@@ -386,6 +387,10 @@ def to_hf(h: Hyperparams, row: Architecture, defaults: Mapping[str, object]) -> 
             del out["rope_scaling"]
         if local is not None and _sliding(h) is not None:
             out[local] = _sliding(h)
+    if (
+        "llama_4_scaling_beta" in scaling
+    ):  # in transformers 5 alone, where the older spelling would lose the rotated part
+        del out["rope_scaling"]
     name = next((key.hf[0] for key in row.keys if key.via == "rotary_dim" and key.hf), PARTIAL[0])
     if part is not None and "rope_scaling" in out:
         out[name] = rotary_dim(h) if name in COUNTS else part

@@ -267,6 +267,13 @@ def _sliding_from(value: object, scope: Scope) -> object:
 _BETA, _PADDING = "llama_4_scaling_beta", "tokenizer.ggml.padding_token_id"
 
 
+def _temperature_length(value: object, scope: Scope) -> int | None:
+    """After how many positions queries grow, where they do."""
+    scaling = scaling_of(scope.h)
+    key = "original_max_position_embeddings"
+    return as_int(scaling.get(key), key) if scaling.get(_BETA) else None
+
+
 def _temperature_from(value: object, scope: Scope) -> object:
     """transformers has no Ministral 3 without a temperature: 0 is what changes nothing."""
     original = "original_max_position_embeddings"
@@ -756,6 +763,7 @@ CONVERTERS: dict[str, Converter] = {
     "llama_4_scaling": Converter(
         lambda value, scope: as_float(scaling_of(scope.h).get(_BETA), _BETA) or None, _temperature_from
     ),
+    "llama_4_length": Converter(_temperature_length, lambda value, scope: DEFAULT),
     "unit_mscale": Converter(YARN_LOG.to_gguf, _unit_mscale_from),
     "some_layer_types": replace(LAYER_TYPES, to_gguf=_some_layers_to),
     "own_layer_types": replace(LAYER_TYPES, to_gguf=_own_layers_to),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import Architecture, Difference, Key
-from aprfmt.arch.rows.parts import hf_names, must_be
+from aprfmt.arch.row import OPTIONAL, Architecture, Difference, Key
+from aprfmt.arch.rows.parts import PAD, block, hf_names, must_be, tensor
 from aprfmt.arch.rows.parts_mla import MLA_REQUIRED, mla_decoder, mla_keys
 from aprfmt.arch.rows.parts_moe import draft_layer, selection_bias
 
@@ -67,5 +67,32 @@ ROWS: tuple[Architecture, ...] = (
                 "max_position_embeddings": 202752,
             },
         },
+    ),
+    Architecture(
+        id="mistral4", required=_REQUIRED_KEYS, gguf="mistral4", **hf_names("Mistral4", "mistral4"), rope_type=0,
+        # All experts stand in two tensors; Mistral's own layout has each by itself.
+        tensors=(
+            *sorted(mla_decoder(), key=lambda row: "{e}" in row.hf[0]),
+            *block(  # as other programs write it
+                tensor(
+                    "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight", "experts,2*moe_ffn,hidden", OPTIONAL,
+                    layers="moe",
+                )
+            ),
+        ),
+        keys=(
+            *(key for key in mla_keys() if key.gguf != "expert_gating_func"), Key("expert_gating_func", constant=1),
+            Key("attention.temperature_scale", (), "f32", via="llama_4_scaling"),
+            Key("attention.temperature_length", via="llama_4_length"), must_be("rope_interleave", True), PAD,
+        ),
+        gguf_only=(),
+        defaults={"": {
+            "moe_intermediate_size": 2048, "num_key_value_heads": 32, "n_shared_experts": 1, "n_routed_experts": 128,
+            "routed_scaling_factor": 1.0, "kv_lora_rank": 256, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "qk_nope_head_dim": 64, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
+            "first_k_dense_replace": 0, "norm_topk_prob": True, "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-6, "attention_bias": False, "tie_word_embeddings": False, "rope_interleave": True,
+            "pad_token_id": 11, "bos_token_id": 1, "eos_token_id": 2,
+        }},
     ),
 )
