@@ -94,6 +94,16 @@ def _rows_of_patches(model: Any, folder: Path, pixels: Array) -> Any:
     return model.get_image_features(pixel_values=patches, image_grid_thw=torch.tensor([[1, rows, columns]]))
 
 
+def _rows_of_flat_patches(model: Any, folder: Path, pixels: Array) -> Any:
+    """Patches row by row, [patches, 3 * size * size]."""
+    import torch
+
+    size, scaled = model.config.vision_config.patch_size, _scaled(folder, pixels)
+    rows, columns = scaled.shape[2] // size, scaled.shape[3] // size
+    patches = scaled.view(3, rows, size, columns, size).permute(1, 3, 0, 2, 4).reshape(rows * columns, -1)
+    return model.get_image_features(pixel_values=patches, image_grid_thw=torch.tensor([[1, rows, columns]]))
+
+
 def _mel(model: Any, folder: Path, samples: Array) -> Any:
     """Whisper's spectrogram of 30 seconds."""
     from transformers import WhisperFeatureExtractor
@@ -112,6 +122,7 @@ FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "sized": _sized,
     "merged": _merged,
     "rows_of_patches": _rows_of_patches,
+    "rows_of_flat_patches": _rows_of_flat_patches,
     "mel": _mel,
 }
 """How a case's model is given an image, or a sound."""

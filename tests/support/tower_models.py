@@ -55,10 +55,11 @@ class TowerCase:
             converter knows only those.
         drops: pattern of names that published checkpoints lack and transformers saves.
         tokens: contents of special tokens that the tokenizer needs.
-        extra: tensors of a made checkpoint that no row names, with their shapes.
+        extra: tensors of a made checkpoint that no row names, or whose sizes no config tells, with their shapes.
         differs: patterns of keys and tensors in which llama.cpp's converter differs -> why.
         converter_cannot: why the converter does not convert the model; empty where it does.
-        lost: pattern of a source's tensors that a folder made of two GGUFs lacks, as these hold what is made of them.
+        lost: pattern of a source's tensors that a folder made of two GGUFs lacks or has in part, as these hold
+            what is made of them.
         feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
             has no such network.
         images: (height, width) of three images that no preprocessor changes, or numbers of samples of two sounds.
@@ -169,15 +170,16 @@ def _made(case: TowerCase, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     h = from_config({**config, PREPROCESSOR: told}, row, text.hidden_size)
     part = TowerPart(row, h)
     shapes = {part.text_name(name): shape for name, shape in row_tensors(config)}
-    shapes |= {checkpoint_spelling(row, h, name): shape for name, shape in tower_tensors(row, h)} | dict(case.extra)
+    shapes |= {checkpoint_spelling(row, h, name): shape for name, shape in tower_tensors(row, h, case.extra)}
+    shapes |= case.extra
     for name, shape in shapes.items():
         tensor = torch.empty(shape)
         _fill(name, tensor)
         yield name, tensor
 
 
-def tower_tensors(row: Any, h: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors that a row asks for. Raises ValueError for an unknown size."""
+def tower_tensors(row: Any, h: Any, known: Mapping[str, tuple[int, ...]] = {}) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that a row asks for, but the `known`. Raises ValueError for an unknown size."""
     from aprfmt.arch import names
     from aprfmt.arch.grammar import evaluate, has_layer, is_needed, shape_of, sizes_of
 
@@ -195,7 +197,9 @@ def tower_tensors(row: Any, h: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
             made |= {*names.gguf_names(part, layer, h)}
             for template, dims in zip(part.hf, part.dims * (len(part.hf) // len(part.dims)), strict=True):
                 shape = shape_of(dims, sizes_of(h, layer))
-                if None in shape:
-                    raise ValueError(f"{template}: {dims} is not known: {shape}")
                 for name in names.expand(part, template, h, layer):
+                    if name in known:
+                        continue
+                    if None in shape:
+                        raise ValueError(f"{template}: {dims} is not known: {shape}")
                     yield name, tuple(size for size in shape if size is not None)

@@ -154,7 +154,7 @@ def sizes_of(h: Hyperparams, layer: int | None = None) -> dict[str, int]:
     for key, value in h.extra.items():
         size = len(value) if isinstance(value, list) else value
         if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-            whole[key] = words[key.rpartition(".")[2]] = size
+            whole[key.replace("-", "_")] = words[key.rpartition(".")[2]] = size
     words |= whole  # a key is the word itself before it is the last word of another
     words |= {word: getattr(h, field) for word, field in FIELD_OF_SIZE.items()}
     part = h.extra.get("partial_rotary_factor", 1.0)

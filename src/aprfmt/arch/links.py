@@ -8,6 +8,7 @@ Hugging Face side stands there:
     tail:s,a,b,c     the first s rows stay, the others as swap:a,b,c
     head:s,a,b,c     the first s rows as swap:a,b,c, the others stay
     each:n,m,a,b     n groups of m rows: the first a*b rows of each, viewed as [a, b], transposed; its others stay
+    each:n,m,a,b,c   the same of a*b runs of c rows
     parts:i,j,...    as many equal parts of the rows as there are numbers: part i first, then part j, ...
 
 Llama's rotary order is swap:heads,2,head_dim/2, since Hugging Face rotates the halves of a head against each other
@@ -68,10 +69,10 @@ def _head(rows: Array, args: Sequence[int]) -> Array:
 def _each(rows: Array, args: Sequence[int]) -> Array:
     import numpy as np
 
-    n, m, a, b = args
-    groups = rows.reshape(n, m)
-    turned = groups[:, : a * b].reshape(n, a, b).swapaxes(1, 2).reshape(n, -1)
-    return np.concatenate([turned, groups[:, a * b :]], axis=1).reshape(-1)
+    n, m, *turn = args
+    groups, end = rows.reshape(n, m), prod(turn)
+    turned = groups[:, :end].reshape(n, *turn[:2], -1).swapaxes(1, 2).reshape(n, -1)
+    return np.concatenate([turned, groups[:, end:]], axis=1).reshape(-1)
 
 
 def _parts(rows: Array, args: Sequence[int]) -> Array:
@@ -83,7 +84,7 @@ ORDERS: dict[str, tuple[Callable[[Array, Sequence[int]], Array], range]] = {
     "deal": (_deal, range(2, 9)),
     "tail": (_tail, range(4, 5)),
     "head": (_head, range(4, 5)),
-    "each": (_each, range(4, 5)),
+    "each": (_each, range(4, 6)),
     "parts": (_parts, range(2, 9)),
 }
 """Name -> (what it does to rows that check_order has passed, how many integers it takes)."""

@@ -33,13 +33,14 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for kind, pattern in (
         (
             "vision tower",
-            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)",
+            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)|sam_model"
+            r"|qwen2_model",
         ),
         ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
         (
             "projector",
-            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_newline|view_seperator|embed_(vision|audio)"
-            r"|\w*(vision|image|audio|modality)_proj\w*",
+            r"mm|mlp1|\w*projector|\w*connector|aligner|perceiver|resampler|image_(newline|start|end|pad)|view_seperator"
+            r"|embed_(vision|audio)|\w*(vision|image|audio|modality)_proj\w*",
         ),
         (DRAFT_LAYERS, r"mtp\w*|nextn\w*"),
         (ADAPTER, r"base_model|lora_\w+|prompt_embeddings|adapters?"),
@@ -193,7 +194,9 @@ def _is_own(arch: Architecture, name: str) -> bool:
     modules = _modules(arch)
     container = max((c for c in modules if name.startswith(c)), key=len)
     first, *rest = name[len(container) :].split(".")
-    return first in modules[container] or (len(rest) <= 1 and _kind_of(first, not container) is None)
+    if first in modules[container] or len(rest) > 1:
+        return first in modules[container]
+    return _kind_of(first, not container) is None and all(_kind_of(part, False) is None for part in rest)
 
 
 @cache

@@ -229,6 +229,8 @@ class Tower(Architecture):
 
     Attributes:
         f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.
+        convolutions: what names of GGUF tensors contain that are F16 where the file is, else F32, as convolutions over
+            patches are.
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
             canonical.made with its arguments, "batch_scale:conformer.layers.{n}.conv.batch_norm".
         text: how checkpoints of the whole begin the names of the language model's tensors: put before those of its
@@ -239,6 +241,7 @@ class Tower(Architecture):
 
     f32: tuple[str, ...] = ()
     f16: tuple[str, ...] = ()
+    convolutions: tuple[str, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     text: str = "language_model."
     listed: Mapping[str, str] = field(default_factory=dict)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
 from aprfmt.arch.fields import as_int
 from aprfmt.errors import RefusedError
 
+_CLIP = "vision_config.width.clip-l-14-224"
+_TOKENS = 256
+"""Tokens of an image of DeepSeek-OCR."""
 _LEAST_PATCHES = 8
 """Patches of the smallest image that Kimi K2.5's GGUF asks for."""
 
@@ -54,10 +59,33 @@ def _text_width(value: object, scope: Scope) -> object:
     return scope.h.hidden_size or DEFAULT
 
 
+def _four_a_head(value: object, scope: Scope) -> object:
+    heads = scope.size(f"{_CLIP}.heads")
+    return 4 * heads if heads else None
+
+
+def _patches_a_token(value: object, scope: Scope) -> object:
+    """Patches that one token stands for in each direction, where they are not the usual four."""
+    image, patch = (
+        scope.size(f"{_CLIP}.{name}") or scope.size(f"vision_config.{name}") for name in ("image_size", "patch_size")
+    )
+    tokens = isqrt(scope.size("preprocessor_config.image_seq_length") or _TOKENS)
+    scale = image // patch // tokens if image and patch and tokens else 0
+    return scale if scale not in (0, 4) else None
+
+
+def _sixteen_tokens(value: object, scope: Scope) -> object:
+    side, ratio = scope.size("vision_patch_size"), scope.size("vision_downsample_ratio")
+    return 16 * side * ratio if side and ratio else None
+
+
 D_CONVERTERS: dict[str, Converter] = {
     "same_sides": Converter(_side_to, _side_from),
     "position_image": Converter(_position_image, nothing),
     "least_pixels": Converter(_least_pixels, nothing),
     "patches_to_pixels": Converter(_pixels_to, _pixels_from),
+    "four_a_head": Converter(_four_a_head, nothing),
+    "patches_a_token": Converter(_patches_a_token, nothing),
+    "sixteen_tokens": Converter(_sixteen_tokens, nothing),
     "text_width": Converter(nothing, _text_width),
 }

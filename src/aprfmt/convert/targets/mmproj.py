@@ -83,7 +83,7 @@ def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
         return "F32"
     if any(text in name for text in row.f16):
         return "F16"
-    if any(text in name for text in _OF_PATCHES):
+    if any(text in name for text in (*_OF_PATCHES, *row.convolutions)):
         return "F16" if dtype == "F16" else "F32"
     return dtype if is_matrix(name, tensor.shape) else "F32"
 
