@@ -134,8 +134,20 @@ def test_a_quantized_base_is_quantized_again(llama: Built, tmp_path: Path) -> No
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "f.gguf", dtype="f16")
     assert "Q8_0" not in report.dtypes
     assert any("14 quantized weights were decoded for it" in loss for loss in report.losses)
+    aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "folder", dtype="f32")
+    assert set(aprfmt.inspect(tmp_path / "folder").dtypes) == {"F32"}
     report = aprfmt.merge_adapter(tmp_path / "q.gguf", llama.lora, tmp_path / "q4.gguf", dtype="q4_0")
     assert "Q4_0" in report.dtypes
+
+
+def test_a_base_of_mlx_is_decoded_and_quantized_as_asked(llama: Built, tmp_path: Path) -> None:
+    aprfmt.convert_model(llama.base, tmp_path / "mlx", format="mlx", bits=8, group_size=32)
+    report = aprfmt.merge_adapter(tmp_path / "mlx", llama.lora, tmp_path / "floats", format="hf", dtype="f32")
+    assert report.losses
+    assert distance(tmp_path / "floats", llama.merged) < 0.02
+    aprfmt.merge_adapter(tmp_path / "mlx", llama.lora, tmp_path / "again", format="mlx", bits=8, group_size=32)
+    aprfmt.convert_model(tmp_path / "again", tmp_path / "back", format="hf", dtype="f32")
+    assert distance(tmp_path / "back", llama.merged) < 0.03
 
 
 def test_a_base_of_half_precision_keeps_its_dtype(llama: Built, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from aprfmt.cli.options import (
     Dtype,
     ForceOption,
     Machine,
+    MlxBits,
     NoTokenizerOption,
     OutputOption,
     PlanOption,
@@ -26,12 +27,12 @@ from aprfmt.errors import UsageError
 
 _MERGE_ONLY = (
     *("arch", "imatrix", "tensor_type", "output_type", "embedding_type", "pure", "leave_output", "tokenizer"),
-    *("no_tokenizer", "pre", "shard_size", "verify", "weight"),
+    *("no_tokenizer", "pre", "shard_size", "bits", "group_size", "recipe", "verify", "weight"),
 )
 
 
 @dataclass(kw_only=True)
-class MergeAdapter(Common, Machine, MixOptions, Dtype):
+class MergeAdapter(Common, Machine, MixOptions, MlxBits, Dtype):
     """Add adapters (LoRA) to a model; with --unmerge, extract the adapter that turns one model into another.
 
     A quantized base is decoded and quantized again, to the types it has or to those of --quantize.

@@ -170,7 +170,23 @@ class Dtype:
 
 
 @dataclass(kw_only=True)
-class Target(Drafts):
+class MlxBits:
+    """In how many bits a folder for MLX holds its weights."""
+
+    bits: Annotated[
+        int | None, typer.Option(metavar="N", help="MLX: quantize the weights to 2, 3, 4, 5, 6 or 8 bits.")
+    ] = None
+    group_size: Annotated[
+        int | None, typer.Option(metavar="N", help="MLX: values that share a scale: 32, 64 (default) or 128.")
+    ] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="MLX, instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6."),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class Target(Drafts, MlxBits):
     """What is written, and how."""
 
     mtp_only: Annotated[
@@ -197,16 +213,6 @@ class Target(Drafts):
         str, typer.Option(metavar="STYLE", help="Names of padding tokens in a GGUF: llama.cpp or apr.")
     ] = "llama.cpp"
     shard_size: ShardSizeOption = None
-    bits: Annotated[
-        int | None, typer.Option(metavar="N", help="MLX: quantize the weights to 2, 3, 4, 5, 6 or 8 bits.")
-    ] = None
-    group_size: Annotated[
-        int | None, typer.Option(metavar="N", help="MLX: values that share a scale: 32, 64 (default) or 128.")
-    ] = None
-    recipe: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="MLX, instead of --bits: mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6."),
-    ] = None
     verify: VerifyOption = False
 
 

@@ -14,6 +14,7 @@ from aprfmt.canonical.merged import with_adapters
 from aprfmt.canonical.model import Canonical, canonical
 from aprfmt.canonical.packed import Decoding
 from aprfmt.convert.api import Report, convert
+from aprfmt.convert.mixes import find_mix
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.io.pipe import StartProgress
 from aprfmt.io.source import exists, is_same
@@ -40,6 +41,9 @@ def merge_adapter(
     no_tokenizer: bool = False,
     pre: str | None = None,
     shard_size: int | str | None = None,
+    bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | None = None,
     verify: bool = False,
     plan: bool = False,
     force: bool = False,
@@ -67,7 +71,7 @@ def merge_adapter(
     weights = _weights(given.pop("weight"), len(adapters))
     source = given.pop("base")
     options = {**given, "src": source}
-    if dtype != "keep":
+    if isinstance(dtype, str) and find_mix(dtype) is not None:
         options["allow_requantize"] = True
 
     with ExitStack() as stack:
