@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -116,7 +117,9 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         config._attn_implementation = "eager"
         model = getattr(transformers, case.model_class)(config).eval()
         randomise(model)
-        model.to(torch.float32).save_pretrained(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tables of complex numbers are made again, not saved
+            model.to(torch.float32).save_pretrained(folder)
         tensors = load_file(folder / "model.safetensors")
     else:
         body = {"architectures": [case.model_class], **_filled(case.config, size)}

@@ -213,3 +213,42 @@ def test_a_gguf_of_towers_that_lacks_a_tensor_is_not_valid(gemma: Path, tmp_path
     found = {check.id: check for check in aprfmt.validate(tmp_path / "cut.gguf").checks}
     assert found["names.complete"].status == "fail"
     assert "post_layernorm.weight" in found["names.complete"].message
+
+
+def test_quantized_towers_are_kept(gemma: Path, tmp_path: Path) -> None:
+    """As llama-quantize writes them: into an `.apr` and out again as they are, and decoded into a folder."""
+    import gguf
+
+    aprfmt.export_model(gemma, tmp_path / "text.gguf")
+    aprfmt.export_model(gemma, tmp_path / "m.gguf", mmproj=True)
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "clip")
+    for name, field in reader.fields.items():
+        if name.startswith("clip.") and len(field.types) > 1:
+            writer.add_array(name, field.contents())
+        elif name.startswith("clip."):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for tensor in reader.tensors:
+        data = np.array(tensor.data)
+        if tensor.name.endswith("attn_q.weight"):
+            writer.add_tensor(tensor.name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    aprfmt.import_model(tmp_path / "text.gguf", tmp_path / "one.apr", mmproj=tmp_path / "q.gguf")
+    aprfmt.export_model(tmp_path / "one.apr", tmp_path / "again.gguf", mmproj=True)
+    report = aprfmt.export_model(tmp_path / "one.apr", tmp_path / "back", format="hf")
+    assert "3 tensors rounded from Q8_0 to F16" in report.losses
+    with aprfmt.open(tmp_path / "q.gguf") as a, aprfmt.open(tmp_path / "again.gguf") as b:
+        assert {name: (t.dtype, bytes(t.raw())) for name, t in a.tensors.items()} == {
+            name: (t.dtype, bytes(t.raw())) for name, t in b.tensors.items()
+        }
+        wanted = a.tensors["v.blk.0.attn_q.weight"].numpy().astype(np.float16)
+    with aprfmt.open(tmp_path / "back") as folder:
+        found = folder.tensors["vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight"]
+        assert found.dtype == "F16"
+        assert np.array_equal(found.numpy().astype(np.float16), wanted)

@@ -312,13 +312,15 @@ def _hf_tensors(c: Canonical, dtype: str, losses: Losses, own_names: Mapping[str
         )
     drafts, others = (named_drafts(c), {}) if from_gguf(c) and c.arch is not None else ({}, c.outside)
     towers = {name: t for name, t in c.outside.items() if c.tower.has(name)} if c.tower is not None else {}
-    others = others | {t.name: t for t in hf_side(c.tower.row if c.tower is not None else None, towers)}
+    of_towers = {t.name: t for t in hf_side(c.tower.row if c.tower is not None else None, towers)}
+    others = others | of_towers
     stay = {name: t for name, t in c.outside.items() if name not in (*drafts, *others, *towers)}
     for part in replace(c, outside=stay).outside_parts():
         losses.add(f"{part.stay} behind: a checkpoint has no names for such tensors")
     out = []
     for tensor in (*hf_side(c.arch, c.tensors | drafts), *others.values()):
-        target = outside_dtype(tensor, dtype) if tensor.name in others else _dtype(tensor, wanted)
+        is_kept = tensor.name in others and tensor.name not in of_towers
+        target = outside_dtype(tensor, dtype) if is_kept else _dtype(tensor, wanted)
         losses.note(tensor.original_dtype, target)
         out.append(tensor.out(own_name(c, tensor.name, own_names), target, overflow=losses.overflow))
     return out
