@@ -98,6 +98,32 @@ def test_lists_of_strings_and_of_integers_come_out_as_their_items_do() -> None:
         assert jsonx.dumps(items) == "[" + ",".join(map(jsonx.dumps, items)) + "]"
 
 
+_ODD: tuple[Any, ...] = (1e-7, 2.0**70, float("nan"), None, True, (1, "a"), [], {}, {"b": 1.5, "a": 2}, -0.0)
+
+
+@pytest.mark.parametrize("odd", ["plain", *_ODD], ids=repr)
+def test_long_lists_and_objects_come_out_as_their_items_do(odd: Any) -> None:
+    items = [*([f"é{i}", i, [i, "\n"], {"z": i, "\uffff": [], "a": "😀"}] for i in range(80)), [odd], odd]
+    want = [jsonx.dumps(item) for item in items]
+    assert jsonx.dumps(items) == f"[{','.join(want)}]"
+    rows = {f"k{80 - i:02}": item for i, item in enumerate(items)}
+    pairs = sorted(zip(rows, want, strict=True))
+    assert jsonx.dumps(rows) == "{" + ",".join(f'"{key}":{text}' for key, text in pairs) + "}"
+
+
+@pytest.mark.parametrize("wrong", [object(), {1: 2}, 1 << 64, b"x"])
+def test_long_lists_and_objects_refuse_the_same(wrong: object) -> None:
+    many = ["a"] * 80
+    for value in (
+        [*many, wrong],
+        [*many, [wrong]],
+        dict(enumerate(many)),
+        {**{f"{i}": "a" for i in range(80)}, "b": wrong},
+    ):
+        with pytest.raises(UsageError):
+            jsonx.dumps(value)
+
+
 @pytest.mark.parametrize("value", [object(), {1: 2}, 1 << 64, -(1 << 63) - 1, [1 << 64], {"a": b"x"}])
 def test_dumps_refuses_what_json_cannot_hold(value: Any) -> None:
     with pytest.raises(UsageError):
@@ -168,6 +194,12 @@ def test_depth_limit_is_127_levels() -> None:
         deep = {"a": deep}
     with pytest.raises(LimitError):
         jsonx.dumps(deep)
+    deep = ["a"]
+    for _ in range(125):
+        deep = [deep]
+    assert jsonx.dumps([deep] * 80)
+    with pytest.raises(LimitError):
+        jsonx.dumps([[deep]] * 80)
 
 
 def test_offsets_are_bytes() -> None:

@@ -175,19 +175,17 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: str = 
 
     `right` names the right-aligned columns by their header, separated by spaces.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [row if "".join(row).isprintable() else [printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     spare = width() - indent - sum(widths) - 2 * (len(widths) - 1)
     if spare < 0 and out.data_stream.isatty():
         widths[0] = max(min(widths[0], 16), widths[0] + spare)
     numeric = set(right.split())
+    columns = (f"%{w}s" if name in numeric else f"%-{w}s" for w, name in zip(widths, header, strict=True))
+    form = " " * indent + "  ".join(columns)
 
     def line(row: Sequence[str]) -> str:
-        parts = [
-            cell.rjust(w) if name in numeric else shorten(cell, w).ljust(w)
-            for cell, w, name in zip(row, widths, header, strict=True)
-        ]
-        return (" " * indent + "  ".join(parts)).rstrip()
+        return (form % (shorten(row[0], widths[0]), *row[1:])).rstrip()
 
     return [out.style(line(header), "dim"), *map(line, cells)]
 

@@ -101,7 +101,7 @@ def _parse_constant(text: str) -> NoReturn:
 
 _DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant)
 _PLAIN_DECODER = json.JSONDecoder(parse_constant=_parse_constant)
-_PLAIN_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
+_PLAIN_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"), sort_keys=True)
 
 
 def _check_surrogates(text: str) -> None:
@@ -173,6 +173,8 @@ def dumps(value: object, _depth: int = 1) -> str:
     elif _depth > MAX_JSON_DEPTH:
         raise LimitError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
     elif isinstance(value, Mapping):
+        if len(value) >= _SMALL_GROUP and _is_plain(value, _depth):
+            return _PLAIN_ENCODER.encode(value)
         keys = [key for key in value if isinstance(key, str)]
         if len(keys) < len(value):
             raise UsageError("the keys of a JSON object must be strings")
@@ -188,18 +190,25 @@ def dumps(value: object, _depth: int = 1) -> str:
     return text
 
 
-def _is_plain(value: Sequence[object], depth: int) -> bool:
-    """Whether a sequence holds strings, integers and lists of such alone: then json's own encoder writes the same."""
-    level: list[Sequence[object]] = [value]
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether a list or dict holds strings, integers, lists and dicts alone: json's own encoder then writes the same.
+
+    Level by level, as in _check.
+    """
+    level = [value]
     while level:
         depth += 1
-        children = list(chain.from_iterable(level))
+        lists = [node for node in level if type(node) is list]
+        dicts = [node for node in level if type(node) is dict]
+        if len(lists) + len(dicts) < len(level) or not set(map(type, chain.from_iterable(dicts))) <= {str}:
+            return False
+        children = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
         kinds = set(map(type, children))
-        if not kinds <= {str, int, list} or (list in kinds and depth > MAX_JSON_DEPTH):
+        if not kinds <= {str, int, *_CONTAINERS} or (kinds & _CONTAINERS and depth > MAX_JSON_DEPTH):
             return False
         if int in kinds and not _in_range([child for child in children if type(child) is int]):
             return False
-        level = [child for child in children if type(child) is list] if list in kinds else []
+        level = [child for child in children if type(child) in _CONTAINERS] if kinds & _CONTAINERS else []
     return True
 
 
