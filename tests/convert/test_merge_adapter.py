@@ -92,6 +92,11 @@ def test_a_merged_base_is_what_peft_makes_of_it(case: str, tmp_path: Path, llama
     aprfmt.import_model(built.base, tmp_path / "base.apr")
     aprfmt.merge_adapter(tmp_path / "base.apr", tmp_path / "lora.gguf", tmp_path / "merged.apr")
     assert distance(tmp_path / "merged.apr", built.merged) <= 1e-6
+    # And back from the GGUF it is the folder that PEFT wrote, but for what a GGUF has no place for.
+    aprfmt.convert_model(tmp_path / "lora.gguf", tmp_path / "back", format="hf", base=built.base)
+    there, back = (values(path / "adapter_model.safetensors") for path in (built.lora, tmp_path / "back"))
+    assert sorted(back) == sorted(name for name in there if ".base_layer.weight" not in name)
+    assert max(float(np.abs(array - there[name]).max()) for name, array in back.items()) <= 1e-7
     # In llama.cpp the base with the adapter has the logits of the merged base.
     aprfmt.convert_model(built.base, tmp_path / "base.gguf")
     aprfmt.merge_adapter(tmp_path / "base.gguf", built.lora, tmp_path / "merged.gguf")

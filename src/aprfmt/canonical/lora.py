@@ -579,6 +579,21 @@ def with_scale(pair: Pair, scale: float, rank: int | None = None) -> Pair:
     return Pair(pair.weight, new_a, new_b, scale)
 
 
+def on_top(weight: str, pairs: Sequence[Pair]) -> Pair | None:
+    """The pair of a weight whose rows are those of several; None where these have not the same A and scale."""
+    import numpy as np
+
+    first = pairs[0]
+    if any(one.a.shape != first.a.shape or one.scale != first.scale for one in pairs):
+        return None
+    if any((values_of(one.a) != values_of(first.a)).any() for one in pairs[1:]):
+        return None
+    shape = (*first.b.shape[:-2], sum(one.b.shape[-2] for one in pairs), first.rank)
+    dtype = _dtype([one.b for one in pairs])
+    b = made(weight + lora.B, dtype, shape, lambda: np.concatenate([values_of(one.b) for one in pairs], axis=-2))
+    return Pair(weight, first.a, b, first.scale)
+
+
 def without_zeros(pair: Pair, rank: int) -> Pair:
     """`pair` with the first `rank` rows of A, where nothing but zeros is behind them; else as it is."""
     if pair.rank <= rank or values_of(pair.b)[..., rank:].any():

@@ -239,7 +239,7 @@ def _other_texts(c: Canonical) -> dict[str, bytes]:
 
 def peft_contents(c: Canonical, adapter: Adapter) -> tuple[Named, dict[str, object]]:
     """The tensors of a PEFT folder by name, and its config."""
-    pairs = _as_told(adapter, factors.to_hf(adapter, c.model.path))
+    pairs = _as_told(adapter, _as_parameters(c, adapter, factors.to_hf(adapter, c.model.path)))
     row = adapter.of.row if adapter.of is not None else None
     stacks = sorted(name for name, pair in pairs.items() if len(pair.shape) == 3)
     parameters = sorted({_relative(name) for name in stacks})
@@ -286,6 +286,32 @@ def _as_told(adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
         scale = config.scale_of(module, rank)
         out[name] = factors.with_scale(one, scale) if one.rank == rank and scale else one
     return out
+
+
+def _as_parameters(c: Canonical, adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The pairs with experts as the stacks of transformers' modules, where the config of the source names such ones.
+
+    Checkpoints of some families have each expert alone, and so have the names of the table.
+    """
+    told = adapter.config.get("target_parameters")
+    ends = [end for end in told if isinstance(end, str)] if isinstance(told, list) else []
+    single = {name: pair for name, pair in pairs.items() if re.search(r"\.experts\.\d+\.", name)}
+    if not ends or not single:
+        return dict(pairs)
+    stacks, _ = factors.to_gguf(replace(adapter, pairs=single), c.model.path)
+    beginnings = {m[1]: m[0] for name in single if (m := re.match(r".*?layers\.(\d+)\.", name))}
+    out = {name: pair for name, pair in pairs.items() if name not in single}
+    for layer, beginning in beginnings.items():
+        for end in ends:
+            words = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.get(end.rpartition(".")[2], ())
+            parts = [stacks.pop(f"blk.{layer}.ffn_{word}_exps.weight", None) for word in words]
+            found = [part for part in parts if part is not None]
+            joined = factors.on_top(beginning + end, found) if found and len(found) == len(parts) else None
+            if joined is not None:
+                out[joined.weight] = joined
+            elif found:
+                return dict(pairs)
+    return dict(pairs) if stacks else out
 
 
 def _relative(name: str) -> str:
