@@ -25,8 +25,8 @@ def reranker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A tiny Qwen3ForCausalLM in a folder that is called as the published models are."""
     root = tmp_path_factory.mktemp("reranker")
     case = find_case("qwen3")
-    case = replace(case, config={**case.config, "tie_word_embeddings": request.param == "tied"}, tokenizer="qwen3")
-    build(case, root / "Qwen3-Reranker-0.0B", write_tokenizers(root / "tok", ["qwen3"]))
+    case = replace(case, config={**case.config, "tie_word_embeddings": request.param == "tied"})
+    build(case, root / "Qwen3-Reranker-0.0B", write_tokenizers(root / "tok", ["smollm2"]))
     return root / "Qwen3-Reranker-0.0B"
 
 
