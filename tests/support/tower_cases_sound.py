@@ -10,6 +10,16 @@ _WHISPER = {
     **{"num_mel_bins": 128, "max_source_positions": 1500},
 }
 
+_CONFORMER = {
+    **{"input_dim": 160, "num_layers": 3, "hidden_dim": 32, "feedforward_mult": 2, "num_heads": 4, "output_dim": 12},
+    **{"context_size": 20, "max_pos_emb": 24, "conv_kernel_size": 5, "conv_expansion_factor": 2},
+}
+_QFORMER = {
+    **{"hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"encoder_hidden_size": 32, "cross_attention_frequency": 1},
+}
+_GRANITE = {**TEXT, "model_type": "granite"}
+
 CASES = (
     TowerCase(
         "audioflamingo3_tower",
@@ -89,6 +99,34 @@ CASES = (
             "lm_config": {**TEXT, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5},
             "whisper_config": {"model_type": "whisper", **_WHISPER},
         },
+        preprocessor={},
+    ),
+    TowerCase(
+        "granite_speech_tower",
+        "GraniteSpeechForConditionalGeneration",
+        {
+            **{"text_config": _GRANITE, "encoder_config": _CONFORMER, "projector_config": _QFORMER},
+            **{"window_size": 15, "downsample_rate": 5, "has_lora_adapter": False},
+        },
+        "GraniteSpeechConfig",
+        renames=((r"^model\.(encoder|projector)\.", r"\1."),),
+        lost=r"\.batch_norm\.",
+        differs={r"\.conv_norm": "it calls the folded batch norm conv_norm_var; llama.cpp reads conv_norm"},
+        preprocessor={},
+    ),
+    TowerCase(
+        "granite_speech_plus_tower",
+        "GraniteSpeechPlusForConditionalGeneration",
+        {
+            "text_config": _GRANITE,
+            "encoder_config": {**_CONFORMER, "cat_hidden_layers": [1]},
+            "projector_config": {**_QFORMER, "encoder_hidden_size": 64},
+            **{"window_size": 15, "downsample_rate": 5, "has_lora_adapter": False},
+        },
+        "GraniteSpeechPlusConfig",
+        renames=((r"^model\.(encoder|projector)\.", r"\1."),),
+        lost=r"\.batch_norm\.",
+        differs={r"\.conv_norm": "it calls the folded batch norm conv_norm_var; llama.cpp reads conv_norm"},
         preprocessor={},
     ),
 )

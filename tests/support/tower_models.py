@@ -126,6 +126,7 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         (folder / "config.json").write_text(json.dumps(body, indent=2))
         tensors = dict(_made(case, body))
     tensors = {name: _on_grid(tensor) for name, tensor in tensors.items()}
+    tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith(".running_var")}
     for pattern, instead in case.renames if published else ():
         tensors = {re.sub(pattern, instead, name): tensor for name, tensor in tensors.items()}
     if published and case.drops:

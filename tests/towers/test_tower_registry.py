@@ -27,8 +27,6 @@ WITHOUT_ROW: dict[str, str] = {
     "Gemma4UnifiedForConditionalGeneration": "",
     "Glm5vForConditionalGeneration": "",
     "Granite4VisionForConditionalGeneration": "",
-    "GraniteSpeechForConditionalGeneration": "",
-    "GraniteSpeechPlusForConditionalGeneration": "",
     "HunYuanVLForConditionalGeneration": "",
     "Lfm2AudioForConditionalGeneration": "",
     "MiMoV2ForCausalLM": "",

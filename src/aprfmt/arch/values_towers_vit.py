@@ -32,8 +32,18 @@ def _ratio_from(value: object, scope: Scope) -> object:
     return ffn / width if width and ffn else DEFAULT
 
 
+def _ffn_of_mult_to(value: object, scope: Scope) -> object:
+    return (scope.size(f"{scope.name.rpartition('.')[0]}.hidden_dim") or 0) * (as_int(value, scope.name) or 0)
+
+
+def _ffn_of_mult_from(value: object, scope: Scope) -> object:
+    width, ffn = as_int(scope.gguf("audio.embedding_length"), scope.name), as_int(value, scope.name)
+    return ffn // width if width and ffn else DEFAULT
+
+
 VIT_CONVERTERS: dict[str, Converter] = {
     "inverse": Converter(_inverse_to, _inverse_from),
     "ffn_of_ratio": Converter(fill=_ffn_of_ratio),
+    "ffn_of_mult": Converter(_ffn_of_mult_to, _ffn_of_mult_from),
     "ratio_of_ffn": Converter(from_gguf=_ratio_from),
 }

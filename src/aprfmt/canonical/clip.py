@@ -79,8 +79,15 @@ def projectors(kv: Mapping[str, object]) -> str:
 
 
 def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None:
-    """Sizes that no key of the GGUF says, from the first tensor that is as long."""
+    """Sizes that no key of the GGUF says, from the first tensor that is as long; depths from the tensors' names."""
     wanted = {key.hf[0].rpartition(".")[2]: key.hf[0] for key in row.keys if key.hf and not key.gguf and not key.via}
+    wanted |= {path: path for path in wanted.values()}
+    depths = {part.depth for part in row.tensors} & {*wanted.values()}
+    found = dict.fromkeys(depths, 0)
+    for match in (match for name in shapes if depths for match in names.matches(row, name, "gguf")[:1]):
+        if match.row.depth in depths and match.layer is not None:
+            found[match.row.depth] = max(found[match.row.depth], match.layer + 1)
+    h.extra |= found
     for part in row.tensors:
         if len(part.gguf) != 1 or part.gguf_dims or part.transposed or not wanted:
             continue

@@ -7,6 +7,7 @@ tensors under their GGUF names, beside the others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,14 @@ def made_tensors(row: Tower, sources: Sources) -> Iterator[CanonicalTensor]:
             found = MADE[function](sources, spelled)
             if found is not None:
                 yield _tensor(names.spell(template, layer), found)
+
+
+def made_place(row: Tower, name: str) -> tuple[int, int]:
+    """Where a tensor of the GGUF stands among those that `made_tensors` gives; all others come first."""
+    for place, template in enumerate(row.made):
+        if match := re.fullmatch(re.escape(template).replace(r"\{n\}", r"(\d{1,6})"), name):
+            return place, int(match[1]) if match.groups() else 0
+    return -1, 0
 
 
 def _tensor(name: str, values: Array) -> CanonicalTensor:

@@ -68,8 +68,9 @@ def tower_model(c: Canonical) -> Canonical:
     check_towers(row, h, tensors)
     general = c.general
     if general is not None:
-        # What the GGUF holds beside a checkpoint's tensors counts in none of them.
-        sizes = (n_elements(t.shape) for name, t in tensors.items() if not names.is_gguf_only(row, name))
+        # What only one of checkpoint and GGUF holds counts in neither.
+        both = (name for name in tensors if any(match.row.gguf for match in names.matches(row, name)[:1]))
+        sizes = (n_elements(tensors[name].shape) for name in both)
         general = {**general, "size_label": provenance.size_label(sum(sizes))}
     return replace(
         c,

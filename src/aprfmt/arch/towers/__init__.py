@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from aprfmt.arch.row import Tower
-from aprfmt.arch.towers import documents, glm, moon, omni, paddle, pixtral, qwen, qwen3, siglip, sound, vit, whisper
+from aprfmt.arch.towers import (
+    documents,
+    glm,
+    granite,
+    moon,
+    omni,
+    paddle,
+    pixtral,
+    qwen,
+    qwen3,
+    siglip,
+    sound,
+    vit,
+    whisper,
+)
 
-_FILES = (siglip, qwen, qwen3, pixtral, whisper, sound, vit, glm, paddle, moon, omni, documents)
+_FILES = (siglip, qwen, qwen3, pixtral, whisper, sound, vit, glm, paddle, moon, omni, documents, granite)
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
 """Of rows that share a class or a projector without a condition, the first counts."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.row import Tower
-from aprfmt.canonical.made import Sources, made_tensors
+from aprfmt.canonical.made import Sources, made_place, made_tensors
 from aprfmt.canonical.model import Canonical, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
 from aprfmt.convert.mixes import file_type_of
@@ -59,7 +59,7 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
     stored = gguf_side(row, c.hparams, c.tensors)
     known = {tensor.name for tensor in stored}
     made = [tensor for tensor in made_tensors(row, sources) if tensor.name not in known] if row.made else []
-    for tensor in (*stored, *made):
+    for tensor in sorted((*stored, *made), key=lambda tensor: made_place(row, tensor.name)):
         dtype = _dtype(row, tensor, wanted)
         work.losses.note(tensor.original_dtype, dtype)
         yield tensor.out(tensor.name, dtype, work.losses.overflow)

@@ -1,0 +1,163 @@
+"""Granite's towers that hear: a conformer and a Q-Former that asks each window of it. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
+from aprfmt.arch.rows.parts import linear, norm, tensor
+from aprfmt.arch.towers.parts import hears, layers, projector
+
+_C = "encoder_config"
+_Q = "projector_config"
+_W = "hidden_dim"
+_HEADS = "num_heads*dim_head"
+_WIDTH = f"{_Q}.hidden_size"
+
+
+def _feed_forward(name: str, end: str) -> tuple[TensorRow, ...]:
+    return (
+        *norm(f"{name}.pre_norm", f"ffn_norm{end}", _W, REQUIRED),
+        *linear(f"{name}.up_proj", f"ffn_up{end}", f"{_W}*feedforward_mult,{_W}", REQUIRED),
+        *linear(f"{name}.down_proj", f"ffn_down{end}", f"{_W},{_W}*feedforward_mult", REQUIRED),
+    )
+
+
+def _attends(name: str, gguf: str, keys: str) -> tuple[TensorRow, ...]:
+    """Attention of the Q-Former, whose keys and values are `keys` wide before they are projected."""
+    return (
+        *linear(f"{name}.attention.query", f"{gguf}_q", f"{_WIDTH},{_WIDTH}", REQUIRED),
+        *linear(f"{name}.attention.key", f"{gguf}_k", f"{_WIDTH},{keys}", REQUIRED),
+        *linear(f"{name}.attention.value", f"{gguf}_v", f"{_WIDTH},{keys}", REQUIRED),
+        *linear(f"{name}.output.dense", f"{gguf}_out", f"{_WIDTH},{_WIDTH}", REQUIRED),
+        *norm(f"{name}.output.LayerNorm", f"{gguf}_norm", _WIDTH, REQUIRED),
+    )
+
+
+_SPEECH = Tower(
+    id="granite_speech_tower",
+    gguf="clip",
+    hf_class="GraniteSpeechForConditionalGeneration",
+    model_type="granite_speech",
+    hf_classes=("GraniteSpeechForConditionalGeneration",),
+    model_types=("granite_speech",),
+    when="projector_type=granite_speech&!audio.feature_layer",
+    prefixes=(("model.encoder.", "encoder."), ("model.projector.", "projector.")),
+    tensors=(
+        *linear("encoder.input_linear", "a.input_projection", f"{_W},input_dim", REQUIRED),
+        *linear("encoder.out", "a.enc_ctc_out", f"output_dim,{_W}", REQUIRED),
+        *linear("encoder.out_mid", "a.enc_ctc_out_mid", f"{_W},output_dim", REQUIRED),
+        *layers(
+            *_feed_forward("ff1", ""),
+            *_feed_forward("ff2", "_1"),
+            *norm("attn.pre_norm", "ln1", _W, REQUIRED),
+            *linear("attn.to_q", "attn_q", f"{_HEADS},{_W}"),
+            TensorRow(
+                ("attn.to_kv.weight",),
+                ("attn_k.weight", "attn_v.weight"),
+                (f"2*{_HEADS},{_W}",),
+                gguf_dims=(f"{_HEADS},{_W}",) * 2,
+            ),
+            *linear("attn.to_out", "attn_out", f"{_W},{_HEADS}", REQUIRED),
+            tensor("attn.rel_pos_emb.weight", "attn_rel_pos_emb", "2*max_pos_emb+1,dim_head"),
+            *norm("post_norm", "ln2", _W, REQUIRED),
+            *norm("conv.norm", "norm_conv", _W, REQUIRED),
+            tensor(
+                "conv.up_conv.weight",
+                "conv_pw1.weight",
+                f"2*{_W}*conv_expansion_factor,{_W},1",
+                gguf_dims=(f"2*{_W}*conv_expansion_factor,{_W}",),
+            ),
+            tensor("conv.up_conv.bias", "conv_pw1.bias", f"2*{_W}*conv_expansion_factor"),
+            tensor(
+                "conv.depth_conv.conv.weight",
+                "conv_dw.weight",
+                f"{_W}*conv_expansion_factor,1,conv_kernel_size",
+                gguf_dims=(f"{_W}*conv_expansion_factor,conv_kernel_size",),
+            ),
+            tensor(
+                "conv.down_conv.weight",
+                "conv_pw2.weight",
+                f"{_W},{_W}*conv_expansion_factor,1",
+                gguf_dims=(f"{_W},{_W}*conv_expansion_factor",),
+            ),
+            tensor("conv.down_conv.bias", "conv_pw2.bias", _W),
+            hf="encoder.layers.{n}.",
+            gguf="a.blk.{n}.",
+            depth="num_layers",
+        ),
+        *(
+            TensorRow(
+                (f"encoder.layers.{{n}}.conv.batch_norm.{name}",),
+                (),
+                (f"{_W}*conv_expansion_factor",),
+                depth="num_layers",
+            )
+            for name in ("weight", "bias", "running_mean", "running_var")
+        ),
+        tensor("projector.query", "a.proj_query", f"1,window_size/downsample_rate,{_WIDTH}"),
+        *norm("projector.qformer.layernorm", "a.proj_norm", _WIDTH, REQUIRED),
+        *linear("projector.linear", "a.proj_linear", f"hidden,{_WIDTH}", REQUIRED),
+        *layers(
+            *_attends("attention", "self_attn", _WIDTH),
+            *_attends("crossattention", "cross_attn", f"{_Q}.encoder_hidden_size"),
+            *linear("intermediate_query.dense", "ffn_up", f"{_Q}.intermediate_size,{_WIDTH}", REQUIRED),
+            *linear("output_query.dense", "ffn_down", f"{_WIDTH},{_Q}.intermediate_size", REQUIRED),
+            *norm("output_query.LayerNorm", "ffn_norm", _WIDTH, REQUIRED),
+            hf="projector.qformer.encoder.layer.{n}.",
+            gguf="a.proj_blk.{n}.",
+            depth=f"{_Q}.num_hidden_layers",
+        ),
+    ),
+    ignored=(".num_batches_tracked",),
+    made={
+        "a.blk.{n}.conv_norm.weight": "batch_scale:encoder.layers.{n}.conv.batch_norm",
+        "a.blk.{n}.conv_norm.bias": "batch_shift:encoder.layers.{n}.conv.batch_norm",
+    },
+    f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
+    keys=hears(
+        Key("audio.embedding_length", (f"{_C}.hidden_dim",)),
+        Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), via="ffn_of_mult"),
+        Key("audio.block_count", (f"{_C}.num_layers",)),
+        Key("audio.attention.head_count", (f"{_C}.num_heads",)),
+        projector("granite_speech"),
+        Key("audio.num_mel_bins", (f"{_C}.input_dim",)),
+        Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
+        Key("audio.chunk_size", (f"{_C}.context_size",)),
+        Key("audio.conv_kernel_size", (f"{_C}.conv_kernel_size",)),
+        Key("audio.max_pos_emb", (f"{_C}.max_pos_emb",)),
+        Key("audio.projector.window_size", ("window_size",)),
+        Key("audio.projector.downsample_rate", ("downsample_rate",)),
+        Key("audio.projector.head_count", (f"{_Q}.num_attention_heads",)),
+        *(Key("", (f"{_C}.{name}",)) for name in ("output_dim", "dim_head", "conv_expansion_factor")),
+        *(
+            Key("", (f"{_Q}.{name}",))
+            for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "encoder_hidden_size")
+        ),
+    ),
+    defaults={
+        "": {
+            **{f"{_C}.input_dim": 160, f"{_C}.num_layers": 10, f"{_C}.hidden_dim": 1024, f"{_C}.feedforward_mult": 4},
+            **{f"{_C}.num_heads": 8, f"{_C}.output_dim": 42, f"{_C}.context_size": 200, f"{_C}.max_pos_emb": 512},
+            **{f"{_C}.conv_kernel_size": 15, f"{_C}.conv_expansion_factor": 2},
+            **{f"{_Q}.hidden_size": 768, f"{_Q}.intermediate_size": 3072, f"{_Q}.num_hidden_layers": 12},
+            **{f"{_Q}.num_attention_heads": 12, f"{_Q}.encoder_hidden_size": 1408},
+            **{"window_size": 15, "downsample_rate": 5},
+        }
+    },
+    config={f"{_C}.model_type": "granite_speech_encoder", f"{_Q}.model_type": "blip_2_qformer"},
+)
+
+TOWERS: tuple[Tower, ...] = (
+    _SPEECH,
+    replace(
+        _SPEECH,
+        id="granite_speech_plus_tower",
+        hf_class="GraniteSpeechPlusForConditionalGeneration",
+        model_type="granite_speech_plus",
+        hf_classes=("GraniteSpeechPlusForConditionalGeneration",),
+        model_types=("granite_speech_plus",),
+        when="projector_type=granite_speech&audio.feature_layer",
+        keys=(*_SPEECH.keys, Key("audio.feature_layer", (f"{_C}.cat_hidden_layers",), "i32[]", via="optional")),
+    ),
+)
