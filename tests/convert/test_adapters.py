@@ -270,3 +270,20 @@ def test_inspect_tells_what_an_adapter_changes(llama: tuple[Path, Path], tmp_pat
         assert (found.adapter.rank, found.adapter.alpha, list(found.adapter.scales)) == (4, 8.0, [2.0])
         assert (found.adapter.weights, found.adapter.base) == (14, str(base))
     assert aprfmt.inspect(base).adapter is None
+
+
+def test_an_adapter_in_a_pickle_is_one_too(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    base, lora = llama
+    (tmp_path / "lora").mkdir()
+    shutil.copy(lora / CONFIG, tmp_path / "lora" / CONFIG)
+    torch.save(load_file(lora / WEIGHTS), tmp_path / "lora" / "adapter_model.bin")
+    assert aprfmt.inspect(tmp_path / "lora").format == "PEFT adapter"
+    aprfmt.convert_model(tmp_path / "lora", tmp_path / "x.gguf")
+    aprfmt.convert_model(lora, tmp_path / "y.gguf")
+    same_values(values(tmp_path / "x.gguf"), values(tmp_path / "y.gguf"))
+    assert aprfmt.import_model(tmp_path / "lora", tmp_path / "x.apr", base=base).lossless
+    aprfmt.convert_model(tmp_path / "x.apr", tmp_path / "back", format="hf")
+    assert files(tmp_path / "back") == files(tmp_path / "lora")

@@ -179,7 +179,8 @@ def open_model(path: Path) -> Model:
 
 def _label(native: HfNative) -> str:
     """What users call the folder."""
-    kinds = {lora.PEFT_WEIGHTS: "PEFT adapter", lora.MLX_WEIGHTS: "MLX adapter"}
+    kinds = dict.fromkeys((lora.PEFT_WEIGHTS, lora.PEFT_PICKLE), "PEFT adapter")
+    kinds[lora.MLX_WEIGHTS] = "MLX adapter"
     weights = lora.weights_of([*native.shards, *(path.as_posix() for path in native.other_files)])
     if weights is not None:
         return kinds[weights]
@@ -302,7 +303,7 @@ def _read_named_shard(path: Path, index: Path, kind: _Kind, stack: ExitStack) ->
 
 def _loose_shards(folder: Path, names: Sequence[str], kind: _Kind) -> list[str]:
     """Weights of a folder without an index: one file, or a complete series of numbered ones."""
-    if (adapter := lora.weights_of(names)) is not None and SINGLE_NAME not in names:
+    if (adapter := lora.weights_of(names)) is not None and SINGLE_NAME not in names and adapter != lora.PEFT_PICKLE:
         return [adapter]  # mlx_lm leaves those of earlier steps beside it
     weights = [name for name in names if kind.holds(name)]
     weights = [name for name in weights if "/" not in name] or weights

@@ -23,7 +23,7 @@ from aprfmt.errors import CorruptError, RefusedError
 from aprfmt.types import PathLike
 
 CONFIG = "adapter_config.json"
-PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
+PEFT_WEIGHTS, PEFT_PICKLE, MLX_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors"
 PEFT_PREFIX = "base_model.model."
 
 A, B = ".lora_a", ".lora_b"
@@ -267,7 +267,7 @@ def weights_of(names: Collection[str]) -> str | None:
     """The file of weights of a folder that holds an adapter, by its files; None where it holds none."""
     if CONFIG not in names:
         return None
-    return next((name for name in (PEFT_WEIGHTS, MLX_WEIGHTS) if name in names), None)
+    return next((name for name in (PEFT_WEIGHTS, MLX_WEIGHTS, PEFT_PICKLE) if name in names), None)
 
 
 def config_path(folder: Path) -> Path:
