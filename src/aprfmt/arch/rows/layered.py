@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, embedding, final_norm,
-    gated_mlp, head, hf_names, linear, must_be, norm, rename, split, tensor,
+    DIMS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, SILU, VOCAB, WHOLE_HEADS, attention, block, embedding, gated_mlp,
+    head, hf_names, linear, must_be, network, norm, rename, split, tensor,
 )
 
 _SIZES = (*DIMS, GROUPED)
@@ -33,30 +33,19 @@ def _stack(module: str, first: str = "") -> tuple[TensorRow, ...]:
     )
 
 
-_HRM = {
-    "num_attention_heads": 12, "hidden_act": "silu", "max_position_embeddings": 2048, "initializer_range": 0.02,
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "head_dim": 128,
-    "H_cycles": 2, "L_cycles": 3, "prefix_lm": True,
-}  # fmt: skip
-
 ROWS: tuple[Architecture, ...] = (
     # As apple/OpenELM-270M has it.
     Architecture(
         id="openelm", gguf="openelm", **hf_names("OpenELM", "openelm"), gguf_only=(), head_never=True,
-        tensors=(
-            embedding("transformer.token_embeddings"),
-            *block(
-                *norm("attn_norm", "attn_norm"), *linear("attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
-                *norm("attn.q_norm", "attn_q_norm", "head_dim"), *norm("attn.k_norm", "attn_k_norm", "head_dim"),
-                *linear("attn.out_proj", "attn_output", "hidden,q"), *norm("ffn_norm", "ffn_norm"),
-                split(
-                    "ffn.proj_1.weight", "2*ffn,hidden",
-                    dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden"),
-                ),
-                *linear("ffn.proj_2", "ffn_down", "hidden,ffn"),
-                hf="transformer.layers.{n}.",
+        tensors=network(
+            *norm("attn_norm", "attn_norm"), *linear("attn.qkv_proj", "attn_qkv", "q+2*kv,hidden"),
+            *norm("attn.q_norm", "attn_q_norm", "head_dim"), *norm("attn.k_norm", "attn_k_norm", "head_dim"),
+            *linear("attn.out_proj", "attn_output", "hidden,q"), *norm("ffn_norm", "ffn_norm"),
+            split(
+                "ffn.proj_1.weight", "2*ffn,hidden", dict.fromkeys(("ffn_gate.weight", "ffn_up.weight"), "ffn,hidden"),
             ),
-            *final_norm("transformer.norm"), *head(),
+            *linear("ffn.proj_2", "ffn_down", "hidden,ffn"),
+            hf="transformer.layers.{n}.", embed="transformer.token_embeddings", last="transformer.norm",
         ),
         keys=(
             *rename(
@@ -79,14 +68,10 @@ ROWS: tuple[Architecture, ...] = (
     # As Deci/DeciLM-7B and nvidia/Llama-3_1-Nemotron-51B-Instruct have it.
     Architecture(
         id="deci", gguf="deci", **hf_names("DeciLM", "nemotron-nas", also=("deci",)), rope_type=0,
-        tensors=(
-            embedding(),
-            *block(
-                *norm("input_layernorm", "attn_norm", layers="heads"), *attention(permuted=True, layers="kv_heads"),
-                *linear("self_attn.linear_attn", "attn_output", "hidden,hidden", layers="heads&!kv_heads"),
-                *norm("post_attention_layernorm", "ffn_norm", layers="ffn"), *gated_mlp(layers="ffn"),
-            ),
-            *final_norm(), *head(),
+        tensors=network(
+            *norm("input_layernorm", "attn_norm", layers="heads"), *attention(permuted=True, layers="kv_heads"),
+            *linear("self_attn.linear_attn", "attn_output", "hidden,hidden", layers="heads&!kv_heads"),
+            *norm("post_attention_layernorm", "ffn_norm", layers="ffn"), *gated_mlp(layers="ffn"),
         ),
         keys=(
             *(
@@ -115,7 +100,11 @@ ROWS: tuple[Architecture, ...] = (
             Key("hrm.layers_per_stack", (_STACK,), via="layers_of_stack"), Key("hrm.prefix_lm", ("prefix_lm",), "bool"),
             SILU, must_be("attention_bias", False), must_be("mlp_bias", False),
         ),
-        defaults={"": _HRM},
+        defaults={"": {
+            "num_attention_heads": 12, "hidden_act": "silu", "max_position_embeddings": 2048, "initializer_range": 0.02,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+            "head_dim": 128, "H_cycles": 2, "L_cycles": 3, "prefix_lm": True,
+        }},
         differs=(
             Difference(
                 "llama.cpp's tokens see only those before them: a prompt whose tokens all see each other (prefix_lm) "

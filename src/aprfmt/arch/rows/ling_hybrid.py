@@ -45,8 +45,8 @@ ROWS: tuple[Architecture, ...] = (
             *norm("post_attention_layernorm", "ffn_norm"),
             *linear("mlp.gate", "ffn_gate_inp", "experts,hidden", layers="moe"),
             tensor("mlp.gate.expert_bias", "exp_probs_b.bias", "experts", layers="moe"), *experts(layers="moe"),
-            *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"),
-            *draft_layer(), *norm("final_layernorm", "layer_output_norm", layers="draft"),
+            *shared_expert("mlp.shared_experts", _SHARED, layers="moe"), *gated_mlp(layers="dense"), *draft_layer(),
+            *norm("final_layernorm", "layer_output_norm", layers="draft"),
             embed="model.word_embeddings",
         ),
         keys=(

@@ -6,19 +6,7 @@ from dataclasses import replace
 
 from aprfmt.arch.row import Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DECODER,
-    NO_SCALES,
-    ROPE_DIM,
-    SCALES,
-    SILU,
-    VOCAB,
-    block,
-    embedding,
-    final_norm,
-    head,
-    hf_names,
-    linear,
-    norm,
+    DECODER, NO_SCALES, ROPE_DIM, SCALES, SILU, VOCAB, block, embedding, final_norm, head, hf_names, linear, norm,
     split,
 )
 
@@ -43,10 +31,7 @@ def _adapters(hf: str, slices: dict[str, tuple[str, str]], width: str) -> tuple[
         for row in (
             stacked(f"{hf}.lora_A" if single else f"{hf}.lora_A_slices.{i}", f"{gguf}.lora_a", _RANK, width),
             stacked(
-                f"{hf}.lora_B" if single else f"{hf}.lora_B_slices.{i}",
-                f"{gguf}.lora_b",
-                rows,
-                _RANK,
+                f"{hf}.lora_B" if single else f"{hf}.lora_B_slices.{i}", f"{gguf}.lora_b", rows, _RANK,
                 (f"swap:{_COUNT}*{heads},2,{_TURNED}",) if heads else (),
             ),
         )
@@ -60,10 +45,7 @@ _BLOCKS, *_OTHERS = DECODER
 ROWS: tuple[Architecture, ...] = (
     # As ibm-granite/granite-switch-4.1-3b-preview has it; one of its layers is what chooses, and has no tensors.
     Architecture(
-        id="granite_switch",
-        gguf="graniteswitch",
-        **hf_names("GraniteSwitch", "granite_switch"),
-        rope_type=0,
+        id="granite_switch", gguf="graniteswitch", **hf_names("GraniteSwitch", "granite_switch"), rope_type=0,
         ignored=(".rotary_emb.inv_freq", "adapter_token_ids", "control_to_substitute_lut"),
         required={
             "logit_scale": "",
@@ -74,9 +56,7 @@ ROWS: tuple[Architecture, ...] = (
             *block(
                 *norm("input_layernorm", "attn_norm"),
                 *linear(
-                    "self_attn.qkv_proj.base_layer",
-                    "attn_qkv",
-                    "q+2*kv,hidden",
+                    "self_attn.qkv_proj.base_layer", "attn_qkv", "q+2*kv,hidden",
                     order=(f"head:q+kv,heads+kv_heads,2,{_TURNED}",),
                 ),
                 *_adapters("self_attn.qkv_proj", _PARTS, "hidden"),
@@ -84,8 +64,7 @@ ROWS: tuple[Architecture, ...] = (
                 *_adapters("self_attn.o_proj", {"attn_output": ("hidden", "")}, "q"),
                 *norm("post_attention_layernorm", "ffn_norm"),
                 split(
-                    "shared_mlp.input_linear.base_layer.weight",
-                    "2*ffn,hidden",
+                    "shared_mlp.input_linear.base_layer.weight", "2*ffn,hidden",
                     {f"{name}.weight": "ffn,hidden" for name in _GATE_UP},
                 ),
                 *_adapters("shared_mlp.input_linear", _GATE_UP, "hidden"),
@@ -93,24 +72,15 @@ ROWS: tuple[Architecture, ...] = (
                 *_adapters("shared_mlp.output_linear", {"ffn_down": ("hidden", "")}, "ffn"),
                 depth="layers-1",
             ),
-            *final_norm(),
-            *head(),
+            *final_norm(), *head(),
         ),
         keys=(
-            replace(_BLOCKS, via="one_more"),
-            *_OTHERS,
-            VOCAB,
-            ROPE_DIM,
-            *SCALES,
-            Key("expert_used_count", constant=0),
-            Key("", ("num_experts_per_tok",)),
-            Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
-            Key("adapters.count", (_COUNT,)),
-            Key("adapters.lora_rank", (_RANK,)),
+            replace(_BLOCKS, via="one_more"), *_OTHERS, VOCAB, ROPE_DIM, *SCALES, Key("expert_used_count", constant=0),
+            Key("", ("num_experts_per_tok",)), Key("expert_shared_feed_forward_length", ("shared_intermediate_size",)),
+            Key("adapters.count", (_COUNT,)), Key("adapters.lora_rank", (_RANK,)),
             Key("adapters.token_ids_activate", ("adapter_token_ids",), "i32[]"),
             Key("adapters.token_ids_substitute", ("adapter_substitute_token_ids",), "i32[]"),
-            Key("adapters.router_gain", ("control_token_gain",), "f32"),
-            SILU,
+            Key("adapters.router_gain", ("control_token_gain",), "f32"), SILU,
             Key("expert_count", ("num_local_experts",), constant=0),
         ),
         defaults={"": {**NO_SCALES, "control_token_gain": 15.0, "tie_word_embeddings": True}},
