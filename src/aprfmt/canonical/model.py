@@ -26,7 +26,7 @@ from aprfmt.canonical import adapter as adapters
 from aprfmt.canonical import envelope
 from aprfmt.canonical.adapter import Adapter, Base
 from aprfmt.canonical.envelope import Envelope
-from aprfmt.canonical.packed import AS_STORED, Decoding, Packing, packing
+from aprfmt.canonical.packed import AS_STORED, Decoding, PackedTensor, Packing, packing
 from aprfmt.canonical.rowmap import BufferedPiece, keeps_dtype
 from aprfmt.canonical.tensor import CanonicalTensor
 from aprfmt.canonical.tower import TowerPart, read_tower
@@ -729,7 +729,7 @@ def _named(
         if tensor.name in decoded:
             # The weight comes in the place of the first of its parts.
             if (weight := packs.by_first_part.get(tensor.name)) is not None:
-                yield CanonicalTensor(hf_name(weight.name) or weight.name, (weight,))
+                yield from _decoded(row, h, weight, hf_name(weight.name))
         elif row is None or tensor.name in packs.parts:
             yield CanonicalTensor(tensor.name, (tensor,))
         elif name is not None:
@@ -785,6 +785,14 @@ def _from_mlx(
         elif link is None:
             out[name] = tensor
     return out
+
+
+def _decoded(row: Architecture | None, h: Hyperparams, weight: PackedTensor, name: str | None) -> list[CanonicalTensor]:
+    """A decoded weight under its Hugging Face name, in whose row order it comes where it has that of a GGUF."""
+    found = names.matches(row, weight.name, "gguf") if row is not None and name is None else []
+    if not found:
+        return [CanonicalTensor(name or weight.name, (weight,))]
+    return _to_hf(link_of(h, found[0], {weight.name: weight.shape}), (weight,))
 
 
 def _check_whole(link_names: Sequence[str], there: Collection[str]) -> None:

@@ -16,7 +16,8 @@ __all__ = ["PARAMS_NAME", "is_weights", "to_config", "to_name"]
 PARAMS_NAME = "params.json"
 
 _NAMES = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias|qscale_weight|qscale_act)")
+_ENDINGS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 _EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 _IN_LAYER = {
     "attention_norm": "input_layernorm",
@@ -58,6 +59,16 @@ _KEYS = {
     "qk_nope_head_dim": "qk_nope_head_dim",
     "v_head_dim": "v_head_dim",
 }
+_MOE_KEYS = {
+    "num_experts": "n_routed_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "num_shared_experts": "n_shared_experts",
+    "routed_scale": "routed_scaling_factor",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "num_expert_groups": "n_group",
+    "num_expert_groups_per_tok": "topk_group",
+}
 _LONGEST_TEXT = 128_000
 """Positions where params.json says nothing."""
 
@@ -75,6 +86,7 @@ def to_name(name: str) -> str:
     if (match := _LAYER.fullmatch(name)) is None:
         return name
     layer, inner, end = match.groups()
+    end = _ENDINGS.get(end, end)
     if inner in _AS_IN_GGUF:
         return f"blk.{layer}.{_AS_IN_GGUF[inner]}.{end}"
     if (expert := _EXPERT.fullmatch(inner)) is not None:
@@ -87,13 +99,8 @@ def to_name(name: str) -> str:
 
 def to_config(params: JsonObject) -> JsonObject:
     """What a config.json would say. Raises UnsupportedError for stored forms that nothing here decodes."""
-    if isinstance(params.get("quantization"), dict):
-        raise UnsupportedError(
-            "params.json says that the weights are quantized, which is read from Hugging Face's layout alone",
-            path=PARAMS_NAME,
-            hint="take the repository's config.json and model*.safetensors",
-        )
     config: JsonObject = {own: params[key] for key, own in _KEYS.items() if params.get(key) is not None}
+    config |= _quantization(params.get("quantization"))
     positions = params.get("max_position_embeddings") or params.get("max_seq_len") or _LONGEST_TEXT
     config |= {
         "max_position_embeddings": positions,
@@ -110,14 +117,35 @@ def to_config(params: JsonObject) -> JsonObject:
             "num_experts_per_tok": moe.get("num_experts_per_tok"),
         }
     if isinstance(moe, dict):
-        raise UnsupportedError(
-            "params.json describes latent attention with experts, which is read from Hugging Face's layout alone",
-            path=PARAMS_NAME,
-            hint="take the repository's config.json and model*.safetensors",
-        )
+        return _named(config, "Mistral4ForCausalLM", "mistral4") | _experts(moe)
     if isinstance(scaling, dict):
         return _named(config, "Ministral3ForCausalLM", "ministral3")
     return _named(config, "MistralForCausalLM", "mistral")
+
+
+def _quantization(told: Json) -> JsonObject:
+    """What a config.json would say of packed weights: 8-bit floats with one scale a tensor."""
+    if not isinstance(told, dict):
+        return {}
+    if told.get("qformat_weight") != "fp8_e4m3":
+        raise UnsupportedError(
+            f"params.json says that the weights are {told.get('qformat_weight')}; of this layout fp8_e4m3 is read",
+            path=PARAMS_NAME,
+            hint="take the repository's config.json and model*.safetensors",
+        )
+    packed: JsonObject = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    return {"quantization_config": packed, "dtype": "bfloat16"}
+
+
+def _experts(moe: JsonObject) -> JsonObject:
+    """Experts beside latent attention. Raises UnsupportedError where not every layer behind the first has them."""
+    if moe.get("route_every_n", 1) != 1:
+        raise UnsupportedError(
+            f"params.json has experts in every layer of {moe['route_every_n']}, of this layout those of each are read",
+            path=PARAMS_NAME,
+            hint="take the repository's config.json and model*.safetensors",
+        )
+    return {own: moe[key] for key, own in _MOE_KEYS.items() if moe.get(key) is not None}
 
 
 def _named(config: JsonObject, hf_class: str, model_type: str) -> JsonObject:
