@@ -144,4 +144,19 @@ CASES = (
         "LightOnOcrConfig",
         converter_cannot="it knows the class by another spelling",
     ),
+    TowerCase(
+        "minicpmv4_6_vision",
+        "MiniCPMV4_6ForConditionalGeneration",
+        {
+            "text_config": {
+                **TEXT,
+                **{"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
+                **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+            },
+            "vision_config": {**_VIT, "patch_size": 14, "image_size": 980},
+            "insert_layer_id": 1,
+        },
+        "MiniCPMV4_6Config",
+        preprocessor={**IMAGES, "scale_resolution": 448, "downsample_mode": "16x"},
+    ),
 )

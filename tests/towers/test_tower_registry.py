@@ -30,7 +30,6 @@ WITHOUT_ROW: dict[str, str] = {
     "HunYuanVLForConditionalGeneration": "",
     "Lfm2AudioForConditionalGeneration": "",
     "MiMoV2ForCausalLM": "",
-    "MiniCPMV4_6ForConditionalGeneration": "",
     "MiniMaxM3SparseForConditionalGeneration": "",
     "MiniMaxM3VLForConditionalGeneration": "",
     "MuseGlimmerForConditionalGeneration": "",

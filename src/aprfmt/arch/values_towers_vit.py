@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, words
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.errors import RefusedError
 
@@ -41,9 +41,15 @@ def _ffn_of_mult_from(value: object, scope: Scope) -> object:
     return ffn // width if width and ffn else DEFAULT
 
 
+def _one_layer_from(value: object, scope: Scope) -> object:
+    return value[0] if isinstance(value, list) and value else DEFAULT
+
+
 VIT_CONVERTERS: dict[str, Converter] = {
     "inverse": Converter(_inverse_to, _inverse_from),
     "ffn_of_ratio": Converter(fill=_ffn_of_ratio),
+    "downsampling": words({"4x": 2, "16x": 4}),
+    "one_layer": Converter(lambda value, scope: None if value is None else [value], _one_layer_from),
     "ffn_of_mult": Converter(_ffn_of_mult_to, _ffn_of_mult_from),
     "ratio_of_ffn": Converter(from_gguf=_ratio_from),
 }

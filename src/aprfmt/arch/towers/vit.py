@@ -31,6 +31,7 @@ _CLIP = {
     "preprocessor_config.image_mean": [0.48145466, 0.4578275, 0.40821073],
     "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+_MERGER = "model.vision_tower.vit_merger."
 _OF_VISION = f"vision_config.{WIDTH}"
 _HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 
@@ -351,5 +352,53 @@ TOWERS: tuple[Tower, ...] = (
             }
         },
         config={"vision_config.model_type": "siglip2_vision_model"},
+    ),
+    Tower(
+        id="minicpmv4_6_vision",
+        gguf="clip",
+        hf_class="MiniCPMV4_6ForConditionalGeneration",
+        model_type="minicpmv4_6",
+        hf_classes=("MiniCPMV4_6ForConditionalGeneration",),
+        model_types=("minicpmv4_6",),
+        when="projector_type=minicpmv4_6",
+        text="model.language_model.",
+        tensors=(
+            *siglip("model.vision_tower."),
+            *norm(f"{_MERGER}layer_norm1", "v.vit_merger.ln1", WIDTH, REQUIRED),
+            *(
+                row
+                for name, short in (("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v"), ("out_proj", "out"))
+                for row in linear(
+                    f"{_MERGER}self_attn.{name}", f"v.vit_merger.attn_{short}", f"{WIDTH},{WIDTH}", REQUIRED
+                )
+            ),
+            *norm(f"{_MERGER}pre_norm", "v.vit_merger.ds_ln", f"4*{WIDTH}", REQUIRED),
+            *linear(f"{_MERGER}linear_1", "v.vit_merger.ds_ffn_up", f"4*intermediate_size,4*{WIDTH}", REQUIRED),
+            *linear(f"{_MERGER}linear_2", "v.vit_merger.ds_ffn_down", f"{WIDTH},4*intermediate_size", REQUIRED),
+            *norm("model.merger.mlp.0.pre_norm", "mm.input_norm", f"4*{WIDTH}", REQUIRED),
+            *linear("model.merger.mlp.0.linear_1", "mm.up", f"4*{WIDTH},4*{WIDTH}", REQUIRED),
+            *linear("model.merger.mlp.0.linear_2", "mm.down", f"hidden,4*{WIDTH}", REQUIRED),
+        ),
+        keys=sees(
+            Key("vision.image_size", ("preprocessor_config.scale_resolution",)),
+            *sizes(image_size=""),
+            Key("", ("vision_config.image_size",)),
+            *IMAGE,
+            projector("minicpmv4_6"),
+            Key("vision.projector.scale_factor", ("preprocessor_config.downsample_mode",), via="downsampling"),
+            Key("vision.wa_layer_indexes", ("insert_layer_id",), "i32[]", via="one_layer"),
+            GELU,
+            _EPS,
+        ),
+        defaults={
+            "": {
+                **_HALVES,
+                **vision(image_size=980, patch_size=14, layer_norm_eps=1e-6),
+                **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
+                **{"preprocessor_config.scale_resolution": 448, "preprocessor_config.downsample_mode": "16x"},
+                "insert_layer_id": 6,
+            }
+        },
+        config={"vision_config.model_type": "minicpmv4_6_vision"},
     ),
 )
