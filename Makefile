@@ -50,6 +50,7 @@ bench: $(VENV)/.test
 	$(BIN)/python tools/bench_convert.py $(if $(FULL),--full)
 	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_quantize.py $(if $(FULL),--full)
+	$(BIN)/python tools/bench_mlx.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -60,20 +60,17 @@ def pack(codes: Array, bits: int) -> Array:
     """Codes, uint8 [..., n], as 32-bit words [..., n * bits / 32]; n * bits is a multiple of 32."""
     import numpy as np
 
-    if bits == 8:
-        octets = np.ascontiguousarray(codes)
-    elif bits in (2, 4):
-        per_byte = 8 // bits
-        octets = codes[..., ::per_byte].copy()
-        for i in range(1, per_byte):
-            octets |= codes[..., i::per_byte] << bits * i
-    else:  # eight codes are `bits` bytes
-        eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint64)
-        fields = np.zeros(eights.shape[:-1], np.uint64)
-        for i in range(8):
-            fields |= eights[..., i] << np.uint64(bits * i)
-        octets = fields.astype("<u8")[..., None].view("u1")[..., :bits]
-        octets = np.ascontiguousarray(octets).reshape(*codes.shape[:-1], -1)
+    fields = np.ascontiguousarray(codes)
+    while bits < 8:  # neighbours move together, two, four and eight of them
+        fields = fields.view(f"<u{fields.itemsize * 2}")
+        kind, n, wide = fields.dtype.type, fields.itemsize // 2, fields.itemsize // 2 * bits
+        low = fields & kind((1 << wide) - 1)
+        low |= fields >> kind(8 * n - wide) & kind((1 << wide) - 1 << wide)
+        fields = low
+        if 2 * wide % 8 == 0:
+            break
+    octets = fields.view("u1").reshape(*codes.shape[:-1], -1, fields.itemsize)
+    octets = np.ascontiguousarray(octets[..., : fields.itemsize * bits // 8]).reshape(*codes.shape[:-1], -1)
     return octets.view("<u4")
 
 
