@@ -60,11 +60,17 @@ def read(name: str) -> Operation:
 
 
 def convert(
-    source: str, target: str, format: str | None = None, shard_size: int | None = None, dtype: str = "keep"
+    source: str,
+    target: str,
+    format: str | None = None,
+    shard_size: int | None = None,
+    dtype: str = "keep",
+    bits: int | None = None,
 ) -> Operation:
     def operation(at: Place) -> object:
+        paths = at.inputs / source, at.out / target
         report = aprfmt.convert_model(
-            at.inputs / source, at.out / target, format=format, shard_size=shard_size, dtype=dtype, force=True
+            *paths, format=format, shard_size=shard_size, dtype=dtype, bits=bits, group_size=bits and 32, force=True
         )
         return report.lossless, report.losses
 
@@ -121,6 +127,7 @@ OPERATIONS: dict[str, Operation] = {
     "export folder over": convert("m.apr", "hf"),
     "export folder new": convert("m.apr", "hf-new"),
     "export mlx": convert("hf", "mlx", format="mlx"),
+    "export mlx quantized": convert("hf", "mlx-4", format="mlx", bits=4),
     "export safetensors": convert("m.gguf", "m.safetensors"),
     "export shards over": convert("m.apr", "apr-parts", format="apr-shards", shard_size=_PART),
     "quantize": convert("hf", "q8.gguf", dtype="q8_0"),
