@@ -200,7 +200,7 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
     if name in arch.gguf_only or name in arch.copies:
         return True
     made = arch.made if isinstance(arch, Tower) else arch.flat_norms
-    return bool(made) and any(template in made for template, *_ in _templates(name))
+    return any(template in made for template, *_ in _templates(name)) and not matches(arch, name, "gguf")
 
 
 def is_hf_only(arch: Architecture, name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import isqrt
 
 from aprfmt.arch.converter import DEFAULT, Converter, Scope, nothing
-from aprfmt.arch.fields import as_int
+from aprfmt.arch.fields import as_float, as_int
 from aprfmt.errors import RefusedError
 
 _CLIP = "vision_config.width.clip-l-14-224"
@@ -79,6 +79,20 @@ def _sixteen_tokens(value: object, scope: Scope) -> object:
     return 16 * side * ratio if side and ratio else None
 
 
+def _square_to(value: object, scope: Scope) -> object:
+    stride = as_int(value, scope.name)
+    return stride**2 if stride else None
+
+
+def _square_from(value: object, scope: Scope) -> object:
+    return isqrt(as_int(value, scope.name) or 0) or DEFAULT
+
+
+def _ffn_of_width(scope: Scope) -> object:
+    width, ratio = scope.size("vision_config.width"), as_float(scope.config("vision_config.mlp_ratio"), scope.name)
+    return round(width * ratio) if width and ratio else None
+
+
 D_CONVERTERS: dict[str, Converter] = {
     "same_sides": Converter(_side_to, _side_from),
     "position_image": Converter(_position_image, nothing),
@@ -87,5 +101,7 @@ D_CONVERTERS: dict[str, Converter] = {
     "four_a_head": Converter(_four_a_head, nothing),
     "patches_a_token": Converter(_patches_a_token, nothing),
     "sixteen_tokens": Converter(_sixteen_tokens, nothing),
+    "squared": Converter(_square_to, _square_from),
+    "ffn_of_width": Converter(fill=_ffn_of_width),
     "text_width": Converter(nothing, _text_width),
 }

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 
 from aprfmt.arch import names
 from aprfmt.arch.grammar import evaluate, sizes_of
@@ -125,10 +126,37 @@ def _row_of_token(sources: Sources, arguments: Sequence[str]) -> Array | None:
     return row
 
 
+def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """Positions [1, n * n, width] of a square image on a square of another side, linearly between those that are there.
+
+    The corners keep their positions.
+    """
+    import numpy as np
+
+    values, side = sources.values(arguments[0]), sources.size(arguments[1])
+    if values is None:
+        return None
+    n = isqrt(values.shape[1])
+    if n * n != values.shape[1]:
+        raise RefusedError(f"{values.shape[1]} positions are no square", tensor=arguments[0])
+    if n == side:
+        return values
+    grid = values.reshape(n, n, -1)
+    places = np.arange(side, dtype=np.float32) * np.float32((n - 1) / max(1, side - 1))
+    first = np.minimum(places.astype(np.int64), n - 1)
+    second = np.minimum(first + 1, n - 1)
+    share = places - first
+    rows = grid[first] * (1 - share)[:, None, None] + grid[second] * share[:, None, None]
+    found = rows[:, first] * (1 - share)[None, :, None] + rows[:, second] * share[None, :, None]
+    shrunk: Array = found.astype(np.float32).reshape(1, side * side, -1)
+    return shrunk
+
+
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "sinusoids": _sinusoids,
     "batch_scale": _batch_scale,
     "batch_shift": _batch_shift,
     "row_of_token": _row_of_token,
+    "grid": _grid,
 }
 """Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""

@@ -68,8 +68,13 @@ def tower_model(c: Canonical) -> Canonical:
     check_towers(row, h, tensors)
     general = c.general
     if general is not None:
-        # What only one of checkpoint and GGUF holds counts in neither.
-        both = (name for name in tensors if any(match.row.gguf for match in names.matches(row, name)[:1]))
+        # What only one of checkpoint and GGUF holds, or another size of it, counts in neither.
+        found = {name: names.matches(row, name)[:1] for name in tensors}
+        both = (
+            n
+            for n, match in found.items()
+            if match and match[0].row.gguf and row.made.keys().isdisjoint(match[0].row.gguf)
+        )
         sizes = (n_elements(tensors[name].shape) for name in both)
         general = {**general, "size_label": provenance.size_label(sum(sizes))}
     return replace(

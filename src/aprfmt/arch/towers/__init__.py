@@ -13,13 +13,15 @@ from aprfmt.arch.towers import (
     pixtral,
     qwen,
     qwen3,
+    radio,
     siglip,
     sound,
+    step,
     vit,
     whisper,
 )
 
-_FILES = (siglip, qwen, qwen3, pixtral, whisper, sound, vit, glm, paddle, moon, omni, documents, granite)
+_FILES = (siglip, qwen, qwen3, pixtral, whisper, sound, vit, glm, paddle, moon, omni, documents, granite, step, radio)
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
 """Of rows that share a class or a projector without a condition, the first counts."""

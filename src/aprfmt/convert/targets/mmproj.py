@@ -57,9 +57,15 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
         raise UsageError(f"--dtype {work.options.dtype}: towers are written as floats", hint="--dtype f16, bf16 or f32")
     sources = Sources(c.tensors, c.hparams, whole.tensors.get(whole.embedding), whole.tokenizer)
     stored = gguf_side(row, c.hparams, c.tensors)
-    known = {tensor.name for tensor in stored}
-    made = [tensor for tensor in made_tensors(row, sources) if tensor.name not in known] if row.made else []
-    for tensor in sorted((*stored, *made), key=lambda tensor: made_place(row, tensor.name)):
+    known = {tensor.name: tensor.shape for tensor in stored}
+    made = {t.name: t for t in made_tensors(row, sources) if known.get(t.name) != t.shape} if row.made else {}
+    for name in made.keys() & known.keys():
+        shape = list(made[name].shape)
+        work.losses.add(
+            f"{name} is {shape}, computed from {list(known[name])} for the size of image that the GGUF says"
+        )
+    every = (*(tensor for tensor in stored if tensor.name not in made), *made.values())
+    for tensor in sorted(every, key=lambda tensor: made_place(row, tensor.name)):
         dtype = _dtype(row, tensor, wanted)
         work.losses.note(tensor.original_dtype, dtype)
         yield tensor.out(tensor.name, dtype, work.losses.overflow)
