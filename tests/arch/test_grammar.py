@@ -14,6 +14,7 @@ from aprfmt.arch.grammar import (
     parse_order,
     shape_of,
     size_words,
+    sizes_of,
 )
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.table import ARCHITECTURES
@@ -100,3 +101,13 @@ def test_which_gguf() -> None:
     assert is_gguf_of(deepseek, {"deepseek2.expert_gating_func": 2}, ())
     assert is_gguf_of(deepseek, {}, ["blk.3.exp_probs_b.bias"])
     assert not is_gguf_of(deepseek, {"deepseek2.expert_gating_func": 1}, ["blk.3.exp_probs.bias"])
+
+
+def test_a_table_of_ngrams_has_a_prime_of_rows_for_each_hash() -> None:
+    config = {"ngram_vocab_size_base": 100, "ngram_size": 3, "heads_per_ngram": 2}
+    extra: dict[str, object] = {**config, "make_ngram_vocab_size_divisible_by": 128}
+    sizes = sizes_of(Hyperparams(hidden_size=64, extra=extra), 0)
+    assert (sizes["ngram_heads"], sizes["ngram_rows"], sizes["ngram_width"]) == (4, 512, 16)  # 101 + 103 + 107 + 109
+    assert "ngram_width" not in sizes_of(Hyperparams(hidden_size=66, extra=extra), 0)
+    for wrong in ({"ngram_vocab_size_base": 1 << 40}, {"heads_per_ngram": 1000}, {"ngram_size": 1}):
+        assert "ngram_rows" not in sizes_of(Hyperparams(hidden_size=64, extra=extra | wrong), 0)

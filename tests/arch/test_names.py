@@ -65,7 +65,7 @@ def test_names_are_found_again(arch: Architecture, layer: int, expert: int) -> N
             for position, name in enumerate(spellings(row, side, layer, expert)):
                 found = [m for m in names.matches(arch, name, side) if m.row is row]
                 assert [m.position for m in found] == [position]
-                assert found[0].layer == (layer if "{n}" in row.hf[0] else None)
+                assert found[0].layer == (layer if "{n}" in getattr(row, side)[position] else None)
                 assert found[0].expert == (expert if "{e}" in getattr(row, side)[position] else None)
 
 

@@ -19,7 +19,7 @@ by_row = pytest.mark.parametrize("row", ARCHITECTURES.values(), ids=lambda row: 
 
 SIZE_WORDS = {
     "vocab", "hidden", "ffn", "heads", "kv_heads", "head_dim", "q", "kv", "experts", "moe_ffn", "positions", "layers",
-    "rotary", "experts_used",
+    "rotary", "experts_used", "ngram_heads", "ngram_rows", "ngram_width",
 }  # fmt: skip
 
 
@@ -43,7 +43,10 @@ def config_keys(row: Architecture) -> set[str]:
 def test_names_of_tensors_fit_together(row: Architecture) -> None:
     assert len(set(row.tensors)) == len(row.tensors)
     for t in row.tensors:
-        assert all(("{n}" in name) == ("{n}" in t.hf[0]) for name in (*t.hf, *t.gguf)), t.hf
+        assert all(("{n}" in name) == ("{n}" in t.hf[0]) for name in t.hf), t.hf
+        assert not any("{n}" in name for name in t.gguf) or "{n}" in t.hf[0], t.hf
+        if t.gguf and "{n}" in t.hf[0] and "{n}" not in t.gguf[0]:  # of one layer, which the rule tells
+            assert t.layers, t.hf
         assert not any("{e}" in name for name in t.gguf), t.hf
         assert len(t.dims) in (1, len(t.hf)), t.hf
         assert len(t.gguf_dims) in (0, len(t.gguf)), t.hf
@@ -110,7 +113,7 @@ def test_keys_name_known_converters_and_fields(row: Architecture) -> None:
     for key in row.keys:
         assert not key.via or key.via in CONVERTERS, key
         assert key.gguf or key.hf or key.via, key
-        assert key.kind.removesuffix("[]") in ("u32", "i32", "f32", "bool", "str"), key
+        assert key.kind.removesuffix("[]") in ("u32", "u64", "i32", "f32", "bool", "str"), key
         assert not key.field or key.field in Hyperparams.__slots__, key
     fields = [key.field for key in row.keys if key.field and key.hf]
     assert {"num_layers", "hidden_size"} <= set(fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from arch_cases_qwen import QWEN4
 from arch_models import VOCAB, ArchCase
 
 Config = dict[str, Any]
@@ -132,6 +133,7 @@ _TIED: Config = {"tie_word_embeddings": True}
 
 CASES: tuple[ArchCase, ...] = (
     _sees("qwen3_5_text/whole", "Qwen3_5", DELTA, _SEES | _GRID),
+    _sees("qwen4_exp_text/whole", "Qwen4Exp", QWEN4 | {"eos_token_id": 2}, _SEES | _GRID),
     _sees("qwen3_5_moe_text/whole", "Qwen3_5Moe", DELTA | _EXPERTS, _SEES | _GRID),
     _sees(
         "qwen2_vl",

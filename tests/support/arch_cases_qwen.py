@@ -26,7 +26,40 @@ _ONE_THETA = "its graph rotates sliding and full layers with one theta"
 _HYBRID = {"sliding_window": 8, "layer_types": None}
 _OLMO3 = {"num_hidden_layers": 4, "sliding_window": 8}
 
+QWEN4 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "hidden_size": 64,
+    "shared_expert_intermediate_size": 40,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "hc_count": 2,
+    "hc_lowrank": 24,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 512,
+    "indexer_compress_ratio": 4,
+    "output_gate_type": "sigmoid",
+    "ple_layer_ids": [2],
+    "ngram_vocab_size_base": 100,
+    "heads_per_ngram": 2,
+    "split_ngram_parts": 4,
+    **rope(part=0.5, mrope_section=[2, 1, 1]),
+}
+
 CASES: tuple[ArchCase, ...] = (
+    *family("qwen4_exp_text", "Qwen4Exp", QWEN4, {
+        "tied": TIED, "mha": MHA, "streams": {"hc_count": 3},
+        "chosen": ({"indexer_budget": 8}, "it chooses some positions more"),
+        "no_table": {"ple_layer_ids": []}, "ngrams": {"ngram_size": 2, "heads_per_ngram": 4, "split_ngram_parts": 1},
+        "gate": ({"output_gate_type": None}, "its output gate is a sigmoid"),
+    }, config_class="Qwen4ExpTextConfig"),
     *family("qwen2", "Qwen2", TIED, {
         "untied": UNTIED, "mha": MHA, "linear": LINEAR, "yarn": YARN, "yarn_factor": YARN_FACTOR,
         "llama3": (LLAMA3, NO_FACTORS), "head_dim": (WIDE_HEADS, PLAIN_HEADS),

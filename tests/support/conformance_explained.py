@@ -126,6 +126,12 @@ EXPLAINED: tuple[Explained, ...] = (
         for key in ("attention.temperature_scale", "attention.temperature_length")
     ),
     Explained("mistral4*", "mistral4.expert_gating_func", "softmax, which is what its absence means"),
+    Explained(
+        "qwen4_exp*",
+        "qwen4exp.attention.compress_ratios",
+        "the converter looks for full_attention, which transformers calls indexed_attention",
+    ),
+    Explained("qwen4_exp*", "blk.*.indexer.[qk]_proj.weight", "in F32, as those of MiniMax M3"),
     Explained("hy_v4/tied", "output.weight", "llama.cpp's loader insists on a head"),
     Explained("codeshell/tied", "output.weight", "llama.cpp's loader insists on a head"),
     *(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from aprfmt.arch.converter import look_up
-from aprfmt.arch.fields import as_float, as_mapping
+from aprfmt.arch.fields import as_float, as_int, as_mapping
 from aprfmt.arch.grammar import holds, layer_kinds, sizes_of
 from aprfmt.arch.heads import has_no_output
 from aprfmt.arch.hparams import active_window
@@ -89,11 +89,18 @@ def _has_other_head_norm(h: Hyperparams) -> bool:
     return not math.isclose((h.head_dim or 0) * (h.rms_norm_eps or 0), 64e-5, rel_tol=1e-6)
 
 
+def _chooses_positions(h: Hyperparams) -> bool:
+    """Whether a text may be longer than what its layers choose of it."""
+    budget = as_int(h.extra.get("indexer_budget"), "indexer_budget")
+    return budget is not None and (h.max_position_embeddings is None or budget < h.max_position_embeddings)
+
+
 _SMALL = 1e-3
 """Of a ramp's end, in dimensions: shows in no logit."""
 
 RULES: dict[str, Callable[[Hyperparams], object]] = {
     "window": _has_window,
+    "chosen": _chooses_positions,
     "two_thetas": _has_two_thetas,
     "yarn_betas": _has_own_betas,
     "ragged_yarn": _has_ragged_yarn,

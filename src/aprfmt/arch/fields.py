@@ -84,7 +84,7 @@ def shorten(number: float) -> float:
     return from_f32(stored, "") or 0.0 if math.isfinite(stored) else number
 
 
-_TYPES = {"u32": "UINT32", "i32": "INT32", "f32": "FLOAT32", "bool": "BOOL", "str": "STRING"}
+_TYPES = {"u32": "UINT32", "u64": "UINT64", "i32": "INT32", "f32": "FLOAT32", "bool": "BOOL", "str": "STRING"}
 
 
 def typed_key(key: str, kind: str, value: object) -> GgufKey:
@@ -101,6 +101,9 @@ def typed_key(key: str, kind: str, value: object) -> GgufKey:
     if kind == "u32":
         value = as_int(value, key)
         fits = value is not None and value < 1 << 32
+    elif kind == "u64":
+        value = as_int(value, key)
+        fits = value is not None
     elif kind == "f32":
         value = as_float(value, key)
         fits = value is not None and abs(value) <= 3.4e38
@@ -129,7 +132,7 @@ def config_value(key: str, kind: str, value: object) -> object:
         return None
     if kind == "f32":
         return from_f32(value, key)
-    if kind == "u32":
+    if kind in ("u32", "u64"):
         return as_int(value, key)
     if not isinstance(value, _PYTHON[kind]):
         raise CorruptError(f"{key} is {_short(value)}, not {_A[kind]}")

@@ -35,7 +35,7 @@ _SELDOM = ("odd_value_length",)
 # Needed where a tensor of one of these names is there, whatever its sizes are written with.
 _BY_TENSOR = {
     "attention.head_count": ("attn_q.weight", "attn_qkv.weight"),
-    "feed_forward_length": ("ffn_up.weight", "ffn_down.weight"),
+    "feed_forward_length": (".ffn_up.weight", ".ffn_down.weight"),
 }
 
 _ATTENTION = re.compile(r"blk\.(\d{1,6})\.attn_q\.weight")

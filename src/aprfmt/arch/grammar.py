@@ -325,6 +325,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "moe": _is_moe,
     "dense": lambda h, layer: not _is_moe(h, layer),
     "first": lambda h, layer: layer == 0,
+    "ple": lambda h, layer: layer + 1 in (_list(h, "ple_layer_ids") or []),
     "indexer": _has_indexer,
     "compressor": lambda h, layer: bool(_ratio(h, layer)),
     "hashed": _is_hashed,
@@ -375,8 +376,11 @@ def factor_names(arch: Architecture) -> frozenset[str]:
 
 
 def _padding_names(arch: Architecture) -> set[str]:
-    """The config keys without a place in a GGUF that say where its tensors have rows of zeros."""
-    padding = {word for row in arch.tensors for size in (row.lead, row.trail) if size for word in size_words(size)}
+    """The config keys without a place in a GGUF that say where its tensors have rows of zeros, or of how many tensors a
+    checkpoint makes one of its.
+    """
+    sizes = {size for row in arch.tensors for size in (row.lead, row.trail, row.count) if size}
+    padding = {word for size in sizes for word in size_words(size)}
     return padding & {key.hf[0] for key in arch.keys if key.hf and not key.gguf}
 
 

@@ -73,7 +73,7 @@ _MODEL_TYPE_OF = {"smollm": "llama", "smollm2": "llama"}
 _OF_ASSISTANTS = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
 _OF_THE_WHOLE = (
     "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
-    "quantization_config", "model_type", "vision_config", *_OF_ASSISTANTS,
+    "quantization_config", "model_type", "vision_config", "image_token_id", *_OF_ASSISTANTS,
 )  # fmt: skip
 # Read and written by other code than the keys of a row.
 _ELSEWHERE = frozenset(("tie_word_embeddings", *_TOKEN_IDS, *rope.NAMES))
@@ -395,7 +395,7 @@ def from_gguf(
     bos, eos, pad = (
         as_id(kv.get(key), key) for key in (f"tokenizer.ggml.{x}_token_id" for x in ("bos", "eos", "padding"))
     )
-    h.bos_token_id, h.eos_token_id = bos, eos
+    h.bos_token_id, h.eos_token_id = bos, eos if eos is not None else h.eos_token_id
     if row is not None:
         h.extra["pad_token_id"] = pad
     if tensor_names and not {"output.weight", "token_embd.weight"}.isdisjoint(tensor_names):

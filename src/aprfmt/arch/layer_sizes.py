@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from math import isqrt
 
 from aprfmt.arch.hyperparams import Hyperparams
 
@@ -22,10 +24,42 @@ def layer_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
     words |= {word: words[key] for word, keys in _LISTS.items() for key in keys if key in words}
     if isinstance(block := listed.get("block_configs"), Mapping):
         words |= _expert_width(block) if "block_type" in block else block_sizes(h, block)
+    words |= _ngram_sizes(h)
     multiplier, divisor = listed.get("ffn_multipliers"), h.extra.get("ffn_dim_divisor")
     if isinstance(multiplier, int | float) and isinstance(divisor, int) and divisor > 0 and h.hidden_size:
         words["ffn"] = divisible(multiplier * h.hidden_size, divisor)
     return words
+
+
+def _ngram_sizes(h: Hyperparams) -> dict[str, int]:
+    """Of the table of n-grams of a layer of Qwen4: how many hashes a token has, rows of each, rows in all, their width.
+
+    Each hash has as many rows as a prime says, one prime after the other; all together are rounded up.
+    """
+    names = ("ngram_vocab_size_base", "ngram_size", "heads_per_ngram", "make_ngram_vocab_size_divisible_by")
+    base, size, heads, multiple = (value if type(value := h.extra.get(name)) is int else 0 for name in names)
+    count = (size - 1) * heads
+    if not (0 < base <= _MOST_ROWS and 0 < count <= _MOST_HASHES and multiple > 0):
+        return {}
+    words = {"ngram_heads": count, "ngram_rows": -(-sum(_primes(base, count)) // multiple) * multiple}
+    width = h.extra.get("ple_embed_dim") or h.hidden_size
+    return words | ({"ngram_width": width // count} if type(width) is int and width % count == 0 else {})
+
+
+_MOST_ROWS, _MOST_HASHES = 1 << 31, 64
+"""What llama.cpp has numbers for."""
+
+
+@cache
+def _primes(start: int, count: int) -> tuple[int, ...]:
+    """The first `count` primes from `start` on."""
+    found: list[int] = []
+    number = max(start, 2)
+    while len(found) < count:
+        if all(number % divisor for divisor in range(2, isqrt(number) + 1)):
+            found.append(number)
+        number += 1
+    return tuple(found)
 
 
 def divisible(width: float, divisor: int) -> int:

@@ -18,7 +18,7 @@ from aprfmt.errors import RefusedError, UnmappedError
 from aprfmt.text import first_few
 from aprfmt.types import Shape
 
-_NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,5})(?![^.])")
+_NUMBER = re.compile(r"(?:(?<![^.])|(?<=\.shard_))(0|[1-9][0-9]{0,5})(?![^.])")
 _MAX_NUMBERS = 8
 
 
@@ -104,7 +104,14 @@ def is_known(arch: Architecture, name: str, side: str = "hf") -> bool:
 
 
 def in_stacks(found: list[Match], h: Hyperparams) -> list[Match]:
-    """Rows found by a GGUF name, with the layer counted in its own stack: a GGUF may number one behind another."""
+    """Rows found by a GGUF name, with the layer counted in its own stack: a GGUF may number one behind another.
+
+    A tensor that is outside the layers in a GGUF alone gets the first layer that has it.
+    """
+    found = [
+        replace(match, layer=_first_layer(match.row, h)) if match.layer is None and "{n}" in match.row.hf[0] else match
+        for match in found
+    ]
     if not any(match.row.first for match in found):
         return found
     sizes = sizes_of(h)
@@ -115,6 +122,11 @@ def in_stacks(found: list[Match], h: Hyperparams) -> list[Match]:
             layer = match.layer if match.layer is None or first is None else match.layer - first
             counted.append(replace(match, layer=layer))
     return counted or found
+
+
+def _first_layer(row: TensorRow, h: Hyperparams) -> int | None:
+    layers = range(evaluate(row.depth, sizes_of(h)) or 0)
+    return next((layer for layer in layers if has_layer(row.layers, h, layer)), None)
 
 
 def gguf_names(row: TensorRow, layer: int | None, h: Hyperparams) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from aprfmt.arch.values_layers import (
     layer_types_to,
     periodic,
 )
+from aprfmt.arch.values_ngrams import NGRAMS, with_plain_kinds
 from aprfmt.arch.values_remote import REMOTE
 from aprfmt.arch.values_rwkv import RWKV
 from aprfmt.arch.values_sparse import SPARSE
@@ -855,6 +856,8 @@ CONVERTERS: dict[str, Converter] = {
     "depth_scale": Converter(_depth_scale_to, _depth_scale_from),
     "base_width": Converter(_base_width_to, _base_width_from),
     "qwen3_5_sections": Converter(_sections_to, default),
+    "attending_layers": with_plain_kinds(Converter(_recurrent_to, _recurrent_from, _every_fourth)),
+    **NGRAMS,
     **HEADS,
     **HYBRID,
     **RWKV,

@@ -250,7 +250,13 @@ def _join_numbers(
     """Numbers that a checkpoint holds as tensors of one value and a GGUF as keys: each becomes the other too."""
     import numpy as np
 
-    for name in (key.hf[0] for key in row.keys if key.via == hp.OF_TENSOR):
+    for key in row.keys:
+        if key.via != hp.OF_TENSOR:
+            continue
+        name = key.hf[0]
+        if key.kind == "u64[]":
+            _join_integers(row, hparams, tensors, name)
+            continue
         if "{n}" in name:
             _join_list(row, hparams, tensors, name)
             continue
@@ -260,6 +266,21 @@ def _join_numbers(
             tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "F32", (1,), partial(list, (data,))),))
         elif tensor is not None and n_elements(tensor.shape) == 1:
             hparams.extra[name] = float(tensor.produced.values().reshape(-1)[0])
+
+
+def _join_integers(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:
+    """The same of whole numbers of 64 bits, a tensor in one layer and a list in a GGUF."""
+    import numpy as np
+
+    of = next(one for one in row.tensors if one.hf[0] == template)
+    layer = next((n for n in range(h.num_layers or 0) if has_layer(of.layers, h, n)), None)
+    name, numbers = names.spell(template, layer), h.extra.get(template)
+    if (tensor := tensors.get(name)) is not None:
+        if tensor.dtype == "I64":
+            h.extra[template] = np.frombuffer(tensor.produced.data(), "<i8").tolist()
+    elif layer is not None and isinstance(numbers, list):
+        data = np.array(numbers, "<i8").tobytes()
+        tensors[name] = CanonicalTensor(name, (BufferedPiece(name, "I64", (len(numbers),), partial(list, (data,))),))
 
 
 def _join_list(row: Architecture, h: Hyperparams, tensors: dict[str, CanonicalTensor], template: str) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import Architecture, Key, TensorRow
+from aprfmt.arch.row import Architecture, Difference, Key, TensorRow
 from aprfmt.arch.rows.parts import (
-    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, class_names, convert, gated_mlp, linear, must_be,
-    network, norm, split, tensor,
+    DIMS, EXPERTS, GROUPED, HEAD_DIM, RMS_EPS, ROPE, ROPE_DIM, More, block, class_names, convert, embedding, gated_mlp,
+    head, linear, must_be, network, norm, split, tensor,
 )
 from aprfmt.arch.rows.parts_moe import MTP, draft_layer, mtp_names, router_and_experts, shared_expert
 
@@ -126,6 +126,59 @@ def _qwen3_5(
 
 
 _QWEN3_5_ROW = _qwen3_5("qwen3_5", "qwen35", "Qwen3_5", _MLP, _keys(experts=False), {"num_key_value_heads": 4})
+_STREAMS, _MIXED = "hc_count*hidden", "hc_lowrank"
+_PLUS_ONE = "plus_one"
+
+
+def _streams(hf: str, gguf: str, inject: bool = True) -> tuple[TensorRow, ...]:
+    """What mixes the residual streams before a block and spreads its result over them."""
+    return (
+        *norm(f"{hf}.hc_norm", f"{gguf}_norm", _STREAMS, value=_PLUS_ONE),
+        *linear(f"{hf}.input_mix_weight_down", f"{gguf}_down", f"{_MIXED},{_STREAMS}"),
+        *linear(f"{hf}.input_mix_weight_up", f"{gguf}_up", f"{_STREAMS},{_MIXED}"),
+        *(linear(f"{hf}.block_inject_weight", f"{gguf}_inject", f"hc_count,{_STREAMS}") if inject else ()),
+    )
+
+
+_INDEXER = (
+    split(
+        "self_attn.indexer.index_qk_proj.weight", "indexer_n_heads*indexer_head_dim+indexer_head_dim,hidden",
+        {
+            "indexer.q_proj.weight": "indexer_n_heads*indexer_head_dim,hidden",
+            "indexer.k_proj.weight": "indexer_head_dim,hidden",
+        },
+        layers="full_attention",
+    ),
+    *norm("self_attn.indexer.q_layernorm", "indexer.q_norm", "indexer_head_dim", value=_PLUS_ONE,
+        layers="full_attention"),
+    *norm("self_attn.indexer.k_layernorm", "indexer.k_norm", "indexer_head_dim", value=_PLUS_ONE,
+        layers="full_attention"),
+)
+_NGRAMS = "ple.ple_embedding"
+_CONSTANTS = {
+    "ple.layer_multipliers": ("layer_multipliers", "ngram_size"),
+    "ple.head_offsets": ("ngram_heads_offsets", "ngram_heads"),
+    "ple.head_vocab_sizes": ("ngram_heads_vocab_sizes", "ngram_heads"),
+}
+"""GGUF key -> the tensor of whole numbers that a checkpoint has for it, and how many."""
+_TABLE = tuple(
+    replace(row, layers="ple")
+    for row in (
+        *linear("ple.key_proj", "ple_key", f"{_STREAMS},hidden"),
+        *linear("ple.value_proj", "ple_value", "hidden,hidden"),
+        *(row for name in ("key", "query", "conv")
+          for row in norm(f"ple.norm_{name}", f"ple_norm_{name}", _STREAMS, value=_PLUS_ONE)),
+        tensor("ple.conv1d.weight", "ple_conv1d.weight", f"{_STREAMS},1,ple_conv_kernel_size",
+            gguf_dims=(f"{_STREAMS},ple_conv_kernel_size",)),
+        *(TensorRow((f"{_NGRAMS}.{name}",), (), (size,)) for name, size in _CONSTANTS.values()),
+    )
+)
+_SHARDS = TensorRow(
+    (f"model.layers.{{n}}.{_NGRAMS}.ngram_embedding.shard_{{e}}.weight",), ("per_layer_token_embd.weight",),
+    ("ngram_rows/split_ngram_parts,ngram_width",), gguf_dims=("ngram_rows,ngram_width",), layers="ple",
+    count="split_ngram_parts",
+)
+
 _TEMPERATURES = {"choice": 0.85, "score": 0.85, "noul": 0.85 * 1.829074}
 """What OpenJev divides the logits of answers by, for each type of question."""
 
@@ -147,6 +200,62 @@ ROWS: tuple[Architecture, ...] = (
         keys=(
             *_QWEN3_5_ROW.keys, Key("decision.type", kind="str", constant="openjev"),
             *(Key(f"decision.temperature.{kind}", kind="f32", constant=t) for kind, t in _TEMPERATURES.items()),
+        ),
+    ),
+    # As Qwen/Qwen3.8-Flash-Next has it.
+    Architecture(
+        id="qwen4_exp_text", gguf="qwen4exp", hf_class="Qwen4ExpForCausalLM", model_type="qwen4_exp_text",
+        hf_classes=("Qwen4ExpForCausalLM", "Qwen4ExpTextModel", "Qwen4ExpForConditionalGeneration", "Qwen4ExpModel"),
+        bare_classes=("Qwen4ExpTextModel",), model_types=("qwen4_exp_text", "qwen4_exp"),
+        required={
+            "rope.dimension_sections": "", "hyper_connection.count": "", "hyper_connection.low_rank": "",
+            **{f"attention.indexer.{name}": "" for name in ("head_count", "key_length", "top_k")},
+        },
+        tensors=(
+            embedding(), _SHARDS,
+            *block(
+                *_streams("attn_hyper_connection", "hc_attn"), *_attention(), *_INDEXER, *_SEPARATE, *_TABLE,
+                *_streams("mlp_hyper_connection", "hc_ffn"), *_EXPERTS,
+            ),
+            *_streams("model.hyper_connection_mixer", "output_hc", inject=False), *head(),
+        ),
+        keys=(
+            *(
+                replace(key, via="attending_layers") if key.via == "recurrent_layers" else key
+                for key in _keys(experts=True) if key.gguf != MTP.gguf
+            ),
+            Key("hyper_connection.count", ("hc_count",)), Key("hyper_connection.low_rank", (_MIXED,)),
+            Key("attention.indexer.head_count", ("indexer_n_heads",)),
+            Key("attention.indexer.key_length", ("indexer_head_dim",)),
+            Key("attention.indexer.top_k", ("indexer_budget",)), must_be("indexer_kv_heads", 1),
+            Key("attention.compress_ratios", ("indexer_compress_ratio",), "i32[]", via="ratio_a_layer"),
+            Key("ple.layers", ("ple_layer_ids",), "i32[]", via="table_layers"),
+            Key("ple.ngram_size", ("ngram_size",), via="of_table"),
+            Key("ple.heads_per_ngram", ("heads_per_ngram",), via="of_table"),
+            Key("ple.conv_kernel", ("ple_conv_kernel_size",), via="of_table"),
+            Key("ple.eos_token_id", via="end_of_ngrams"),
+            Key("ple.image_token_id", ("image_token_id",), via="of_table"),
+            Key("embedding_length_per_layer_input", ("ple_embed_dim",), via="row_width"),
+            *(Key(gguf, (f"model.layers.{{n}}.{_NGRAMS}.{name}",), "u64[]", via="of_tensor")
+              for gguf, (name, _) in _CONSTANTS.items()),
+            Key("", ("ngram_vocab_size_base",), via="first_prime"), Key("", ("make_ngram_vocab_size_divisible_by",)),
+            Key("", ("split_ngram_parts",), via="parts_of_table"), Key("", ("seed",)),
+            Key("", ("output_gate_type",), "str", allowed=("sigmoid",), via="output_gate"),
+            must_be("norm_topk_prob", True), _SECTIONS,
+        ),
+        defaults={"": {
+            **{key: value for key, value in _DEFAULTS.items() if key != "partial_rotary_factor"},
+            "num_key_value_heads": 2, "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "hc_count": 4, "hc_lowrank": 320, "ple_conv_kernel_size": 4,
+            "ngram_size": 3, "heads_per_ngram": 8, "ngram_vocab_size_base": 20000000, "seed": 1234,
+            "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512,
+        }},
+        differs=(
+            Difference(
+                "llama.cpp chooses up to indexer_compress_ratio - 1 positions more: texts longer than indexer_budget "
+                "tokens get other logits",
+                "chosen",
+            ),
         ),
     ),
     _qwen3_5(
