@@ -129,7 +129,8 @@ class Adapter:
 def is_adapter(model: Model) -> bool:
     """Whether the model is an adapter by what its container says: a folder's config, a GGUF's or an `.apr`'s keys."""
     if model.convention == "gguf":
-        return model.metadata.get("general.type") == "adapter"
+        holds = "adapter.type" in model.metadata or any(name.endswith(lora.A) for name in model.tensors)
+        return holds and model.metadata.get("general.type") == "adapter"
     if model.convention == "apr":
         return "lora_rank" in model.metadata and any(name.endswith(lora.A) for name in model.tensors)
     return config_of(model) is not None and not _is_network(model)
