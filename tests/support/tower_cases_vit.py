@@ -159,4 +159,15 @@ CASES = (
         "MiniCPMV4_6Config",
         preprocessor={**IMAGES, "scale_resolution": 448, "downsample_mode": "16x"},
     ),
+    TowerCase(
+        "muse_glimmer_vision",
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "text_config": TEXT,
+            "vision_config": {**_VIT, "patch_size": 14, "patch_temporal": 2, "merge_size": 2},
+            **{"out_hidden_size": 128, "projector_hidden_size": 80},
+        },
+        "MuseGlimmerConfig",
+        lost=r"patch_embedder\.patch_embedding",
+    ),
 )

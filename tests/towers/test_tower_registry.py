@@ -32,7 +32,6 @@ WITHOUT_ROW: dict[str, str] = {
     "MiMoV2ForCausalLM": "",
     "MiniMaxM3SparseForConditionalGeneration": "",
     "MiniMaxM3VLForConditionalGeneration": "",
-    "MuseGlimmerForConditionalGeneration": "",
     "NemotronH_Nano_VL_V2": "",
     "Phi4ForCausalLMV": "",
     "PocketTTSModel": "",

@@ -45,11 +45,27 @@ def _one_layer_from(value: object, scope: Scope) -> object:
     return value[0] if isinstance(value, list) and value else DEFAULT
 
 
+def _merged_patch(scope: Scope) -> int:
+    """Pixels along one side of a square of patches."""
+    return (scope.size("vision_config.patch_size") or 0) * (scope.size("vision_config.merge_size") or 0)
+
+
+def _side_to(value: object, scope: Scope) -> object:
+    return (as_int(value, scope.name) or 0) * _merged_patch(scope)
+
+
+def _side_from(value: object, scope: Scope) -> object:
+    patch, merge = (as_int(scope.gguf(f"vision.{name}_size"), scope.name) for name in ("patch", "spatial_merge"))
+    side = as_int(value, scope.name)
+    return side // (patch * merge) if side and patch and merge else DEFAULT
+
+
 VIT_CONVERTERS: dict[str, Converter] = {
     "inverse": Converter(_inverse_to, _inverse_from),
     "ffn_of_ratio": Converter(fill=_ffn_of_ratio),
     "downsampling": words({"4x": 2, "16x": 4}),
     "one_layer": Converter(lambda value, scope: None if value is None else [value], _one_layer_from),
+    "side_of_patches": Converter(_side_to, _side_from),
     "ffn_of_mult": Converter(_ffn_of_mult_to, _ffn_of_mult_from),
     "ratio_of_ffn": Converter(from_gguf=_ratio_from),
 }

@@ -152,11 +152,20 @@ def _grid(sources: Sources, arguments: Sequence[str]) -> Array | None:
     return shrunk
 
 
+def _sum_of_frames(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """A matrix over patches of several frames as a convolution over one image, [width, 3, size, size]: their sum."""
+    found = sources.values(arguments[0])
+    frames, size = map(sources.size, arguments[1:])
+    summed: Array | None = None if found is None else found.reshape(len(found), frames, 3, size, size).sum(axis=1)
+    return summed
+
+
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "sinusoids": _sinusoids,
     "batch_scale": _batch_scale,
     "batch_shift": _batch_shift,
     "row_of_token": _row_of_token,
     "grid": _grid,
+    "sum_of_frames": _sum_of_frames,
 }
 """Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""

@@ -32,6 +32,7 @@ _CLIP = {
     "preprocessor_config.image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 _MERGER = "model.vision_tower.vit_merger."
+_EMBEDDER = "model.vision_tower.patch_embedder."
 _OF_VISION = f"vision_config.{WIDTH}"
 _HALVES = {"preprocessor_config.image_mean": [0.5, 0.5, 0.5], "preprocessor_config.image_std": [0.5, 0.5, 0.5]}
 
@@ -400,5 +401,62 @@ TOWERS: tuple[Tower, ...] = (
             }
         },
         config={"vision_config.model_type": "minicpmv4_6_vision"},
+    ),
+    Tower(
+        id="muse_glimmer_vision",
+        gguf="clip",
+        hf_class="MuseGlimmerForConditionalGeneration",
+        model_type="muse_glimmer",
+        hf_classes=("MuseGlimmerForConditionalGeneration",),
+        model_types=("muse_glimmer",),
+        when="projector_type=muse-glimmer",
+        text="model.language_model.",
+        tensors=(
+            TensorRow(
+                (f"{_EMBEDDER}patch_embedding.weight",), (), (f"{WIDTH},patch_temporal*3*patch_size*patch_size",)
+            ),
+            tensor(
+                f"{_EMBEDDER}position_embedding_table.weight",
+                "v.position_embd.weight",
+                f"pos_emb_height*pos_emb_width,{WIDTH}",
+            ),
+            *norm("model.vision_tower.ln_pre", "v.pre_ln", WIDTH, REQUIRED),
+            *norm("model.vision_tower.ln_post", "v.post_ln", WIDTH, REQUIRED),
+            *layers(
+                *norms("norm1", "norm2"),
+                *attention(
+                    "attn",
+                    names=("q_proj", "k_proj", "v_proj", "proj"),
+                    order=("swap:num_attention_heads,2,hidden_size/num_attention_heads/2",),
+                ),
+                *mlp(),
+                hf="model.vision_tower.layers.{n}.",
+            ),
+            *linear("model.vision_adapter.fc1", "mm.0", f"projector_hidden_size,{WIDTH}*merge_size*merge_size"),
+            *linear("model.vision_adapter.fc2", "mm.1", "projector_hidden_size,projector_hidden_size"),
+            *linear("model.vision_projection", "mm.2", "hidden,projector_hidden_size"),
+        ),
+        made={"v.patch_embd.weight": f"sum_of_frames:{_EMBEDDER}patch_embedding.weight,patch_temporal,patch_size"},
+        f32=(".position_embd.",),
+        keys=sees(
+            Key("vision.image_size", ("vision_config.pos_emb_height",), via="side_of_patches"),
+            *sizes(image_size=""),
+            *IMAGE,
+            projector("muse-glimmer"),
+            _EPS,
+            Key("vision.spatial_merge_size", ("vision_config.merge_size",)),
+            Key("", ("vision_config.pos_emb_width",)),
+            Key("", ("vision_config.patch_temporal",)),
+            Key("", ("projector_hidden_size",)),
+        ),
+        defaults={
+            "": {
+                **_CLIP,
+                **vision(patch_size=14, pos_emb_height=32, pos_emb_width=32, patch_temporal=2, merge_size=2),
+                **vision(hidden_size=1536, intermediate_size=8960, num_hidden_layers=50, num_attention_heads=16),
+                **vision(layer_norm_eps=1e-5),
+            }
+        },
+        config={"vision_config.model_type": "muse_glimmer_vision"},
     ),
 )
