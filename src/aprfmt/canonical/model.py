@@ -946,5 +946,5 @@ def hf_side(row: Architecture | None, tensors: Mapping[str, CanonicalTensor]) ->
             out.append(tensor)
             continue
         done |= set(tensor.link.gguf)
-        out += _to_hf(tensor.link, tuple(tensor.pieces[0] for name in tensor.link.gguf))
+        out += _to_hf(tensor.link, tuple(tensors[gguf].pieces[0] for gguf in tensor.link.gguf))
     return sorted(out, key=lambda t: names.order(row, t.name))
