@@ -67,7 +67,8 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     wrapper = wrapper_of(h.hf_architecture)
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
     layers = {name: n for name in all_names if name not in beside and (n := _layer(arch, name)) is not None}
-    drafts = _draft_layers(h, layers, n_drafts(arch, h))
+    # A further layer under the usual names is none of a family that names its draft layers otherwise.
+    drafts = _draft_layers(h, layers, 0 if arch.drafts else n_drafts(arch, h))
     modules = {name for name in all_names if MODULE.match(name) and _is_left_out(arch, h, name)}
     in_drafts = {name for name, layer in layers.items() if layer in drafts}
     elsewhere = {name for name in all_names if name not in layers and _is_elsewhere(arch, name)}
