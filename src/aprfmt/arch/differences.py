@@ -18,6 +18,10 @@ GENERAL: tuple[Difference, ...] = (
         "llama.cpp does not stretch the rotary frequencies of a longer text (rope_type dynamic)",
         "rope_scaling.rope_type=dynamic&!rope_scaling.alpha",
     ),
+    Difference(
+        "llama.cpp scales the attention of this network by yarn's factor, which a linear scaling of positions has not",
+        "|".join(f"rope_scaling.rope_type=linear&gguf={gguf}" for gguf in ("deepseek2", "deepseek32", "glm-dsa")),
+    ),
     Difference("llama.cpp rounds the ends of yarn's ramp, which this config asks not to do (truncate)", "ragged_yarn"),
     Difference(
         "llama.cpp's yarn has a beta_fast of 32 and a beta_slow of 1, whatever the config says",
