@@ -225,7 +225,8 @@ class Tower(Architecture):
     `hf_classes` are those of the whole network; `hf_when` asks for keys of its config.json by their path
     ("vision_config.model_type=pixtral"); keys of preprocessor_config.json and processor_config.json stand behind
     "preprocessor_config."; `hidden` is the width of the language model, every other size a key by its last name
-    ("hidden_size" of vision_config), or by its path where two parts have the same; `config` gives keys by their path.
+    ("hidden_size" of vision_config), or by its path where two parts have the same, with "_" for "-"; words that begin
+    with "any_" are sizes that no key tells; `config` gives keys by their path.
 
     Attributes:
         f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.

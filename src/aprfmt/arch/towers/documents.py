@@ -42,15 +42,15 @@ def _sam() -> tuple[TensorRow, ...]:
     """
     s, width = "model.sam_model.", _SAM_WIDTH
     return (
-        tensor(f"{s}pos_embed", "v.sam.pos_embd.weight", f"1,sam_side,sam_side,{width}"),
+        tensor(f"{s}pos_embed", "v.sam.pos_embd.weight", f"1,any_side,any_side,{width}"),
         tensor(f"{s}patch_embed.proj.weight", "v.sam.patch_embd.weight", f"{width},3,16,16"),
         tensor(f"{s}patch_embed.proj.bias", "v.sam.patch_embd.bias", width),
         *layers(
             *norms("norm1", "norm2", width=width, gguf=("pre_ln", "post_ln")),
             *linear("attn.qkv", "attn.qkv", f"3*{width},{width}", REQUIRED),
             *linear("attn.proj", "attn.out", f"{width},{width}", REQUIRED),
-            tensor("attn.rel_pos_h", "attn.pos_h.weight", f"relative_positions,{width}/{_SAM}.heads"),
-            tensor("attn.rel_pos_w", "attn.pos_w.weight", f"relative_positions,{width}/{_SAM}.heads"),
+            tensor("attn.rel_pos_h", "attn.pos_h.weight", f"any_reach,{width}/{_SAM}.heads"),
+            tensor("attn.rel_pos_w", "attn.pos_w.weight", f"any_reach,{width}/{_SAM}.heads"),
             *linear("mlp.lin1", "mlp.lin1", f"4*{width},{width}", REQUIRED),
             *linear("mlp.lin2", "mlp.lin2", f"{width},4*{width}", REQUIRED),
             hf=f"{s}blocks.{{n}}.",
@@ -61,8 +61,8 @@ def _sam() -> tuple[TensorRow, ...]:
         *norm(f"{s}neck.1", "v.sam.neck.1", _NECK, REQUIRED),
         tensor(f"{s}neck.2.weight", "v.sam.neck.2.weight", f"{_NECK},{_NECK},3,3"),
         *norm(f"{s}neck.3", "v.sam.neck.3", _NECK, REQUIRED),
-        tensor(f"{s}net_2.weight", "v.sam.net_2.weight", f"downsampled,{_NECK},3,3"),
-        tensor(f"{s}net_3.weight", "v.sam.net_3.weight", "sam_output,downsampled,3,3"),
+        tensor(f"{s}net_2.weight", "v.sam.net_2.weight", f"any_downsampled,{_NECK},3,3"),
+        tensor(f"{s}net_3.weight", "v.sam.net_3.weight", "any_output,any_downsampled,3,3"),
     )
 
 
@@ -114,7 +114,8 @@ def _ocr(id: str, hf_class: str, when: str, max_tiles: int) -> Tower:
         hf_class=hf_class,
         model_type="deepseek_vl_v2",
         hf_classes=(hf_class,),
-        model_types=(),
+        model_types=("deepseek_vl_v2",),
+        hf_when=_SAM,
         when=when,
         text="",
         tensors=(
@@ -172,7 +173,8 @@ _OCR2 = Tower(
     hf_class="DeepseekOCR2ForCausalLM",
     model_type="deepseek_vl_v2",
     hf_classes=("DeepseekOCR2ForCausalLM",),
-    model_types=(),
+    model_types=("deepseek_vl_v2",),
+    hf_when=_SAM,
     when="projector_type=deepseekocr2",
     text="",
     tensors=(
@@ -329,12 +331,9 @@ TOWERS: tuple[Tower, ...] = (
             ),
             *norm("vision.norm", "v.post_ln", "vision_dim"),
             *linear(
-                "aligner.w1",
-                "mm.1",
-                "aligner_width,vision_dim*vision_downsample_ratio*vision_downsample_ratio",
-                REQUIRED,
+                "aligner.w1", "mm.1", "any_width,vision_dim*vision_downsample_ratio*vision_downsample_ratio", REQUIRED
             ),
-            *linear("aligner.w2", "mm.2", "hidden,aligner_width", REQUIRED),
+            *linear("aligner.w2", "mm.2", "hidden,any_width", REQUIRED),
             tensor("image_newline", "v.image_newline", "hidden"),
             tensor("image_start", "v.token_embd.img_start", "hidden"),
             tensor("image_end", "v.token_embd.img_end", "hidden"),

@@ -21,14 +21,14 @@ TOWERS: tuple[Tower, ...] = (
         hf_when="!sound_config",
         when="projector_type=nemotron_v2_vl",
         tensors=(
-            tensor(f"{_PATCHES}cls_token.token", "v.class_embd", f"class_tokens,{WIDTH}"),
+            tensor(f"{_PATCHES}cls_token.token", "v.class_embd", f"any_tokens,{WIDTH}"),
             tensor(
                 f"{_PATCHES}embedder.weight",
                 "v.patch_embd.weight",
                 f"{WIDTH},3*patch_size*patch_size",
                 gguf_dims=(f"{WIDTH},3,patch_size,patch_size",),
             ),
-            tensor(f"{_PATCHES}pos_embed", "v.position_embd.weight", f"1,positions_learned,{WIDTH}"),
+            tensor(f"{_PATCHES}pos_embed", "v.position_embd.weight", f"1,any_positions,{WIDTH}"),
             *layers(
                 *norms("norm1", "norm2"),
                 *linear("attn.qkv", "attn_qkv", f"3*{WIDTH},{WIDTH}", REQUIRED),
