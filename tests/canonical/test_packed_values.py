@@ -70,7 +70,7 @@ def test_a_weight_can_be_read_at_any_place(name: str, dtype: str) -> None:
 def test_every_scheme_and_method_has_a_case() -> None:
     schemes = {only(make()).scheme for make in pm.CASES.values()}
     assert schemes == {scheme.label for scheme in SCHEMES}
-    used = {make().quantization["quant_method"] for make in pm.CASES.values()}
+    used = {make().quantization.get("quant_method", "mlx") for make in pm.CASES.values()}
     assert used | {"fbgemm_fp8"} == set(METHODS)
 
 

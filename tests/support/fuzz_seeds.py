@@ -331,7 +331,8 @@ def _packed_folder(packed: Packed) -> Files:
 _PACKED: dict[str, Callable[[], Packed]] = {
     "fp8": lambda: packed_models.fp8("block", FFN, HIDDEN),
     **{name: packed_models.CASES[name] for name in (
-        "gptq-4-order", "awq", "ct-pack-order-zero", "ct-int8-zero", "ct-nvfp4", "mxfp4", "bnb-nf4-nested", "bnb-int8",
+        "mlx-affine", "gptq-4-order", "awq", "ct-pack-order-zero", "ct-int8-zero", "ct-nvfp4", "mxfp4",
+        "bnb-nf4-nested", "bnb-int8",
     )},
 }  # fmt: skip
 

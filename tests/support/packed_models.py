@@ -272,7 +272,41 @@ def bnb8(seed: int = 0) -> Packed:
     return Packed(named(tensors), {"quant_method": "bitsandbytes", "load_in_8bit": True}, values, dtype="float16")
 
 
+def mlx(seed: int = 0) -> Packed:
+    """MLX's affine mode, 5 x 64 in groups of 32, with scales that the dtype of the sum holds."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (5, 64))
+    scales, biases = rng.choice([0.5, 0.25, -1.0], (5, 2)), rng.choice([-2.0, 0.0, 8.0], (5, 2))
+    values = codes * np.repeat(scales, 32, axis=1) + np.repeat(biases, 32, axis=1)
+    words = _nibbles(codes)
+    tensors = [
+        tensor(f"{BASE}.weight", "U32", words),
+        tensor(f"{BASE}.scales", "F16", scales.astype("<f2")),
+        tensor(f"{BASE}.biases", "F16", biases.astype("<f2")),
+    ]
+    return Packed(
+        named(tensors), {"group_size": 32, "bits": 4, "mode": "affine"}, values.astype("<f4"), dtype="float16"
+    )
+
+
+def mlx_mxfp4(seed: int = 0) -> Packed:
+    """MLX's MXFP4 of 3 x 64: exponents for 32 values, and no biases."""
+    rng = np.random.default_rng(seed)
+    codes, exponents = rng.integers(0, 16, (3, 64)), rng.integers(120, 134, (3, 2))
+    values = np.array(FP4, dtype="<f4")[codes] * np.exp2(np.repeat(exponents, 32, axis=1) - 127.0).astype("<f4")
+    tensors = [tensor(f"{BASE}.weight", "U32", _nibbles(codes)), tensor(f"{BASE}.scales", "U8", exponents)]
+    return Packed(named(tensors), {"group_size": 32, "bits": 4, "mode": "mxfp4"}, values)
+
+
+def _nibbles(codes: Array) -> Array:
+    eights = codes.reshape(*codes.shape[:-1], -1, 8).astype("<u4")
+    words: Array = (eights << np.arange(0, 32, 4, dtype="<u4")).sum(axis=-1).astype("<u4")
+    return words
+
+
 CASES: dict[str, Callable[[], Packed]] = {
+    "mlx-affine": mlx,
+    "mlx-mxfp4": mlx_mxfp4,
     "fp8-block": fp8,
     "fp8-channel": lambda: fp8("channel"),
     "fp8-tensor": lambda: fp8("tensor"),

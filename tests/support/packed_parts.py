@@ -14,7 +14,7 @@ from aprfmt.model import Tensor
 Array = np.ndarray[Any, Any]
 BASE = "model.layers.0.mlp.up_proj"
 
-_NUMPY = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1", "F8_E4M3": "u1",
+_NUMPY = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "I8": "i1", "U8": "u1", "F8_E4M3": "u1",
           "F8_E8M0": "u1", "BF16": "<u2"}  # fmt: skip
 
 
