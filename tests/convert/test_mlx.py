@@ -92,6 +92,14 @@ def test_a_folder_of_mlx_becomes_a_gguf_that_computes_the_same(
     assert arch_models.relative_error(ours, theirs) < tolerance
 
 
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_folder_of_mlx_validates(name: str, made: Path, tmp_path: Path) -> None:
+    aprfmt.import_model(made / f"{name}-mlx", tmp_path / "m.apr")
+    for path in (made / f"{name}-mlx", tmp_path / "m.apr"):
+        checks = {check.id: check.status for check in aprfmt.validate(path).checks}
+        assert checks["names.complete"] == checks["shapes.match"] == "pass"
+
+
 def test_codes_whose_scales_f16_holds_become_blocks_of_a_gguf(made: Path, tmp_path: Path) -> None:
     gguf = tmp_path / "m.gguf"
     report = aprfmt.export_model(made / "llama-mlx", gguf)

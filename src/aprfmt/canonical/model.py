@@ -577,7 +577,7 @@ def with_dims_of_tensors(c: Canonical) -> Canonical:
     if not c.tensors or c.model.convention != "hf" or c.hparams.hidden_size is not None:
         return c
     row = c.arch or ARCHITECTURES["llama"]
-    sizes = names.sizes_of_tensors(row, _shapes(c))
+    sizes = names.sizes_of_tensors(row, network_shapes(c))
     if "q" in sizes and sizes.get("heads"):
         sizes.setdefault("head_dim", sizes["q"] // sizes["heads"])
     if head_dim := sizes.get("head_dim"):
@@ -610,7 +610,7 @@ def check_before_writing(c: Canonical, allow_unmapped: bool) -> list[str]:
 
 def _check_network(c: Canonical, row: Architecture, *, allow_unmapped: bool = False) -> None:
     """Raises RefusedError, UnmappedError where the tensors are not those of the network, by name and shape."""
-    shapes = _shapes(c)
+    shapes = network_shapes(c)
     if not allow_unmapped:
         names.check_tensors(row, c.hparams, [n for n in shapes if not names.is_gguf_only(row, n)])
     names.check_shapes(row, c.hparams, shapes | shapes_after_links(c.tensors))
@@ -627,7 +627,7 @@ def shapes_after_links(tensors: Mapping[str, CanonicalTensor]) -> dict[str, tupl
     }
 
 
-def _shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
+def network_shapes(c: Canonical) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the network's tensors, packed weights as they are when decoded."""
     shapes = {t.name: t.shape for t in c.tensors.values()}
     if c.packs.decoded or c.arch is None:

@@ -16,7 +16,7 @@ from aprfmt.arch.tower_table import find_tower_gguf
 from aprfmt.canonical.adapter import is_adapter
 from aprfmt.canonical.base_model import find_base
 from aprfmt.canonical.clip import is_clip, read_towers
-from aprfmt.canonical.model import ADAPTER, Canonical, canonical, shapes_after_links
+from aprfmt.canonical.model import ADAPTER, Canonical, canonical, network_shapes, shapes_after_links
 from aprfmt.codecs.dtypes import DTYPES, n_elements
 from aprfmt.errors import AprError, StorageError, UsageError
 from aprfmt.formats import apr2
@@ -275,7 +275,7 @@ def _names(subject: Subject) -> Iterator[Check]:
     if found.arch is None:
         yield Check("skip", f"the file holds {found.part}" if found.part else "the architecture is unknown")
         return
-    check_tensors(found.arch, found.hparams, found.tensors)
+    check_tensors(found.arch, found.hparams, network_shapes(found))
 
 
 def _shapes(subject: Subject) -> Iterator[Check]:
@@ -283,7 +283,7 @@ def _shapes(subject: Subject) -> Iterator[Check]:
     if isinstance(found, AprError) or found.arch is None:
         yield Check("skip", "the architecture is unknown or its names do not fit")
         return
-    shapes = {name: t.shape for name, t in found.tensors.items()} | shapes_after_links(found.tensors)
+    shapes = network_shapes(found) | shapes_after_links(found.tensors)
     check_shapes(found.arch, found.hparams, shapes)
 
 
