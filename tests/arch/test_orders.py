@@ -72,6 +72,8 @@ def test_a_tail_leaves_the_first_rows() -> None:
 def test_a_part_of_each_group_is_turned() -> None:
     # two heads of six of which four values are rotated: their halves become neighbours
     assert indices([("each", (2, 6, 2, 2))], 12).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+    # Runs of two rows: those of the second half between those of the first.
+    assert indices([("each", (1, 9, 2, 2, 2))], 9).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8]
 
 
 def test_parts_change_places() -> None:
@@ -85,6 +87,7 @@ def test_parts_change_places() -> None:
         (("swap", (2, 2, 2)), 9), (("swap", (0, 2, 2)), 8), (("swap", (2, 2)), 8), (("deal", (2, 1, 1)), 6),
         (("deal", (3,)), 3), (("tail", (9, 1, 1, 2)), 8), (("tail", (1, 1, 2, 2)), 8), (("turn", (1,)), 1),
         (("swap", (-1, -2, 4)), 8), (("deal", ()), 0), (("each", (2, 4, 1, 5)), 8), (("each", (2, 4, 2, 2)), 16),
+        (("each", (1, 4, 2, 2, 2)), 4),
         (("parts", (1, 0)), 3), (("parts", (1, 1)), 4), (("parts", (0, 2)), 4), (("parts", (0,)), 1),
     ],
 )  # fmt: skip

@@ -35,6 +35,8 @@ def _outside(row: str, *names: str, layers: int | None = 2, drafts: int | None =
         ("model.connector.modality_projection.proj.weight", "projector"),
         ("model.image_newline", "projector"),
         ("image_newline", "projector"),
+        ("model.image_end", "projector"),
+        ("model.sam_model.pos_embed", "vision tower"),
         ("model.view_seperator", "projector"),
         ("mtp.layers.0.self_attn.q_proj.weight", "MTP layers"),
         ("model.mtp_layers.0.eh_proj.weight", "MTP layers"),
