@@ -150,6 +150,14 @@ def test_blocks_that_are_no_affine_groups_are_said_to_be_rounded(made: Path, tmp
     assert report.losses == ["16 tensors rounded from Q4_1 to MLX's 8 bits in groups of 32"]
 
 
+def test_packed_weights_are_counted_as_what_they_stand_for(made: Path, tmp_path: Path) -> None:
+    source = made / next(iter(CONVERTED))
+    report = aprfmt.convert_model(source, tmp_path / "m", format="mlx", bits=4, plan=True)
+    assert report.param_count == aprfmt.inspect(source).param_count
+    assert report.bits_per_weight is not None
+    assert 4 < report.bits_per_weight < 16
+
+
 def test_an_apr_of_an_mlx_folder_is_quantized_anew(made: Path, tmp_path: Path) -> None:
     aprfmt.import_model(made / "qwen3-mlx", tmp_path / "m.apr")
     report = aprfmt.export_model(tmp_path / "m.apr", tmp_path / "out", format="mlx", bits=4, group_size=64)

@@ -315,7 +315,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "tensors", f"{report.tensor_count:,} ({dtypes})" if dtypes else f"{report.tensor_count:,}"
     bits = f", {report.bits_per_weight:.2f} bits per weight" if report.bits_per_weight else ""
     yield "size", f"{format_bytes(report.output_bytes)} from {format_bytes(report.input_bytes)}{bits}"
-    yield "parameters", format_count(sum(row["params"] for row in report.dtypes.values()))
+    yield "parameters", format_count(report.param_count or 0)
     if report.lossless:
         proven = "yes, proven: every file has the digest that was recorded at import"
         yield "lossless", proven if report.proven else "yes: the source can be restored byte for byte"

@@ -96,7 +96,8 @@ class Report:
         tensor_count: tensors in the output.
         input_bytes, output_bytes: sizes of all files read and written.
         dtypes: of the output's tensors.
-        bits_per_weight: stored bits for each value of the output's tensors; None without any.
+        param_count: parameters of the model; packed weights count as what they stand for.
+        bits_per_weight: stored bits for each of them; None without any.
         lossless: whether the source can be restored byte for byte from the output.
         losses: what the output does not hold exactly, one sentence each.
         proven: whether that is known: the digest of each source file, in the record of an `.apr`, is that of the file
@@ -116,6 +117,7 @@ class Report:
     input_bytes: int
     output_bytes: int
     dtypes: dict[str, DtypeTotals]
+    param_count: int | None = None
     bits_per_weight: float | None = field(init=False)
     seconds: float = 0.0
     warnings: list[str] = field(default_factory=list)
@@ -129,9 +131,10 @@ class Report:
     tensors: list[PlannedTensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        n_values = sum(row["params"] for row in self.dtypes.values())
+        if self.param_count is None:
+            self.param_count = sum(row["params"] for row in self.dtypes.values())
         n_bits = 8 * sum(row["bytes"] for row in self.dtypes.values())
-        self.bits_per_weight = n_bits / n_values if n_values else None
+        self.bits_per_weight = n_bits / self.param_count if self.param_count else None
 
     def __repr__(self) -> str:
         return f"Report({', '.join(f'{name} {value!r}' for name, value in self._facts())})"
@@ -525,6 +528,7 @@ def _report(
         input_bytes=c.model.size_bytes,
         output_bytes=sum(layout.n_bytes for layout in output.layouts),
         dtypes=dtype_totals(output.tensors),
+        param_count=output.n_params,
         lossless=output.lossless,
         warnings=[*c.warnings, *losses.warnings],
         losses=losses.sentences(),

@@ -238,6 +238,7 @@ class Output:
         lossless: whether the source can be restored byte for byte from them.
         ready: called before a byte is written; raises where the source is damaged, which a plan does not look for.
         write: writes the layouts to a path, where that takes more than their bytes.
+        n_params: parameters of the model, where a tensor that is written stands for several.
     """
 
     layouts: list[FileLayout]
@@ -245,6 +246,7 @@ class Output:
     lossless: bool = False
     ready: Callable[[], None] | None = None
     write: Callable[[str, WriteOptions], None] | None = None
+    n_params: int | None = None
 
     @property
     def is_proven(self) -> bool:

@@ -142,7 +142,8 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Ou
     others = recipe.other_layouts() if recipe is not None else []
     if recipe is None:
         losses.others += say_left_behind(c, "the record of the source files no longer fits the model")
-    return Output([*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards], planned.outs)
+    layouts = [*(FileLayout(n, [Literal(data)]) for n, data in files.items()), *others, *shards]
+    return Output(layouts, planned.outs, n_params=n_params)
 
 
 @dataclass(slots=True)
