@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from arch_cases_qwen import QWEN4
 from arch_cases_remote_hybrid import _LING
 from tower_models import IMAGES, TEXT, TowerCase
 
@@ -32,6 +33,7 @@ CASES = (
     _qwen3("", "Qwen3VL", {}, {"deepstack_visual_indexes": [1, 2]}),
     _qwen3("moe", "Qwen3VLMoe", _MOE, {"deepstack_visual_indexes": [0, 2]}),
     _qwen3("3_5", "Qwen3_5", _DELTA, {}),
+    _qwen3("4_exp", "Qwen4Exp", {**QWEN4, "eos_token_id": 2}, {}),
     _qwen3("3_5_moe", "Qwen3_5Moe", {**_DELTA, **_MOE}, {}),
     TowerCase(
         "exaone4_5_vision",

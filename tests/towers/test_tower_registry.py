@@ -17,17 +17,17 @@ from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
 WITHOUT_ROW: dict[str, str] = {
-    "Dots3NoteForCausalLM": "",
-    "Dots3NoteForConditionalGeneration": "",
-    "Gemma3nForConditionalGeneration": "",
-    "Gemma4ForConditionalGeneration": "",
-    "Gemma4UnifiedForConditionalGeneration": "",
-    "Granite4VisionForConditionalGeneration": "",
-    "Lfm2AudioForConditionalGeneration": "",
-    "MiMoV2ForCausalLM": "",
-    "Phi4ForCausalLMV": "",
-    "PocketTTSModel": "",
-    "Qwen3TTSForConditionalGeneration": "",
+    "Dots3NoteForCausalLM": "stacked experts in a tower",
+    "Dots3NoteForConditionalGeneration": "the same",
+    "Gemma3nForConditionalGeneration": "a convolutional tower and a conformer",
+    "Gemma4ForConditionalGeneration": "a conformer with clipped values",
+    "Gemma4UnifiedForConditionalGeneration": "the same",
+    "Granite4VisionForConditionalGeneration": "a Q-former for each of several layers",
+    "Lfm2AudioForConditionalGeneration": "a conformer",
+    "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
+    "Phi4ForCausalLMV": "SigLIP 2 with patches of any number",
+    "PocketTTSModel": "a codec that speaks",
+    "Qwen3TTSForConditionalGeneration": "a codec that speaks",
 }
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 
