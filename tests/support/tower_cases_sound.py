@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tower_models import TEXT, TowerCase
+from tower_models import TEXT, VOCAB, TowerCase
 
 _OWN = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 _WHISPER = {
@@ -128,5 +128,29 @@ CASES = (
         lost=r"\.batch_norm\.",
         differs={r"\.conv_norm": "it calls the folded batch norm conv_norm_var; llama.cpp reads conv_norm"},
         preprocessor={},
+    ),
+    TowerCase(
+        "lfm2_audio_tower",
+        "Lfm2AudioForConditionalGeneration",
+        {
+            "model_type": "lfm2_audio",
+            "lfm": {
+                **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+                **{"vocab_size": VOCAB, "conv_L_cache": 3, "block_ff_dim": 96, "block_auto_adjust_ff_dim": False},
+                **{"layer_types": ["conv", "full_attention"], "model_type": "lfm2", "max_position_embeddings": 512},
+                **{"architectures": ["Lfm2ForCausalLM"], "norm_eps": 1e-5, "intermediate_size": 96},
+            },
+            "encoder": {
+                **{"d_model": 32, "n_layers": 7, "n_heads": 4, "feat_in": 128, "ff_expansion_factor": 4},
+                **{"conv_kernel_size": 5, "subsampling_conv_channels": 16},
+            },
+        },
+        preprocessor={},
+        lost=r"\.batch_norm\.",
+        differs={r"\.conv_norm\.": "roots in float32 differ in their last place from library to library"},
+        extra={
+            **{f"conformer.layers.{n}.conv.batch_norm.num_batches_tracked": () for n in range(7)},
+            **{"audio_embedding.embedding.weight": (40, 64), "audio_embedding.to_logits.weight": (40, 64)},
+        },
     ),
 )

@@ -23,7 +23,6 @@ WITHOUT_ROW: dict[str, str] = {
     "Gemma4ForConditionalGeneration": "a conformer with clipped values",
     "Gemma4UnifiedForConditionalGeneration": "the same",
     "Granite4VisionForConditionalGeneration": "a Q-former for each of several layers",
-    "Lfm2AudioForConditionalGeneration": "a conformer",
     "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
     "Phi4ForCausalLMV": "SigLIP 2 with patches of any number",
     "PocketTTSModel": "a codec that speaks",

@@ -89,10 +89,10 @@ def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None
             found[match.row.depth] = max(found[match.row.depth], match.layer + 1)
     h.extra |= found
     for part in row.tensors:
-        if len(part.gguf) != 1 or part.gguf_dims or part.transposed or not wanted:
+        if len(part.gguf) != 1 or part.transposed or not wanted:
             continue
         shape = shapes.get(names.spell(part.gguf[0], 0 if "{n}" in part.gguf[0] else None))
-        for word, size in zip(dims_of(part.dims[0]), shape or (), strict=False):
+        for word, size in zip(dims_of((part.gguf_dims or part.dims)[0]), shape or (), strict=False):
             if word in wanted:
                 h.extra[wanted.pop(word)] = size
 

@@ -10,7 +10,7 @@ from aprfmt.arch.row import Wrapper
 
 BEGINNINGS = (
     *("language_model.", "model.language_model.", "model.text_model.", "thinker.", "llm.", "text_decoder."),
-    *("transformer.", "pretrained_model."),
+    *("transformer.", "pretrained_model.", "lfm."),
 )
 """How wrappers begin the names of their language model, and classes with another head those of their network."""
 

@@ -75,6 +75,70 @@ QWEN3_CONVOLUTIONS = (".conv2d.1.weight", ".conv2d.2.weight", ".conv2d.3.weight"
 QWEN3_KEYS = (*_own_sizes(_THINKER), *_in(_THINKER, MEL, EPS, Key("", ("audio_config.downsample_hidden_size",))))
 QWEN3_DEFAULTS = {**_defaults(_THINKER), f"{_THINKER}.downsample_hidden_size": 480}
 
+
+def _fast_conformer() -> tuple[TensorRow, ...]:
+    """A conformer behind convolutions that take eight frames at a time."""
+    many = "subsampling_conv_channels"
+    first: list[TensorRow] = []
+    for n, shape in ((0, "1,3,3"), (2, "1,3,3"), (3, f"{many},1,1"), (5, "1,3,3"), (6, f"{many},1,1")):
+        name = f"conformer.pre_encode.conv.{n}"
+        first += [
+            tensor(f"{name}.weight", f"a.conv1d.{n}.weight", f"{many},{shape}"),
+            tensor(f"{name}.bias", f"a.conv1d.{n}.bias", many, gguf_dims=(f"{many},1,1",)),
+        ]
+    return (
+        *first,
+        *linear("conformer.pre_encode.out", "a.pre_encode.out", f"d_model,{many}*feat_in/8", REQUIRED),
+        *layers(
+            *(
+                row
+                for n, end in ((1, ""), (2, "_1"))
+                for row in (
+                    *norm(f"norm_feed_forward{n}", f"ffn_norm{end}", "d_model", REQUIRED),
+                    *linear(
+                        f"feed_forward{n}.linear1", f"ffn_up{end}", "d_model*ff_expansion_factor,d_model", REQUIRED
+                    ),
+                    *linear(
+                        f"feed_forward{n}.linear2", f"ffn_down{end}", "d_model,d_model*ff_expansion_factor", REQUIRED
+                    ),
+                )
+            ),
+            *norm("norm_self_att", "ln1", "d_model", REQUIRED),
+            *attention(names=("linear_q", "linear_k", "linear_v", "linear_out"), width="d_model"),
+            *linear("self_attn.linear_pos", "linear_pos", "d_model,d_model"),
+            tensor("self_attn.pos_bias_u", "pos_bias_u", "n_heads,d_model/n_heads"),
+            tensor("self_attn.pos_bias_v", "pos_bias_v", "n_heads,d_model/n_heads"),
+            *norm("norm_conv", "norm_conv", "d_model", REQUIRED),
+            tensor(
+                "conv.pointwise_conv1.weight",
+                "conv_pw1.weight",
+                "2*d_model,d_model,1",
+                gguf_dims=("2*d_model,d_model",),
+            ),
+            tensor("conv.pointwise_conv1.bias", "conv_pw1.bias", "2*d_model"),
+            tensor(
+                "conv.depthwise_conv.weight",
+                "conv_dw.weight",
+                "d_model,1,conv_kernel_size",
+                gguf_dims=("d_model,conv_kernel_size",),
+            ),
+            tensor("conv.depthwise_conv.bias", "conv_dw.bias", "d_model"),
+            tensor(
+                "conv.pointwise_conv2.weight", "conv_pw2.weight", "d_model,d_model,1", gguf_dims=("d_model,d_model",)
+            ),
+            tensor("conv.pointwise_conv2.bias", "conv_pw2.bias", "d_model"),
+            *norm("norm_out", "ln2", "d_model", REQUIRED),
+            hf="conformer.layers.{n}.",
+            gguf="a.blk.{n}.",
+            depth="n_layers",
+        ),
+        *(
+            TensorRow((f"conformer.layers.{{n}}.conv.batch_norm.{name}",), (), ("d_model",), depth="n_layers")
+            for name in ("weight", "bias", "running_mean", "running_var")
+        ),
+    )
+
+
 TOWERS: tuple[Tower, ...] = (
     Tower(
         id="audioflamingo3_tower",
@@ -217,5 +281,50 @@ TOWERS: tuple[Tower, ...] = (
         f16=QWEN3_CONVOLUTIONS,
         keys=hears(*QWEN3_KEYS, projector("qwen3a", part="audio")),
         defaults={"": QWEN3_DEFAULTS},
+    ),
+    Tower(
+        id="lfm2_audio_tower",
+        gguf="clip",
+        hf_class="Lfm2AudioForConditionalGeneration",
+        model_type="lfm2_audio",
+        hf_classes=("Lfm2AudioForConditionalGeneration",),
+        model_types=("lfm2_audio",),
+        when="projector_type=lfm2a",
+        text="lfm.",
+        tensors=(
+            *_fast_conformer(),
+            tensor("audio_embedding.embedding.weight", "a.position_embd.weight", "any_codes,hidden"),
+            *norm("audio_embedding.embedding_norm", "a.position_embd_norm", "hidden"),
+            *linear("audio_embedding.to_logits", "a.embd_to_logits", "any_codes,hidden"),
+            *norm("audio_adapter.model.0", "mm.a.mlp.0", "d_model", REQUIRED),
+            *linear("audio_adapter.model.1", "mm.a.mlp.1", "hidden,d_model", REQUIRED),
+            *linear("audio_adapter.model.3", "mm.a.mlp.3", "hidden,hidden", REQUIRED),
+        ),
+        ignored=(".num_batches_tracked",),
+        made={
+            "a.blk.{n}.conv_norm.weight": "batch_scale:conformer.layers.{n}.conv.batch_norm",
+            "a.blk.{n}.conv_norm.bias": "batch_shift:conformer.layers.{n}.conv.batch_norm",
+        },
+        f32=(".conv1d.", ".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
+        keys=hears(
+            Key("audio.embedding_length", ("encoder.d_model",)),
+            Key("audio.feed_forward_length", ("encoder.d_model",)),
+            Key("audio.block_count", ("encoder.n_layers",)),
+            Key("audio.attention.head_count", ("encoder.n_heads",)),
+            projector("lfm2a"),
+            Key("audio.num_mel_bins", ("encoder.feat_in",)),
+            Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
+            *(
+                Key("", (f"encoder.{name}",))
+                for name in ("ff_expansion_factor", "conv_kernel_size", "subsampling_conv_channels")
+            ),
+        ),
+        defaults={
+            "": {
+                **{"encoder.d_model": 512, "encoder.n_layers": 17, "encoder.n_heads": 8, "encoder.feat_in": 128},
+                **{"encoder.ff_expansion_factor": 4, "encoder.conv_kernel_size": 9},
+                "encoder.subsampling_conv_channels": 256,
+            }
+        },
     ),
 )
