@@ -235,7 +235,8 @@ class Tower(Architecture):
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
             canonical.made with its arguments, "batch_scale:conformer.layers.{n}.conv.batch_norm".
         text: how checkpoints of the whole begin the names of the language model's tensors: put before those of its
-            row, or, where it begins with "model.", in the place of the row's "model.".
+            row, or, where it begins with "model." or is `bare`, in the place of the row's "model.".
+        bare: whether the language model in the whole is one without a head, whose names have no "model." before them.
         listed: beginnings of names whose number counts the items of a list of layers, and the key of that list: item 2
             of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.
     """
@@ -245,6 +246,7 @@ class Tower(Architecture):
     convolutions: tuple[str, ...] = ()
     made: Mapping[str, str] = field(default_factory=dict)
     text: str = "language_model."
+    bare: bool = False
     listed: Mapping[str, str] = field(default_factory=dict)
 
 

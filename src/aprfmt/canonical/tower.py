@@ -43,7 +43,7 @@ class TowerPart:
     def text_name(self, name: str) -> str:
         """What a checkpoint of the whole calls the tensor `name` of its language model."""
         beginning = self.row.text
-        if not beginning.startswith("model."):
+        if not self.row.bare and not beginning.startswith("model."):
             return beginning + name
         return beginning + name[len("model.") :] if name.startswith("model.") else name
 

@@ -54,6 +54,7 @@ WRAPPERS: tuple[Wrapper, ...] = (
     Wrapper("MERaLiON2ForConditionalGeneration", "meralion2", "gemma2", beside=("ln_speech.",)),
     Wrapper("Glm5vForConditionalGeneration", "glm5v", "glm_moe_dsa"),
     Wrapper("Lfm2VlForConditionalGeneration", "lfm2_vl", "lfm2"),
+    Wrapper("Lfm2AudioForConditionalGeneration", "lfm2_audio", "lfm2"),
     Wrapper("Llama4ForConditionalGeneration", "llama4", "llama4_text"),
     Wrapper("Gemma3nForConditionalGeneration", "gemma3n", "gemma3n_text"),
     Wrapper("MuseGlimmerForConditionalGeneration", "muse_glimmer", "muse_glimmer_text"),

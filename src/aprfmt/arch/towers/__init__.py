@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Tower
 from aprfmt.arch.towers import (
+    conformer,
     documents,
     glm,
     granite,
@@ -21,7 +22,24 @@ from aprfmt.arch.towers import (
     whisper,
 )
 
-_FILES = (siglip, qwen, qwen3, pixtral, whisper, sound, vit, glm, paddle, moon, omni, documents, granite, step, radio)
+_FILES = (
+    siglip,
+    qwen,
+    qwen3,
+    pixtral,
+    whisper,
+    sound,
+    vit,
+    glm,
+    paddle,
+    moon,
+    omni,
+    documents,
+    granite,
+    step,
+    radio,
+    conformer,
+)
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
 """Of rows that share a class or a projector without a condition, the first counts."""
