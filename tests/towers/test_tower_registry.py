@@ -17,8 +17,6 @@ from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
 WITHOUT_ROW: dict[str, str] = {
-    "Dots3NoteForCausalLM": "stacked experts in a tower",
-    "Dots3NoteForConditionalGeneration": "the same",
     "Gemma3nForConditionalGeneration": "a convolutional tower and a conformer",
     "Gemma4ForConditionalGeneration": "a conformer with clipped values",
     "Gemma4UnifiedForConditionalGeneration": "the same",

@@ -258,6 +258,14 @@ def _deepstack(h: Hyperparams) -> list[object]:
     return _list(h, key) or []
 
 
+def _is_in_pyramid(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer of a tower has experts, as many as its list says."""
+    key = next((key for key in h.extra if key.endswith(".pyramid_num_routed")), "")
+    counts = _list(h, key) or []
+    count = counts[layer] if layer < len(counts) else 0
+    return isinstance(count, int) and count > 0
+
+
 def _is_moe(h: Hyperparams, layer: int) -> bool:
     """Whether the layer has routed experts rather than one dense MLP, by whichever key the config has for it."""
     if not h.num_experts or (h.num_experts == 1 and _int(h, "expert_layer_period")):
@@ -330,6 +338,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "compressor": lambda h, layer: bool(_ratio(h, layer)),
     "hashed": _is_hashed,
     "deepstack": lambda h, layer: layer in _deepstack(h),
+    "pyramid": _is_in_pyramid,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,
     "double_wide": lambda h, layer: bool(h.extra.get("use_double_wide_mlp")) and _shares_kv(h, layer),

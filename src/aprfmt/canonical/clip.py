@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from aprfmt.arch import names
-from aprfmt.arch.grammar import dims_of
+from aprfmt.arch.grammar import dims_of, evaluate, sizes_of
 from aprfmt.arch.hparams import from_gguf
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.arch.row import Tower
@@ -91,8 +91,11 @@ def _take_sizes(row: Tower, h: Hyperparams, shapes: Mapping[str, Shape]) -> None
     for part in row.tensors:
         if len(part.gguf) != 1 or part.transposed or not wanted:
             continue
-        shape = shapes.get(names.spell(part.gguf[0], 0 if "{n}" in part.gguf[0] else None))
-        for word, size in zip(dims_of((part.gguf_dims or part.dims)[0]), shape or (), strict=False):
+        n_layers = evaluate(part.depth, sizes_of(h)) or 0 if "{n}" in part.gguf[0] else 1
+        spelled = (names.spell(part.gguf[0], layer) for layer in range(min(n_layers, len(shapes))))
+        shape = next((shapes[name] for name in spelled if name in shapes), ())
+        own = shape[1:] if "{e}" in part.hf[0] and not part.gguf_dims else shape
+        for word, size in zip(dims_of((part.gguf_dims or part.dims)[0]), own, strict=False):
             if word in wanted:
                 h.extra[wanted.pop(word)] = size
 

@@ -8,6 +8,7 @@ from aprfmt.arch.towers import (
     documents,
     glm,
     granite,
+    mixed,
     moon,
     omni,
     paddle,
@@ -39,6 +40,7 @@ _FILES = (
     step,
     radio,
     conformer,
+    mixed,
 )
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)
