@@ -104,6 +104,18 @@ def _rows_of_flat_patches(model: Any, folder: Path, pixels: Array) -> Any:
     return model.get_image_features(pixel_values=patches, image_grid_thw=torch.tensor([[1, rows, columns]]))
 
 
+def _placed_patches(model: Any, folder: Path, pixels: Array) -> Any:
+    """Patches [1, patches, size * size * 3] with the column and row of each."""
+    import torch
+
+    told, scaled = model.config.vision_config, _scaled(folder, pixels)
+    size = getattr(told, "model_patch_size", told.patch_size)
+    rows, columns = scaled.shape[2] // size, scaled.shape[3] // size
+    patches = scaled.view(3, rows, size, columns, size).permute(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(-1)[None]
+    return model.get_image_features(pixel_values=patches, image_position_ids=places)
+
+
 def _mel(model: Any, folder: Path, samples: Array) -> Any:
     """Whisper's spectrogram of 30 seconds."""
     from transformers import WhisperFeatureExtractor
@@ -123,6 +135,7 @@ FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "merged": _merged,
     "rows_of_patches": _rows_of_patches,
     "rows_of_flat_patches": _rows_of_flat_patches,
+    "placed_patches": _placed_patches,
     "mel": _mel,
 }
 """How a case's model is given an image, or a sound."""

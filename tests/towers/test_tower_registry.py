@@ -18,8 +18,6 @@ from aprfmt.canonical.made import MADE
 
 WITHOUT_ROW: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "a convolutional tower and a conformer",
-    "Gemma4ForConditionalGeneration": "a conformer with clipped values",
-    "Gemma4UnifiedForConditionalGeneration": "the same",
     "Granite4VisionForConditionalGeneration": "a Q-former for each of several layers",
     "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
     "Phi4ForCausalLMV": "SigLIP 2 with patches of any number",

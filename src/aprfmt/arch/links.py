@@ -142,6 +142,20 @@ def _log_minus(values: Array) -> Array:
         return np.log(-values.astype(np.float64)).astype(np.float32)
 
 
+def _softplus(values: Array) -> Array:
+    import numpy as np
+
+    return np.logaddexp(values.astype(np.float64), 0).astype(np.float32)
+
+
+def _unsoftplus(values: Array) -> Array:
+    import numpy as np
+
+    wide = values.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return (wide + np.log(-np.expm1(-wide))).astype(np.float32)
+
+
 Maps: TypeAlias = dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]
 
 
@@ -156,6 +170,7 @@ VALUES: Maps = {
     "plus_one": (lambda values: values + 1, lambda values: values - 1),
     "minus_exp": (_minus_exp, _log_minus),
     "exp": (lambda values: -_minus_exp(values), lambda values: _log_minus(-values)),
+    "softplus": (_softplus, _unsoftplus),
     **_plus("plus_fifth", 1 / 5),
     **_plus("plus_root_of_125th", 1 / 5**1.5),
 }
@@ -507,7 +522,7 @@ def _both_sides(
     per_name = len(hf) // len(row.hf)
     dims = row.dims * len(row.hf)  # one for all names, or one each
     before = [_shape_of(name, dims[i // per_name], sizes, shapes) for i, name in enumerate(hf)]
-    after_dims = row.gguf_dims or ("",) * len(gguf)
+    after_dims = row.gguf_dims or (None,) * len(gguf)
     after = [_shape_of(name, d, sizes, shapes) for name, d in zip(gguf, after_dims, strict=True)]
     if not row.gguf_dims and len(gguf) == 1:
         stacked = "{e}" in row.hf[0]
@@ -527,11 +542,11 @@ def _swap_last(shape: Shape, transposed: bool) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed and len(shape) >= 2 else shape
 
 
-def _shape_of(name: str, dims: str, sizes: Mapping[str, int], shapes: Mapping[str, Shape]) -> Shape | None:
-    """The shape of the tensor where it is there (a scalar's is empty), else by `dims`, if all of it is known."""
+def _shape_of(name: str, dims: str | None, sizes: Mapping[str, int], shapes: Mapping[str, Shape]) -> Shape | None:
+    """The shape of the tensor where it is there, else by `dims`, if all of it is known. A scalar's is empty."""
     if name in shapes:
         return shapes[name]
-    shape = shape_of(dims, sizes) if dims else (None,)
+    shape = shape_of(dims, sizes) if dims is not None else (None,)
     known = tuple(size for size in shape if size is not None)
     return known if len(known) == len(shape) else None
 

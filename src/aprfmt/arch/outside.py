@@ -33,8 +33,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     for kind, pattern in (
         (
             "vision tower",
-            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens)|image_(encoder|tower)|sam_model"
-            r"|qwen2_model",
+            r"v|vision|visual|vit|vision_(tower|model|encoder|backbone|embed_tokens|embedder)|image_(encoder|tower)"
+            r"|sam_model|qwen2_model",
         ),
         ("audio tower", r"a|audio|audio_(tower|model|encoder)|speech_encoder"),
         (

@@ -229,7 +229,8 @@ class Tower(Architecture):
     with "any_" are sizes that no key tells; `config` gives keys by their path.
 
     Attributes:
-        f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for.
+        f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for; "^" is
+            where a name begins.
         convolutions: what names of GGUF tensors contain that are F16 where the file is, else F32, as convolutions over
             patches are.
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of

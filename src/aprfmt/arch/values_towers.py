@@ -8,6 +8,7 @@ from math import isqrt
 from aprfmt.arch.converter import DEFAULT, Converter, GgufKeys, Scope, default
 from aprfmt.arch.fields import as_int
 from aprfmt.arch.values_towers_d import D_CONVERTERS
+from aprfmt.arch.values_towers_g import G_CONVERTERS
 from aprfmt.arch.values_towers_h import H_CONVERTERS
 from aprfmt.arch.values_towers_vit import VIT_CONVERTERS
 from aprfmt.errors import RefusedError
@@ -123,6 +124,7 @@ TOWER_CONVERTERS: dict[str, Converter] = {
     **VIT_CONVERTERS,
     **D_CONVERTERS,
     **H_CONVERTERS,
+    **G_CONVERTERS,
     "deepstack": Converter(_deepstack_to, _deepstack_from),
     "tokens_as_pixels": Converter(_tokens_to, _tokens_from),
     "root": Converter(_root_to, default),

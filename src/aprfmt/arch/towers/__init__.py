@@ -6,6 +6,7 @@ from aprfmt.arch.row import Tower
 from aprfmt.arch.towers import (
     conformer,
     documents,
+    gemma4,
     glm,
     granite,
     mixed,
@@ -41,6 +42,7 @@ _FILES = (
     radio,
     conformer,
     mixed,
+    gemma4,
 )
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)

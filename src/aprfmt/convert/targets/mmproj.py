@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch.row import Tower
@@ -71,9 +71,14 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
         yield tensor.out(tensor.name, dtype, work.losses.overflow)
 
 
+def _is_named(name: str, texts: Iterable[str]) -> bool:
+    """Whether the name has one of the texts in it, "^" being where it begins."""
+    return any(text in f"^{name}" for text in texts)
+
+
 def _is_fixed(row: Tower, name: str) -> bool:
     """Whether the tensor has its dtype whatever is asked for."""
-    return any(text in name for text in (*row.f32, *row.f16))
+    return _is_named(name, (*row.f32, *row.f16))
 
 
 def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
@@ -85,9 +90,9 @@ def _dtype(row: Tower, tensor: CanonicalTensor, wanted: str | None) -> str:
             hint="decode it first: apr convert SRC -o FOLDER --dtype bf16",
         )
     name, dtype = tensor.name, wanted or tensor.dtype
-    if any(text in name for text in row.f32):
+    if _is_named(name, row.f32):
         return "F32"
-    if any(text in name for text in row.f16):
+    if _is_named(name, row.f16):
         return "F16"
     if any(text in name for text in (*_OF_PATCHES, *row.convolutions)):
         return "F16" if dtype == "F16" else "F32"
