@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aprfmt.arch.row import Tower
 from aprfmt.arch.towers import (
-    conformer,
     documents,
     gemma4,
     glm,
@@ -40,7 +39,6 @@ _FILES = (
     granite,
     step,
     radio,
-    conformer,
     mixed,
     gemma4,
 )

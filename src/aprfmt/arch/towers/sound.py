@@ -291,6 +291,7 @@ TOWERS: tuple[Tower, ...] = (
         model_types=("lfm2_audio",),
         when="projector_type=lfm2a",
         text="lfm.",
+        bare=True,
         tensors=(
             *_fast_conformer(),
             tensor("audio_embedding.embedding.weight", "a.position_embd.weight", "any_codes,hidden"),
