@@ -129,6 +129,14 @@ def _mel(model: Any, folder: Path, samples: Array) -> Any:
     return inner.multi_modal_projector(inner.audio_tower(features).last_hidden_state)
 
 
+def _frames(model: Any, folder: Path, samples: Array) -> Any:
+    """Gemma 4's spectrogram, of the sound alone."""
+    from transformers import Gemma4AudioFeatureExtractor
+
+    found = Gemma4AudioFeatureExtractor()(samples, pad_to_multiple_of=None, return_tensors="pt")
+    return model.get_audio_features(found["input_features"], found["input_features_mask"])
+
+
 FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "pixels": _pixels,
     "sized": _sized,
@@ -137,6 +145,7 @@ FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "rows_of_flat_patches": _rows_of_flat_patches,
     "placed_patches": _placed_patches,
     "mel": _mel,
+    "frames": _frames,
 }
 """How a case's model is given an image, or a sound."""
 
