@@ -37,9 +37,6 @@ CASES = (
         "Gemma4ForConditionalGeneration",
         {"text_config": _TEXT, "vision_config": {**_VISION, "use_clipped_linears": True}, "audio_config": _AUDIO},
         "Gemma4Config",
-        preprocessor=_AS_THEY_ARE,
-        feed="frames",
-        images=((16000,), (24000,)),
         differs={**_QUICK, **_ROUNDED},
     ),
     TowerCase(
@@ -47,6 +44,9 @@ CASES = (
         "Gemma4ForConditionalGeneration",
         {"text_config": _TEXT, "vision_config": _VISION, "audio_config": {**_AUDIO, "use_clipped_linears": False}},
         "Gemma4Config",
+        preprocessor=_AS_THEY_ARE,
+        feed="frames",
+        images=((16000,), (24000,), (16000,)),
         differs={**_QUICK, **_ROUNDED},
     ),
     TowerCase(

@@ -133,8 +133,8 @@ def _frames(model: Any, folder: Path, samples: Array) -> Any:
     """Gemma 4's spectrogram, of the sound alone."""
     from transformers import Gemma4AudioFeatureExtractor
 
-    found = Gemma4AudioFeatureExtractor()(samples, pad_to_multiple_of=None, return_tensors="pt")
-    return model.get_audio_features(found["input_features"], found["input_features_mask"])
+    found = Gemma4AudioFeatureExtractor()([samples], pad_to_multiple_of=None, return_tensors="pt")
+    return model.model.get_audio_features(found["input_features"], found["input_features_mask"])
 
 
 FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {

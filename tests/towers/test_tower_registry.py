@@ -17,7 +17,7 @@ from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
 WITHOUT_ROW: dict[str, str] = {
-    "Gemma3nForConditionalGeneration": "a convolutional tower and a conformer",
+    "Gemma3nForConditionalGeneration": "names of layers with two numbers (blocks.1.2), each of its own kind and sizes",
     "Granite4VisionForConditionalGeneration": "a Q-former for each of several layers",
     "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
     "Phi4ForCausalLMV": "SigLIP 2 with patches of any number",
