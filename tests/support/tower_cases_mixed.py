@@ -24,6 +24,13 @@ _DOTS3 = {
     },
 }
 _PIXELS = {"vision_config": {**IMAGES, "min_pixels": 3136, "max_pixels": 11289600}}
+_P = "model.vision_tower.vision_tower.vision_model."
+_LAYER = {
+    **{f"layer_norm{n}.{end}": (32,) for n in (1, 2) for end in ("weight", "bias")},
+    **{f"self_attn.{name}_proj.weight": (32, 32) for name in ("q", "k", "v", "out")},
+    **{f"self_attn.{name}_proj.bias": (32,) for name in ("q", "k", "v", "out")},
+    **{"mlp.fc1.weight": (48, 32), "mlp.fc1.bias": (48,), "mlp.fc2.weight": (32, 48), "mlp.fc2.bias": (32,)},
+}
 
 CASES = (
     TowerCase(
@@ -37,5 +44,23 @@ CASES = (
         "Dots3NoteForConditionalGeneration",
         {"model_type": "dots3_note", "text_config": WHOLE["dots3_note"], **_DOTS3},
         preprocessor=_PIXELS,
+    ),
+    TowerCase(
+        "phi4_vision",
+        "Phi4ForCausalLMV",
+        {
+            **WHOLE["phi3/phi4_vision"],
+            "vision_config": {
+                **{"model_type": "siglip2_vision_model", "hidden_size": 32, "intermediate_size": 48},
+                **{"num_hidden_layers": 4, "num_attention_heads": 4, "num_patches": 64, "layer_norm_eps": 1e-6},
+            },
+        },
+        preprocessor={**IMAGES, "patch_size": 16, "min_num_patches": 256, "max_num_patches": 3600},
+        extra={
+            **{f"{_P}encoder.layers.3.{name}": shape for name, shape in _LAYER.items()},
+            **{f"{_P}post_layernorm.{end}": (32,) for end in ("weight", "bias")},
+            f"{_P}head.probe": (1, 1, 32),
+        },
+        lost=r"layers\.3\.|post_layernorm|\.head\.",
     ),
 )

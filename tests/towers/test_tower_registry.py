@@ -18,9 +18,8 @@ from aprfmt.canonical.made import MADE
 
 WITHOUT_ROW: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "names of layers with two numbers (blocks.1.2), each of its own kind and sizes",
-    "Granite4VisionForConditionalGeneration": "a Q-former for each of several layers",
+    "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half",
     "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
-    "Phi4ForCausalLMV": "SigLIP 2 with patches of any number",
     "PocketTTSModel": "a codec that speaks",
     "Qwen3TTSForConditionalGeneration": "a codec that speaks",
 }

@@ -258,6 +258,11 @@ def _deepstack(h: Hyperparams) -> list[object]:
     return _list(h, key) or []
 
 
+def _is_unread(h: Hyperparams, layer: int) -> bool:
+    """Whether the layer is the last of a tower whose features are taken before it."""
+    return layer == _int(h, "vision_config.num_hidden_layers") - 1
+
+
 def _is_in_pyramid(h: Hyperparams, layer: int) -> bool:
     """Whether the layer of a tower has experts, as many as its list says."""
     key = next((key for key in h.extra if key.endswith(".pyramid_num_routed")), "")
@@ -338,6 +343,7 @@ LAYER_RULES: dict[str, Callable[[Hyperparams, int], bool]] = {
     "compressor": lambda h, layer: bool(_ratio(h, layer)),
     "hashed": _is_hashed,
     "deepstack": lambda h, layer: layer in _deepstack(h),
+    "unread": _is_unread,
     "pyramid": _is_in_pyramid,
     "draft": lambda h, layer: h.num_layers is not None and layer >= h.num_layers,
     "shares_kv": _shares_kv,

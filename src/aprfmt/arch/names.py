@@ -215,10 +215,18 @@ def is_gguf_only(arch: Architecture, name: str) -> bool:
     return any(template in made for template, *_ in _templates(name)) and not matches(arch, name, "gguf")
 
 
-def is_hf_only(arch: Architecture, name: str) -> bool:
-    """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head)."""
-    alone = _hf_only(arch)
-    return bool(alone) and (found := _reading(arch, name)) is not None and found[0] in alone
+def is_hf_only(arch: Architecture, name: str, h: Hyperparams | None = None) -> bool:
+    """Whether a GGUF of the family has no place for the Hugging Face tensor `name` (a pooler, a training head).
+
+    Of tensors that have one in some layers alone, `h` tells these layers.
+    """
+    alone, in_layers = _hf_only(arch), _hf_only_in_layers(arch)
+    if not (alone or in_layers) or (found := _reading(arch, name)) is None:
+        return False
+    template, layer, _ = found
+    if h is None or layer is None or template not in in_layers:
+        return template in alone
+    return not any(row.gguf and has_layer(row.layers, h, layer) for row, _ in _index(arch, "hf")[template])
 
 
 @cache
@@ -226,6 +234,13 @@ def _hf_only(arch: Architecture) -> frozenset[str]:
     """The templates of which no row has a place in a GGUF."""
     index = _index(arch, "hf").items()
     return frozenset(name for name, entries in index if not any(row.gguf for row, _ in entries))
+
+
+@cache
+def _hf_only_in_layers(arch: Architecture) -> frozenset[str]:
+    """The templates of which one row has a place in a GGUF, and one, of other layers, has none."""
+    index = _index(arch, "hf").items()
+    return frozenset(name for name, entries in index if len({bool(row.gguf) for row, _ in entries}) == 2)
 
 
 def template_of(arch: Architecture, name: str) -> str:

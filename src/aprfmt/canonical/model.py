@@ -866,7 +866,7 @@ def _walk(
     shapes = {name: t.shape for name, t in tensors.items()}
     done: set[str] = set()
     for name in sorted(tensors, key=lambda n: names.order(row, n)):
-        if name in done or names.ignorable(row, name) or names.is_hf_only(row, name):
+        if name in done or names.ignorable(row, name) or names.is_hf_only(row, name, h):
             continue
         link = tensors[name].link or find_link(row, h, name, shapes, "hf")
         if link is not None and name in link.hf:

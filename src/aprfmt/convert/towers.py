@@ -73,7 +73,7 @@ def tower_model(c: Canonical) -> Canonical:
         both = (
             n
             for n, match in found.items()
-            if match and match[0].row.gguf and row.made.keys().isdisjoint(match[0].row.gguf)
+            if match and not names.is_hf_only(row, n, h) and row.made.keys().isdisjoint(match[0].row.gguf)
         )
         sizes = (n_elements(tensors[name].shape) for name in both)
         general = {**general, "size_label": provenance.size_label(sum(sizes))}

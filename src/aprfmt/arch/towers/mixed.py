@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.row import REQUIRED, Key, TensorRow, Tower
+from dataclasses import replace
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
 from aprfmt.arch.rows.parts import linear, must_be, norm, tensor
-from aprfmt.arch.towers.parts import SILU, epsilon, hears, layers, norms, patches, projector, sees, sizes
+from aprfmt.arch.towers.parts import (
+    GELU,
+    IMAGE,
+    SILU,
+    WIDTH,
+    attention,
+    epsilon,
+    hears,
+    layers,
+    mlp,
+    norms,
+    patches,
+    projector,
+    sees,
+    sizes,
+)
 from aprfmt.arch.towers.vit import vision
 
 _V = "vision_encoder."
+_P = "model.vision_tower.vision_tower.vision_model."
 _A = "audio_encoder.dots_encoder.speech_encoder."
 _WHISPER = "audio_config.whisper_config"
 _EXPERTS = "vision_config.pyramid_num_routed"
@@ -35,6 +53,16 @@ def _stem() -> tuple[TensorRow, ...]:
 def _gate_and_up(end: str, dims: str) -> TensorRow:
     """Gate over up in a checkpoint."""
     return TensorRow((f"fc1.{end}",), (f"ffn_gate.{end}", f"ffn_up.{end}"), (f"2*{dims}",), gguf_dims=(dims, dims))
+
+
+def _phi4_layer(where: str) -> tuple[TensorRow, ...]:
+    rows = (*norms("layer_norm1", "layer_norm2"), *attention(), *mlp())
+    return tuple(replace(row, layers=where) for row in rows)
+
+
+def _behind(*rows: TensorRow) -> tuple[TensorRow, ...]:
+    """The rows of tensors for which a GGUF has no place and which a checkpoint may lack."""
+    return tuple(replace(row, gguf=(), gguf_dims=(), need=OPTIONAL) for row in rows)
 
 
 TOWERS: tuple[Tower, ...] = (
@@ -168,5 +196,69 @@ TOWERS: tuple[Tower, ...] = (
             }
         },
         config={"vision_config.temporal_patch_size": 1, "vision_config.use_bias": False},
+    ),
+    Tower(
+        id="phi4_vision",
+        gguf="clip",
+        hf_class="Phi4ForCausalLMV",
+        model_type="phi4-siglip",
+        hf_classes=("Phi4ForCausalLMV",),
+        model_types=("phi4-siglip",),
+        when="projector_type=phi4",
+        text="",
+        prefixes=(("vision_tower.", "model.vision_tower.vision_tower."), ("mm_projector.", "model.mm_projector.")),
+        tensors=(
+            tensor(
+                f"{_P}embeddings.patch_embedding.weight",
+                "v.patch_embd.weight",
+                f"{WIDTH},3*patch_size*patch_size",
+                gguf_dims=(f"{WIDTH},3,patch_size,patch_size",),
+                columns=("swap:1,patch_size*patch_size,3",),
+            ),
+            tensor(f"{_P}embeddings.patch_embedding.bias", "v.patch_embd.bias", WIDTH),
+            tensor(f"{_P}embeddings.position_embedding.weight", "v.position_embd.weight", f"num_patches,{WIDTH}"),
+            *layers(*_phi4_layer("!unread"), hf=f"{_P}encoder.layers.{{n}}."),
+            *_behind(*layers(*_phi4_layer("unread"), hf=f"{_P}encoder.layers.{{n}}.")),
+            *_behind(
+                *norm(f"{_P}post_layernorm", "", WIDTH, REQUIRED),
+                tensor(f"{_P}head.probe", "", f"1,1,{WIDTH}"),
+                tensor(f"{_P}head.attention.in_proj_weight", "", f"3*{WIDTH},{WIDTH}"),
+                tensor(f"{_P}head.attention.in_proj_bias", "", f"3*{WIDTH}"),
+                *linear(f"{_P}head.attention.out_proj", "", f"{WIDTH},{WIDTH}", REQUIRED),
+                *norm(f"{_P}head.layernorm", "", WIDTH, REQUIRED),
+                *linear(f"{_P}head.mlp.fc1", "", f"intermediate_size,{WIDTH}", REQUIRED),
+                *linear(f"{_P}head.mlp.fc2", "", f"{WIDTH},intermediate_size", REQUIRED),
+            ),
+            *linear("model.mm_projector.0", "mm.0", f"hidden,{WIDTH}", REQUIRED),
+            *linear("model.mm_projector.2", "mm.2", "hidden,hidden", REQUIRED),
+        ),
+        f32=(".position_embd.",),
+        keys=sees(
+            Key("vision.patch_size", ("preprocessor_config.patch_size",)),
+            *sizes(image_size="", patch_size="", block_count=""),
+            Key("vision.block_count", ("vision_config.num_hidden_layers",), via="all_but_last"),
+            Key("vision.image_size", ("vision_config.num_patches",), via="grid_of_patches"),
+            *IMAGE,
+            projector("phi4"),
+            Key(
+                "vision.image_min_pixels",
+                ("preprocessor_config.min_num_patches", "min_num_patches"),
+                via="pixels_of_patches",
+            ),
+            Key(
+                "vision.image_max_pixels",
+                ("preprocessor_config.max_num_patches", "max_num_patches"),
+                via="pixels_of_patches",
+            ),
+            GELU,
+            epsilon("vision", "vision_config.layer_norm_eps"),
+        ),
+        defaults={
+            "": {
+                **vision(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12),
+                **vision(num_patches=256, layer_norm_eps=1e-6),
+            }
+        },
+        config={"vision_config.model_type": "siglip2_vision_model"},
     ),
 )

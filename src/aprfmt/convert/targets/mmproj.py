@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aprfmt.arch import hparams as hp
+from aprfmt.arch import names
 from aprfmt.arch.row import Tower
 from aprfmt.canonical.made import Sources, made_place, made_tensors
 from aprfmt.canonical.model import Canonical, gguf_side
@@ -19,7 +20,7 @@ from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, dominant_dtype
 from aprfmt.io.pipe import FileLayout
 from aprfmt.provenance import provenance
-from aprfmt.text import plural
+from aprfmt.text import first_few, plural
 
 _OF_PATCHES = (".patch_embd.weight", ".patch_merger.weight")
 """Convolutions over patches: F16 where the file is, else F32."""
@@ -42,6 +43,12 @@ def layouts(c: Canonical, work: Work) -> Output:
     work.losses.add(f"{plural(whole - shared, 'tensor')} of the language model stay behind, as --mmproj asks")
     for part in tower.outside_parts():
         work.losses.add(f"{part.stay} behind: the GGUF of the towers has no place for such tensors")
+    behind = [] if row.made else [name for name in tower.tensors if names.is_hf_only(row, name, tower.hparams)]
+    if behind:
+        work.losses.add(
+            f"{plural(len(behind), 'tensor')} of the towers stay behind, as llama.cpp does not read them: "
+            f"{first_few(behind)}"
+        )
     tensors = list(_tensors(tower, row, work, c))
     free = [tensor for tensor in tensors if not _is_fixed(row, tensor.name)]
     dtype = plain_dtype(work.options.dtype) or dominant_dtype(free)
