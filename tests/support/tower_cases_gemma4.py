@@ -37,6 +37,9 @@ CASES = (
         "Gemma4ForConditionalGeneration",
         {"text_config": _TEXT, "vision_config": {**_VISION, "use_clipped_linears": True}, "audio_config": _AUDIO},
         "Gemma4Config",
+        preprocessor=_AS_THEY_ARE,
+        feed="frames",
+        images=((16000,), (24000,), (16000,)),
         differs={**_QUICK, **_ROUNDED},
     ),
     TowerCase(

@@ -127,6 +127,9 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         tensors = dict(_made(case, body))
     tensors = {name: _on_grid(tensor) for name, tensor in tensors.items()}
     tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith(".running_var")}
+    # Bounds that cut something off, the lower below the upper.
+    tensors |= {name: -tensor.abs() - 0.5 for name, tensor in tensors.items() if name.endswith("put_min")}
+    tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith("put_max")}
     for pattern, instead in case.renames if published else ():
         tensors = {re.sub(pattern, instead, name): tensor for name, tensor in tensors.items()}
     if published and case.drops:
