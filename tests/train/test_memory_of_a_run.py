@@ -56,7 +56,8 @@ def alive(held: dict[str, weakref.ref[Any]]) -> list[str]:
 
 def tensor_bytes() -> int:
     """Bytes of all storages that the collector knows a tensor of."""
-    tensors = [item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter)]
+    found = (item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter))
+    tensors = [tensor for tensor in found if tensor.layout is torch.strided]  # others have no storage
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 

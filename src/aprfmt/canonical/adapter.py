@@ -270,6 +270,8 @@ def _from_folder(model: Model, base: Base | None) -> Adapter:
 def _check_ranks(model: Model, pairs: Mapping[str, Pair], config: LoraConfig) -> None:
     for pair in pairs.values():
         module = pair.weight.rpartition(".")[0]
+        if min(len(pair.a.shape), len(pair.b.shape)) < 2:
+            raise CorruptError("a factor of the adapter is no matrix", path=model.path, tensor=pair.weight)
         ranks = {pair.a.shape[-2], pair.b.shape[-1]}
         if ranks != {config.rank_of(module)} and len(ranks) == 1:
             raise RefusedError(

@@ -568,7 +568,13 @@ def with_scale(pair: Pair, scale: float, rank: int | None = None) -> Pair:
 
     def wide_b() -> Array:
         values = np.pad(values_of(b), [(0, 0)] * (len(b.shape) - 1) + [(0, extra)])
-        return values if factor == 1 else values * np.float32(factor)
+        if factor == 1:
+            return values
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = values * np.float32(factor)
+        if not np.isfinite(scaled).all() and np.isfinite(values).all():
+            raise RefusedError(f"with its scale of {pair.scale:g} the factor B is beyond float32", tensor=pair.weight)
+        return scaled
 
     def long_a() -> Array:
         return np.pad(values_of(a), [(0, 0)] * (len(a.shape) - 2) + [(0, extra), (0, 0)])

@@ -150,6 +150,7 @@ def say_what_has_no_key(c: Canonical) -> list[str]:
     if folder is not None:
         names = {path.as_posix() for path in folder.other_files}
     else:
-        files = record.get("files") if isinstance(record, Mapping) else None
-        names = {str(row.get("name")) for row in files or () if isinstance(row, Mapping)}
+        listed = record.get("files") if isinstance(record, Mapping) else None
+        files = listed if isinstance(listed, list) else []
+        names = {str(row.get("name")) for row in files if isinstance(row, Mapping)}
     return [f"a GGUF has no keys for {name}: {what}" for name, what in _TOLD.items() if name in names]

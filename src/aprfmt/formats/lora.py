@@ -190,6 +190,10 @@ def _patterns(body: Mapping[str, object], key: str, path: PathLike) -> Mapping[s
     return found
 
 
+_LARGEST = 1e30
+"""No scale of an adapter comes near; times a rank it is still a number that float32 holds."""
+
+
 def _rank(value: object, key: str, path: PathLike) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
         raise CorruptError(f"{key} of the adapter is {value!r:.40}, not a rank", path=path)
@@ -197,9 +201,9 @@ def _rank(value: object, key: str, path: PathLike) -> int:
 
 
 def _number(value: object, key: str, path: PathLike) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CorruptError(f"{key} of the adapter is {value!r:.40}, not a number", path=path)
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+        return float(value)
+    raise CorruptError(f"{key} of the adapter is {value!r:.40}, not a number", path=path)
 
 
 # --- names ---
