@@ -68,27 +68,37 @@ CASES = (
         preprocessor={},
         differs={r"a\.position_embd": "sines in float32 differ in their last places from library to library"},
     ),
-    TowerCase(
-        "qwen3_omni_towers",
-        "Qwen3OmniMoeForConditionalGeneration",
-        {
-            "model_type": "qwen3_omni_moe",
-            "thinker_config": {
-                "text_config": {
-                    **TEXT,
-                    **{"model_type": "qwen3_omni_moe_text", "rms_norm_eps": 1e-6, "num_experts": 4},
-                    **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
-                    "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True},
-                },
-                "audio_config": {**_WHISPER, "downsample_hidden_size": 24, "output_dim": 64},
-                "vision_config": {
-                    **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_heads": 4},
-                    **{"patch_size": 14, "spatial_merge_size": 2, "num_position_embeddings": 64},
-                    "deepstack_visual_indexes": [0, 2],
+    *(
+        TowerCase(
+            f"qwen3_omni_towers{name}",
+            "Qwen3OmniMoeForConditionalGeneration",
+            {
+                "model_type": "qwen3_omni_moe",
+                "thinker_config": {
+                    "text_config": {
+                        **TEXT,
+                        **{"model_type": "qwen3_omni_moe_text", "rms_norm_eps": 1e-6, "num_experts": 4},
+                        **{"num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
+                        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+                    },
+                    "audio_config": {**_WHISPER, "downsample_hidden_size": 24, "output_dim": 64},
+                    "vision_config": {
+                        **{"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4},
+                        **{"patch_size": 16, "spatial_merge_size": 2, "num_position_embeddings": 64},
+                        **{"out_hidden_size": 64, "deepstack_visual_indexes": listed},
+                    },
                 },
             },
-        },
-        converter_cannot="it calls the tensors that see model.visual, for which it has no names",
+            converter_cannot="it calls the tensors that see model.visual, for which it has no names",
+            feed="merged",
+            inner="Qwen3OmniMoeThinkerForConditionalGeneration",
+            images=((128, 96), (64, 160), (128, 128)),
+            mtmd_cannot=cannot,
+        )
+        for name, listed, cannot in (
+            ("", [0, 2], "it wants images and sounds of one width, and features of layers make images wider"),
+            ("/last_layer", [], ""),
+        )
     ),
     TowerCase(
         "glmasr_tower",

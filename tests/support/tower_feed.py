@@ -150,15 +150,38 @@ FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
 """How a case's model is given an image, or a sound."""
 
 
-def transformers_embeddings(folder: Path, model_class: str, feed: str, inputs: list[Array]) -> list[Array]:
-    """What the saved model gives its language model for each input, [tokens, width] in float32."""
+def transformers_embeddings(
+    folder: Path, model_class: str, feed: str, inputs: list[Array], *, part: str = ""
+) -> list[Array]:
+    """What the saved model, or the `part` of it that `model_class` is, gives its language model for each input.
+
+    [tokens, width] in float32.
+    """
     import torch
     from arch_models import quiet_transformers
 
     transformers = quiet_transformers()
-    model = getattr(transformers, model_class).from_pretrained(folder, dtype=torch.float32).eval()
+    if part:
+        model = _part(getattr(transformers, model_class), folder, part).eval()
+    else:
+        model = getattr(transformers, model_class).from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return [_flat(FEEDS[feed](model, folder, given)) for given in inputs]
+
+
+def _part(model_class: Any, folder: Path, part: str) -> Any:
+    """The part of a saved model that has a config, and names, of its own; all but its language model is loaded."""
+    from safetensors.torch import load_file
+
+    config = model_class.config_class(**json.loads((folder / "config.json").read_text())[f"{part}_config"])
+    model = model_class(config).float()
+    tensors = load_file(folder / "model.safetensors").items()
+    own = {f"model.{name.removeprefix(f'{part}.')}": tensor for name, tensor in tensors}
+    found = model.load_state_dict(own, strict=False)
+    missing = [name for name in found.missing_keys if not name.startswith(("lm_head.", "model.language_model."))]
+    if missing:
+        raise ValueError(f"the checkpoint lacks {missing[:3]}")
+    return model
 
 
 def _flat(found: Any) -> Array:

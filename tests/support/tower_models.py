@@ -63,6 +63,7 @@ class TowerCase:
             what is made of them.
         feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
             has no such network.
+        inner: class in transformers of the part that sees and hears, "thinker" of the whole; "" for the whole.
         images: (height, width) of three images that no preprocessor changes, or numbers of samples of two sounds.
         mtmd_cannot: why mtmd does not compute what transformers computes; empty where it does.
     """
@@ -81,6 +82,7 @@ class TowerCase:
     converter_cannot: str = ""
     lost: str = ""
     feed: str = ""
+    inner: str = ""
     images: tuple[tuple[int, ...], ...] = ((56, 56), (56, 56), (56, 56))
     mtmd_cannot: str = ""
 

@@ -142,7 +142,9 @@ class TowerBench:
         export_model(saved, text, dtype="f32")
         export_model(saved, towers, mmproj=True, dtype="f32")
         inputs = [media(size, seed) for seed, size in enumerate(case.images)]
-        wanted = transformers_embeddings(saved, case.model_class, case.feed, inputs)
+        wanted = transformers_embeddings(
+            saved, case.inner or case.model_class, case.feed, inputs, part="thinker" if case.inner else ""
+        )
         try:
             found = [self._llama.embed(text, towers, given) for given in inputs]
         except LlamaError as error:
