@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from registries import CONVERTER, tower_classes, towers_without_row
@@ -16,6 +17,7 @@ from aprfmt.arch.towers import TOWERS
 from aprfmt.arch.values import CONVERTERS
 from aprfmt.canonical.made import MADE
 
+ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_ROW: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "names of layers with two numbers (blocks.1.2), each of its own kind and sizes",
     "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half",
@@ -28,8 +30,14 @@ WITHOUT_ROW: dict[str, str] = {
 
 @pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
 def test_classes_of_the_converter_have_rows() -> None:
-    assert len(tower_classes()) >= 67
+    n_classes = len(tower_classes())
+    assert n_classes >= 67
     assert towers_without_row(tower_classes()) == sorted(WITHOUT_ROW)
+    page = " ".join((ROOT / "docs/towers.md").read_text().split())
+    assert (
+        f"Of the {n_classes} classes whose towers llama.cpp's converter writes, {n_classes - len(WITHOUT_ROW)} have"
+        in page
+    )
 
 
 def test_a_class_that_nobody_knows_turns_up() -> None:
