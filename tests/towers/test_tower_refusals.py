@@ -101,6 +101,14 @@ def test_towers_that_are_not_whole(gemma: Path, tmp_path: Path, edit: Edit, mess
     assert not (tmp_path / "mmproj.gguf").exists()
 
 
+def test_what_a_missing_preprocessor_file_would_say_is_told(gemma: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(gemma, tmp_path / "folder"))
+    assert aprfmt.export_model(folder, tmp_path / "a.gguf", mmproj=True, plan=True).warnings == []
+    (folder / "preprocessor_config.json").unlink()
+    told = aprfmt.export_model(folder, tmp_path / "a.gguf", mmproj=True, plan=True).warnings
+    assert [line for line in told if "image_mean, image_std" in line]
+
+
 def test_a_language_model_alone_has_none(gemma: Path, tmp_path: Path) -> None:
     aprfmt.export_model(gemma, tmp_path / "text.gguf")
     with pytest.raises(RefusedError, match="no towers: it is a language model alone") as caught:

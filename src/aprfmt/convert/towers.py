@@ -99,6 +99,20 @@ def has_tower(c: Canonical) -> bool:
     return row is not None and any(names.canonical_name(row, name) for name in c.outside)
 
 
+def assumed(c: Canonical) -> list[str]:
+    """What the towers of `c` take from the table, as no file of the model says how its media are prepared."""
+    if c.tower is not None or _config(c)[PREPROCESSOR]:
+        return []
+    row = _of_config(c).row
+    begin = f"{PREPROCESSOR}."
+    wanted = [
+        name.removeprefix(begin) for key in row.keys for name in key.hf[:1] if key.gguf and name.startswith(begin)
+    ]
+    if not wanted:
+        return []
+    return [f"there is no {PREPROCESSOR_FILE}: {', '.join(wanted)} are taken for what {row.hf_class} usually has"]
+
+
 def _of_config(c: Canonical) -> TowerPart:
     config = _config(c)
     row = find_tower(config)

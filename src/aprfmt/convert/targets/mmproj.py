@@ -12,7 +12,7 @@ from aprfmt.canonical.model import Canonical, gguf_side
 from aprfmt.canonical.tensor import CanonicalTensor, is_float, is_matrix, plain_dtype
 from aprfmt.convert.mixes import file_type_of
 from aprfmt.convert.targets.base import Output, Work
-from aprfmt.convert.towers import tower_model
+from aprfmt.convert.towers import assumed, tower_model
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.formats import gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufType
@@ -37,6 +37,7 @@ def layouts(c: Canonical, work: Work) -> Output:
         )
     whole = len(c.tensors)
     tower = tower_model(c)
+    work.losses.warnings += assumed(c)
     row = tower.arch
     assert isinstance(row, Tower)
     shared = sum(tensor.name in c.tensors for tensor in tower.tensors.values())
