@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -416,11 +417,11 @@ def make_config(case: ArchCase, vocab_size: int) -> Any:
 
     config_class = getattr(transformers, case.config_class)
     if case.wrapped:
-        return config_class(**_filled_in(case.config, vocab_size))
+        return config_class(**_filled_in(deepcopy(case.config), vocab_size))
     known = {*config_class().to_dict(), *getattr(config_class, "attribute_map", {})}
     sizes = {**DIMS, "vocab_size": vocab_size, "vocab_size_per_layer_input": vocab_size}
     dims = {key: value for key, value in sizes.items() if key in known}
-    return config_class(**{**dims, **case.config})
+    return config_class(**{**dims, **deepcopy(case.config)})  # transformers completes what it is given
 
 
 def n_tokens(folder: Path) -> int:
