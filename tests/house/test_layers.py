@@ -92,14 +92,18 @@ def test_no_module_imports_from_a_higher_layer(path: Path) -> None:
 
 def test_llama_cpp_is_imported_by_its_worker_alone() -> None:
     """It dies on some machines and files. libggml, of which codecs call checked functions, is not llama.cpp."""
-    engines = {f"aprfmt.llama.engine_{name}" for name in ("xllamacpp", "llama_cpp")}
+    inside = {"aprfmt.llama.capi", "aprfmt.llama.session"}
+    worker = "aprfmt.llama.worker"
     for package in ("aprfmt", "aprtrain"):
         for path in modules(package):
             own = ".".join(path.relative_to(SRC).with_suffix("").parts)
             found = {module for _, module in imports(path)}
-            assert not found & engines, f"{path} imports an engine; the worker does so by the table of engines"
-            roots = {module.split(".")[0] for module in found}
-            assert own in engines or not roots & {"llama_cpp", "xllamacpp"}, f"{path} runs llama.cpp in our process"
+            assert own in {worker, *inside} or not found & inside, f"{path} runs llama.cpp in our process"
+            assert not {module.split(".")[0] for module in found} & {"llama_cpp", "xllamacpp"}, path
+    code = "import aprfmt.llama.client, sys; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert worker in loaded
+    assert not inside & {*loaded}
 
 
 def test_targets_do_not_know_each_other() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from demo_model import HIDDEN, N_TOKENS, build
 
@@ -18,8 +19,8 @@ import aprfmt
 from aprfmt.cli.main import run
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
 from aprfmt.llama import client
-from aprfmt.llama.client import PROMPT, Llama, reason_in, verify_gguf
-from aprfmt.llama.engine import ENGINES
+from aprfmt.llama.client import PROMPT, Llama, LlamaDiedError, reason_in, verify_gguf
+from aprfmt.llama.engine import ENGINES, Sampling
 
 pytestmark = pytest.mark.llama
 
@@ -72,7 +73,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 def test_it_generates_what_the_demo_model_says(gguf: Path, engine: str) -> None:
     with Llama(gguf, engines=[engine]) as llama:
-        assert llama.engine.startswith(ENGINES[engine][0])
+        assert llama.engine.startswith(ENGINES[engine])
         assert llama.n_vocab == N_TOKENS
         first = llama.generate(PROMPT)
         assert 0 < len(first.ids) <= 16
@@ -89,6 +90,73 @@ def test_both_engines_agree(smollm2_gguf: Path) -> None:
         with Llama(smollm2_gguf, engines=[engine]) as llama:
             texts.append(llama.generate(PROMPT, 8).text)
     assert texts == [" Paris.\n\nThe United States has"] * 2
+
+
+def test_a_seed_draws_the_same_tokens(gguf: Path, engine: str) -> None:
+    with Llama(gguf, engines=[engine]) as llama:
+        first, again, other = (llama.generate(PROMPT, sampling=Sampling(1.5, seed=n)).ids for n in (7, 7, 8))
+        assert first == again != other
+        assert llama.generate(PROMPT, sampling=Sampling(1.5, top_k=1)) == llama.generate(PROMPT)
+
+
+def test_pieces_make_the_text_and_words_end_it(smollm2_gguf: Path, engine: str) -> None:
+    with Llama(smollm2_gguf, engines=[engine]) as llama:
+        whole = llama.generate(PROMPT, 12)
+        assert whole.ended == "length"
+        assert whole.text.startswith(" Paris.\n\nThe United")
+        pieces: list[str] = []
+        ended = llama.generate(PROMPT, 12, stop=["nowhere", "\n\nThe U"], on_text=pieces.append)
+        assert (ended.text, ended.ended) == (" Paris.", "stop")
+        assert pieces == [" Paris", "."]
+        assert ended.ids == whole.ids[: len(ended.ids)]
+
+
+def test_logits_are_those_that_tokens_are_taken_by(gguf: Path, engine: str, tmp_path: Path) -> None:
+    with Llama(gguf, engines=[engine]) as llama:
+        prompt = llama.tokenize(PROMPT)
+        made = llama.generate(prompt, 3).ids
+        path = tmp_path / "logits"
+        ids = [*prompt, *made]
+        path.write_bytes(bytes(4 * llama.n_vocab * len(ids)))
+        llama.logits(ids, path)
+        together = np.fromfile(path, np.float32).reshape(len(ids), -1)
+        assert together.argmax(1)[-4:-1].tolist() == made
+        apart = []
+        for start in range(0, len(ids), 5):
+            llama.logits(ids[start : start + 5], path, follow=start > 0)
+            apart.append(np.fromfile(path, np.float32).reshape(len(ids), -1)[: len(ids[start : start + 5])].copy())
+        assert np.allclose(np.concatenate(apart), together, atol=1e-3)
+        again = llama.generate(ids[:-1], 1, reuse=True)  # the context holds all of it
+        assert again.ids == made[-1:]
+
+
+def test_more_tokens_than_the_context_has_room_for(gguf: Path, engine: str) -> None:
+    with Llama(gguf, engines=[engine], n_ctx=128) as llama:
+        with pytest.raises(RunError, match="has 1,000 tokens, the context room for"):
+            llama.generate([5] * 1000)
+        assert llama.generate([5] * 120, 1000).ended in ("context", "end")
+
+
+def test_text_and_tokens(smollm2_gguf: Path, engine: str) -> None:
+    with Llama(smollm2_gguf, engines=[engine]) as llama:
+        ids = llama.tokenize("<|im_start|>über", add_special=False)
+        assert ids[0] == llama.facts.bos == 1
+        assert llama.tokenize("<|im_start|>", add_special=False, parse_special=False) != [1]
+        assert llama.detokenize(ids) == "über"
+        assert llama.detokenize(ids, special=True) == "<|im_start|>über"
+
+
+def test_a_build_with_other_structures_is_not_called(gguf: Path, monkeypatch: pytest.MonkeyPatch, fake: Fake) -> None:
+    fake(
+        """
+        package = real()
+        from aprfmt.llama import capi
+        capi._KNOWN["llama_context_default_params"]["n_batch"] = 2047
+        sys.modules[__name__] = package
+        """
+    )
+    with pytest.raises(MissingDependencyError, match="another llama_context_params"):
+        Llama(gguf)
 
 
 def test_a_file_without_tokenizer_is_refused_with_llama_cpps_reason(tmp_path: Path, engine: str) -> None:
@@ -136,39 +204,53 @@ def test_an_embedding_of_zeros_is_no_result(gguf: Path, monkeypatch: pytest.Monk
 # --- death ---
 
 
-def test_a_worker_that_dies_is_started_once_more_without_extra_buffers(gguf: Path, fake: Fake) -> None:
+def test_a_worker_that_dies_is_started_once_more_without_extra_buffers(gguf: Path, fake: Fake, engine: str) -> None:
     fake(
         """
         package = real()
-        if package.__name__ == "xllamacpp":
-            server = package.Server
-            package.Server = lambda params: server(params) if params.no_extra_bufts else die()
+        from aprfmt.llama.session import Session
+        init = Session.__init__
+        Session.__init__ = lambda *a: init(*a) if not a[2].extra_buffers else die()
+        sys.modules[__name__] = package
         """
     )
-    if find_spec("xllamacpp") is None:
-        pytest.skip("xllamacpp is not installed")
-    with Llama(gguf, engines=["xllamacpp"]) as llama:
+    with Llama(gguf, engines=[engine]) as llama:
         assert llama.generate(PROMPT).ids
         assert llama.engine.endswith(", extra buffers off")
 
 
-def test_a_worker_that_dies_in_a_request_too(gguf: Path, fake: Fake) -> None:
-    fake(
-        """
-        package = real()
-        load, decode = package.llama_model_load_from_file, package.llama_decode
-        def loading(path, params):
-            package.llama_decode = die if params.use_extra_bufts else decode
-            return load(path, params)
-        package.llama_model_load_from_file = loading
-        """
-    )
-    if find_spec("llama_cpp") is None:
-        pytest.skip("llama-cpp-python is not installed")
-    with Llama(gguf, engines=["llama_cpp"]) as llama:
+_DIES_COMPUTING = """
+    package = real()
+    from aprfmt.llama.session import Session
+    init, compute = Session.__init__, Session._compute
+    def begin(self, library, request, stopped):
+        init(self, library, request, stopped)
+        self.fragile = request.extra_buffers
+    def computing(self, ids, every=False):
+        if self.fragile and self._past:
+            die()
+        compute(self, ids, every)
+    Session.__init__, Session._compute = begin, computing
+    sys.modules[__name__] = package
+    """
+
+
+def test_a_worker_that_dies_in_a_request_too(gguf: Path, fake: Fake, engine: str) -> None:
+    fake(_DIES_COMPUTING)
+    with Llama(gguf, engines=[engine]) as llama:
         assert "extra" not in llama.engine
-        assert llama.generate(PROMPT).ids
+        assert llama.generate(PROMPT, 1).ids  # the prompt alone
+        assert "extra" not in llama.engine
+        assert llama.generate(PROMPT, 3).ids
         assert llama.engine.endswith(", extra buffers off")
+
+
+def test_what_was_given_is_not_given_twice(gguf: Path, fake: Fake, engine: str) -> None:
+    fake(_DIES_COMPUTING)
+    pieces: list[str] = []
+    with Llama(gguf, engines=[engine]) as llama, pytest.raises(LlamaDiedError, match="SIGSEGV"):
+        llama.generate(PROMPT, 8, on_text=pieces.append)
+    assert len(pieces) == 1
 
 
 def test_a_second_death_is_an_error_and_leaves_no_file(

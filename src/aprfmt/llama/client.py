@@ -11,15 +11,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO, Any, NotRequired, TypedDict
 
 from aprfmt import formats
 from aprfmt.errors import MissingDependencyError, RunError, UsageError
-from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest
+from aprfmt.llama.engine import ENGINES, POOLINGS, LoadRequest, Sampling
+from aprfmt.llama.worker import STOP
 from aprfmt.types import Json, JsonObject, PathLike
 
 TIMEOUT_VARIABLE = "APR_LLAMA_TIMEOUT"
@@ -68,9 +69,31 @@ class Worker:
             env=os.environ | {"GGML_NO_BACKTRACE": "1"},
         )
 
-    def ask(self, request: object, seconds: float) -> JsonObject:
-        """The answer. Raises WorkerDiedError, also when it takes more than `seconds` and was killed for it."""
+    def ask(self, request: object, seconds: float, on_part: Callable[[Any], None] | None = None) -> JsonObject:
+        """The answer; `on_part` is called with each of the parts before it.
+
+        Raises WorkerDiedError, also when it is silent for more than `seconds` and was killed for it.
+        """
+        with suppress(BrokenPipeError):
+            self._say(json.dumps(request))
+        while True:
+            line = self._line(seconds)
+            answer: JsonObject = json.loads(line)
+            if "part" not in answer:
+                return answer
+            if on_part is not None:
+                on_part(answer["part"])
+
+    def stop(self) -> None:
+        """Asks for an end of what it does."""
+        with suppress(BrokenPipeError):
+            self._say(STOP)
+
+    def _say(self, line: str) -> None:
         assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+
+    def _line(self, seconds: float) -> str:
         assert self._process.stdout is not None
         late = threading.Event()
 
@@ -80,16 +103,12 @@ class Worker:
 
         timer = threading.Timer(seconds, end)
         timer.start()
-        line = ""
         try:
-            with suppress(BrokenPipeError):
-                print(json.dumps(request), file=self._process.stdin, flush=True)
-                line = self._process.stdout.readline()
+            line = self._process.stdout.readline()
         finally:
             timer.cancel()
         if line.endswith("\n"):
-            answer: JsonObject = json.loads(line)
-            return answer
+            return line
         code = self._process.wait()
         how = f"was ended after {seconds:g} s without an answer" if late.is_set() else f"died ({_death(code)})"
         raise WorkerDiedError(how, self.log(), late=late.is_set())
@@ -134,42 +153,83 @@ def require_llama() -> None:
     """Raises MissingDependencyError where no engine is installed."""
     if not any(find_spec(package) for package in ENGINES):
         raise MissingDependencyError(
-            f"this needs llama.cpp: none of {', '.join(name for name, _ in ENGINES.values())} is installed",
-            hint=_INSTALL,
+            f"this needs llama.cpp: none of {', '.join(ENGINES.values())} is installed", hint=_INSTALL
         )
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What llama.cpp says of a model that it has loaded.
+
+    Attributes:
+        engine: the package that holds it, with its version.
+        n_vocab: tokens in the vocabulary.
+        n_ctx: tokens that the context has room for.
+        n_ctx_train: tokens that the model was trained with.
+        load_seconds: time to load it.
+        weight_bytes: size of all tensors.
+        bos, eos: ids of the tokens that begin and end a text; -1 without one.
+    """
+
+    engine: str
+    n_vocab: int
+    n_ctx: int
+    n_ctx_train: int
+    load_seconds: float
+    weight_bytes: int
+    bos: int
+    eos: int
+
+
+@dataclass(frozen=True, slots=True)
 class Generated:
-    """Tokens that a model continued a prompt with, and their text."""
+    """How a model continued a prompt.
+
+    Attributes:
+        ids: the tokens, an end token included.
+        text: their text, without what stopped it.
+        ended: why there are no more: "end" (an end token), "stop" (a word), "length", "context" (no room), "interrupt".
+        prompt_tokens: tokens of the prompt.
+        prompt_seconds: time until the first token could be drawn.
+        seconds: time from then on.
+    """
 
     ids: list[int]
     text: str
+    ended: str = field(compare=False)
+    prompt_tokens: int = field(compare=False)
+    prompt_seconds: float = field(compare=False)
+    seconds: float = field(compare=False)
 
 
 class Llama:
     """A model loaded in llama.cpp. Use in `with`.
 
     A worker that dies is started once more, without the weights repacked for special instructions: on machines whose
-    processor reports AMX and whose kernel does not grant it, llama.cpp dies in its first computation.
+    processor reports AMX and whose kernel does not grant it, llama.cpp dies in its first computation. What the context
+    held is lost then, so a call that builds on it fails.
 
     Args:
         path: a GGUF, or the first of its parts.
-        n_ctx: tokens of the context.
+        n_ctx: tokens of the context; 0: those that the model was trained with.
         pooling: one of engine.POOLINGS, to ask for embeddings.
         name: what errors call the file: the output that a temporary file becomes.
         n_bytes: size of all parts, for the time limit.
+        adapters: LoRA GGUFs to apply, each with its scale.
+        n_threads: threads that compute; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
         engines: packages to try, in this order.
 
     Attributes:
-        engine: the Python binding in use, with its version.
-        n_vocab: tokens in the vocabulary.
+        facts: what llama.cpp says of the model.
 
     Raises:
         MissingDependencyError: no engine is installed, or none works.
         RunError: llama.cpp refuses the file.
         LlamaDiedError: it died twice, or took too long.
     """
+
+    facts: Facts
 
     def __init__(
         self,
@@ -179,35 +239,119 @@ class Llama:
         pooling: str | None = None,
         name: PathLike | None = None,
         n_bytes: int | None = None,
+        adapters: Sequence[tuple[PathLike, float]] = (),
+        n_threads: int = 0,
+        gpu_layers: int = 0,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
         self._name = os.fspath(name if name is not None else path)
-        self._request = LoadRequest(os.path.abspath(path), n_ctx, pooling, extra_buffers=True)
+        self._request = LoadRequest(
+            os.path.abspath(path),
+            n_ctx,
+            pooling,
+            extra_buffers=True,
+            n_threads=n_threads,
+            gpu_layers=gpu_layers,
+            adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
+        )
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
         self._worker: Worker | None = None
         self._ask()
 
-    def generate(self, prompt: str, n_tokens: int = 16) -> Generated:
-        """The most likely continuation of `prompt`. Raises RunError, also for NaN or infinite logits."""
-        return Generated(*self._ask("generate", prompt=prompt, n_tokens=n_tokens))
+    @property
+    def engine(self) -> str:
+        """The package in use, with its version."""
+        return self.facts.engine
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens in the vocabulary."""
+        return self.facts.n_vocab
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text, with the tokens that begin and end one if `add_special`."""
+        ids: list[int] = self._ask("tokenize", text=text, add_special=add_special, parse_special=parse_special)
+        return ids
+
+    def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ids, with that of special tokens if asked for."""
+        text: str = self._ask("detokenize", ids=[*ids], special=special)
+        return text
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        n_tokens: int = 16,
+        *,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        reuse: bool = False,
+        parse_special: bool = True,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Generated:
+        """Continues `prompt`, a text or ids, by at most `n_tokens`. Raises RunError, also for NaN or infinite logits.
+
+        Args:
+            prompt: a text, which gets the tokens that begin one, or ids as they are.
+            n_tokens: at most so many.
+            sampling: how tokens are drawn; None: the most likely ones.
+            stop: words that end the text and do not belong to it.
+            reuse: what the context holds of the prompt is not computed again.
+            parse_special: whether the names of special tokens in a text mean those.
+            on_text: called with each piece of text as it comes.
+        """
+        answer = self._ask(
+            "generate",
+            on_part=(lambda part: on_text(part["text"])) if on_text is not None else None,
+            prompt=prompt if isinstance(prompt, str) else [*prompt],
+            n_tokens=n_tokens,
+            sampling=asdict(sampling) if sampling is not None else None,
+            stop=[*stop],
+            reuse=reuse,
+            parse_special=parse_special,
+        )
+        return Generated(**answer)
+
+    def interrupt(self) -> None:
+        """Ends the `generate` that another thread or a signal's handler is in, after its next token."""
+        if self._worker is not None:
+            self._worker.stop()
 
     def embed(self, text: str) -> list[float]:
         """The vector of a text, of a model loaded with `pooling`. Raises RunError, also for values that are NaN."""
         vector: list[float] = self._ask("embed", text=text)
         return vector
 
-    def _ask(self, call: str | None = None, **arguments: Json) -> Any:
+    def logits(self, ids: Sequence[int], path: PathLike, *, follow: bool = False) -> None:
+        """Writes the logits after each of `ids` into `path`: float32, tokens x n_vocab. Raises RunError.
+
+        Args:
+            ids: the tokens.
+            path: a file that has the size already; on a file system in memory nothing is written to a disk.
+            follow: go on behind the tokens of the call before.
+        """
+        self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow)
+
+    def _ask(self, call: str | None = None, *, on_part: Callable[[Any], None] | None = None, **arguments: Json) -> Any:
         """What a call of worker.CALLS gives, or nothing but a loaded model."""
+        given: list[Any] = []
+
+        def give(part: Any) -> None:
+            if on_part is not None:
+                given.append(part)
+                on_part(part)
+
         while True:
             try:
                 if self._worker is None:
                     self._load()
-                return self._reply(call, arguments) if call else None
+                return self._reply(call, arguments, give) if call else None
             except WorkerDiedError as death:
                 self.close()
-                if death.late or not self._request.extra_buffers:
+                # What was given already cannot be taken back.
+                if death.late or given or arguments.get("follow") or not self._request.extra_buffers:
                     reason = reason_in(death.log)
                     raise LlamaDiedError(
                         self._named(f"llama.cpp {death}: {reason}" if reason else f"llama.cpp {death}"),
@@ -224,12 +368,12 @@ class Llama:
         except BaseException:
             self.close()
             raise
-        self.n_vocab: int = answer["n_vocab"]
-        self.engine = answer["engine"] + ("" if self._request.extra_buffers else ", extra buffers off")
+        answer["engine"] += "" if self._request.extra_buffers else ", extra buffers off"
+        self.facts = Facts(**answer)
 
-    def _reply(self, call: str, arguments: JsonObject) -> Any:
+    def _reply(self, call: str, arguments: JsonObject, on_part: Callable[[Any], None] | None = None) -> Any:
         assert self._worker is not None
-        reply = self._worker.ask([call, arguments], self._seconds)
+        reply = self._worker.ask([call, arguments], self._seconds, on_part)
         if "ok" in reply:
             return reply["ok"]
         if "missing" in reply:
@@ -237,11 +381,7 @@ class Llama:
         message = str(reply["error"])
         if call == "load":
             message = f"llama.cpp does not load the file: {reason_in(self._worker.log()) or message}"
-        raise RunError(
-            self._named(message),
-            path=self._name,
-            hint="apr validate FILE may show what is wrong with it; without --verify the file is written",
-        )
+        raise RunError(self._named(message), path=self._name, hint="apr validate FILE may show what is wrong with it")
 
     def _named(self, message: str) -> str:
         return message.replace(self._request.path, self._name)

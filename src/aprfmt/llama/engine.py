@@ -1,17 +1,11 @@
-"""What a Python binding of llama.cpp must do for the worker, and the table of those that can."""
+"""What a process that runs llama.cpp is asked for: the packages that bring the library, and the words of a request."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
-ENGINES = {
-    "xllamacpp": ("xllamacpp", "aprfmt.llama.engine_xllamacpp"),
-    "llama_cpp": ("llama-cpp-python", "aprfmt.llama.engine_llama_cpp"),
-}
-"""Package -> (name on PyPI, module with LoadedModel, a Model made of a LoadRequest); the first that works is used."""
+ENGINES = {"xllamacpp": "xllamacpp", "llama_cpp": "llama-cpp-python"}
+"""Package that holds the library -> its name on PyPI; the first that works is used."""
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 """How an encoder makes one vector of a text, by llama.cpp's number."""
@@ -23,39 +17,45 @@ class LoadRequest:
 
     Attributes:
         path: a GGUF, or the first of its parts.
-        n_ctx: tokens of the context, prompt and answer together.
+        n_ctx: tokens of the context, prompt and answer together; 0: those that the model was trained with.
         pooling: one of POOLINGS for a model that is asked for embeddings; None for one that generates text.
         extra_buffers: whether llama.cpp may repack weights for instructions such as AMX.
+        n_threads: threads that compute; 0: half of the processors, since one that waits does so in a busy loop.
+        gpu_layers: layers computed on a GPU, by a build of llama.cpp that can.
+        adapters: (path of a LoRA GGUF, scale).
     """
 
     path: str
     n_ctx: int
     pooling: str | None
     extra_buffers: bool
+    n_threads: int = 0
+    gpu_layers: int = 0
+    adapters: list[tuple[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn; without a temperature it is the most likely one.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most likely token.
+        top_k: only the k most likely tokens; 0: all.
+        top_p: only the most likely tokens that have this probability together; 1: all.
+        min_p: only tokens with at least this share of the most likely one's probability; 0: all.
+        seed: the same seed draws the same tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    seed: int = 0
 
 
 class EngineError(Exception):
     """llama.cpp refuses a model or a request."""
 
 
-class Model(Protocol):
-    """A loaded model. The methods raise EngineError."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Tokens in its vocabulary."""
-
-    def generate(self, prompt: str, n_tokens: int) -> tuple[list[int], str]:
-        """The most likely continuation: at most `n_tokens` ids, an end token included, and their text.
-
-        Raises EngineError where the model computes NaN or infinite logits.
-        """
-
-    def embed(self, text: str) -> list[float]:
-        """The vector of a text."""
-
-
-def require_finite(values: Iterable[float | None], what: str) -> None:
-    """Raises EngineError where one of `values` is NaN, infinite or null, as JSON writes NaN."""
-    if not all(value is not None and math.isfinite(value) for value in values):
-        raise EngineError(f"the model computes NaN or infinite {what}")
+class LayoutError(EngineError):
+    """A build of llama.cpp whose structures are laid out in a way that is not known."""

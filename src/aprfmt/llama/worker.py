@@ -1,39 +1,59 @@
 """The process that llama.cpp runs in: `python -m aprfmt.llama.worker` answers one JSON line for each of stdin's.
 
 A request is [name, arguments]: "load" first, then CALLS. An answer is {"ok": value}, {"error": message}, or
-{"missing": message} where no engine can be imported. What llama.cpp prints goes to stderr, the client's log.
+{"missing": message} where no engine can be used; before it come the parts of a call that has some, {"part": value}. The
+line "stop" ends a generation after the next token. What llama.cpp prints goes to stderr, the client's log.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import threading
+from collections.abc import Generator
 from importlib.metadata import version
 from queue import SimpleQueue
+from typing import IO, TYPE_CHECKING, Any
 
-from aprfmt.llama.engine import ENGINES, EngineError, LoadRequest, Model
-from aprfmt.types import JsonObject
+from aprfmt.llama.engine import ENGINES, EngineError, LayoutError, LoadRequest
+from aprfmt.types import Json, JsonObject
 
-CALLS = ("generate", "embed")
-"""Methods of a Model that can be asked for, with their arguments by name."""
+if TYPE_CHECKING:
+    from aprfmt.llama.session import Session
+
+CALLS = ("facts", "tokenize", "detokenize", "generate", "embed", "logits")
+"""Methods of a Session that can be asked for, with their arguments by name."""
+
+STOP = "stop"
 
 
-def _load(engines: list[str], request: dict[str, object]) -> tuple[Model, JsonObject]:
-    """The model, loaded by the first engine that can be imported. Raises EngineError, ImportError."""
+def _load(engines: list[str], request: dict[str, object], stopped: threading.Event) -> tuple[Session, Json]:
+    """The model, loaded by the first engine that can be used. Raises EngineError, ImportError."""
+    from aprfmt.llama.capi import Library
+    from aprfmt.llama.session import Session
+
     reasons = []
     for package in engines:
-        name, module = ENGINES[package]
+        name = ENGINES[package]
         try:
-            engine = importlib.import_module(module)
-        except ImportError as error:
+            library = Library(package)
+        except (ImportError, OSError, LayoutError) as error:
             reasons.append(f"{name}: {error}")
         else:
-            model: Model = engine.LoadedModel(LoadRequest(**request))  # type: ignore[arg-type]  # JSON of our own client
-            return model, {"engine": f"{name} {version(name)}", "n_vocab": model.n_vocab}
+            session = Session(library, LoadRequest(**request), stopped.is_set)  # type: ignore[arg-type]  # JSON of our client
+            return session, {"engine": f"{name} {version(name)}", **session.facts()}
     raise ImportError("; ".join(reasons))
+
+
+def _result(answer: Any, replies: IO[str]) -> Any:
+    """The result of a call; what a generator gives before it is sent as it comes."""
+    while isinstance(answer, Generator):
+        try:
+            print(json.dumps({"part": next(answer)}), file=replies, flush=True)
+        except StopIteration as end:
+            answer = end.value
+    return answer
 
 
 def main() -> None:
@@ -42,23 +62,29 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print on stdout now and then
     requests: SimpleQueue[str] = SimpleQueue()
+    stopped = threading.Event()
 
     def read() -> None:
         # Not sys.stdin: Python aborts where a thread still reads it at the end.
         with open(os.dup(0)) as stdin:
             for line in stdin:
-                requests.put(line)
+                if line.strip() == STOP:
+                    stopped.set()
+                else:
+                    requests.put(line)
         os._exit(0)  # llama.cpp may be deep in a computation that nobody waits for
 
     threading.Thread(target=read, daemon=True).start()
-    model: Model | None = None
+    model: Session | None = None
     while True:
+        answer: Json
         call, arguments = json.loads(requests.get())
+        stopped.clear()
         try:
             if model is None:
-                model, answer = _load(**arguments)
+                model, answer = _load(**arguments, stopped=stopped)
             else:
-                answer = getattr(model, CALLS[CALLS.index(call)])(**arguments)
+                answer = _result(getattr(model, CALLS[CALLS.index(call)])(**arguments), replies)
             reply: JsonObject = {"ok": answer}
         except EngineError as error:
             reply = {"error": str(error)}

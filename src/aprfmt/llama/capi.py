@@ -1,0 +1,215 @@
+"""llama.cpp's C functions, from whichever Python package has brought the library.
+
+Both packages of `engine.ENGINES` hold a shared library that exports llama.h. How a build lays out its structures of
+parameters, ctypes cannot know: the defaults that it gives, of which some are known, tell which layout below it has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+from aprfmt.llama.engine import LayoutError
+
+Token = c_int32
+Pointer = c_void_p
+_ROOM = 512
+"""Bytes of a structure of parameters, more than any layout has. Wherever it is an argument, it is the last one, on the
+stack or behind a pointer, so a function does not see what follows the fields that it knows."""
+
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, c_char_p, Pointer)
+EVAL_CALLBACK = ctypes.CFUNCTYPE(c_bool, Pointer, c_bool, Pointer)
+"""ggml_backend_sched_eval_callback: (tensor, whether it only asks if the tensor is wanted, user data)."""
+
+_MODEL_FIELDS: list[tuple[str, Any]] = [
+    ("devices", Pointer),
+    ("tensor_buft_overrides", Pointer),
+    *((name, c_int32) for name in ("n_gpu_layers", "split_mode", "load_mode", "lazy_mode", "main_gpu")),
+    ("tensor_split", Pointer),
+    ("progress_callback", Pointer),
+    ("progress_callback_user_data", Pointer),
+    ("kv_overrides", Pointer),
+    *((name, c_bool) for name in ("vocab_only", "check_tensors", "use_extra_bufts", "no_host", "no_alloc", "load_mtp")),
+]
+
+_CONTEXT_FIELDS: list[tuple[str, Any]] = [
+    *((name, c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
+    *((name, c_uint32) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
+    *((name, c_int32) for name in ("n_threads", "n_threads_batch")),
+    *(
+        (name, c_int32)
+        for name in ("ctx_type", "rope_scaling_type", "pooling_type", "attention_type", "flash_attn_type")
+    ),
+    *((name, c_float) for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor")),
+    *((name, c_float) for name in ("yarn_beta_fast", "yarn_beta_slow")),
+    ("yarn_orig_ctx", c_uint32),
+    ("defrag_thold", c_float),
+    ("cb_eval", Pointer),
+    ("cb_eval_user_data", Pointer),
+    ("type_k", c_int32),
+    ("type_v", c_int32),
+    ("abort_callback", Pointer),
+    ("abort_callback_data", Pointer),
+    *((name, c_bool) for name in ("embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "kv_unified")),
+    ("samplers", Pointer),
+    ("n_samplers", c_size_t),
+    ("ctx_other", Pointer),
+]
+
+
+def _with(fields: list[tuple[str, Any]], new: tuple[str, Any], before: str) -> list[tuple[str, Any]]:
+    at = [name for name, _ in fields].index(before)
+    return [*fields[:at], new, *fields[at:]]
+
+
+_MODEL_LAYOUTS = [_MODEL_FIELDS]
+_CONTEXT_LAYOUTS = [_CONTEXT_FIELDS, _with(_CONTEXT_FIELDS, ("moe_cache_size", c_size_t), "abort_callback")]
+"""By llama.h of b11434 and of b11549."""
+
+_KNOWN: dict[str, dict[str, object]] = {
+    "llama_model_default_params": {"vocab_only": False, "use_extra_bufts": True, "no_alloc": False},
+    "llama_context_default_params": {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "pooling_type": -1, "type_k": 1}
+    | {"cb_eval": None, "embeddings": False, "offload_kqv": True, "no_perf": True, "op_offload": True},
+}
+"""Defaults that have not changed for long; another value says that a field lies elsewhere."""
+
+
+class Batch(Structure):
+    """llama_batch: with no positions and sequences given, the tokens follow those of sequence 0."""
+
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", POINTER(Token)),
+        ("embd", POINTER(c_float)),
+        ("pos", POINTER(c_int32)),
+        ("n_seq_id", POINTER(c_int32)),
+        ("seq_id", POINTER(POINTER(c_int32))),
+        ("logits", POINTER(c_int8)),
+    )
+
+
+class _SamplerChainParams(Structure):
+    _fields_ = (("no_perf", c_bool),)
+
+
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "llama_backend_init": (None, []),
+    "llama_log_set": (None, [Pointer, Pointer]),
+    "llama_model_get_vocab": (Pointer, [Pointer]),
+    "llama_model_n_embd_inp": (c_int32, [Pointer]),
+    "llama_model_n_embd_out": (c_int32, [Pointer]),
+    "llama_model_n_cls_out": (c_uint32, [Pointer]),
+    "llama_model_n_ctx_train": (c_int32, [Pointer]),
+    "llama_model_has_encoder": (c_bool, [Pointer]),
+    "llama_model_has_decoder": (c_bool, [Pointer]),
+    "llama_model_decoder_start_token": (Token, [Pointer]),
+    "llama_model_size": (ctypes.c_uint64, [Pointer]),
+    "llama_vocab_n_tokens": (c_int32, [Pointer]),
+    "llama_vocab_bos": (Token, [Pointer]),
+    "llama_vocab_eos": (Token, [Pointer]),
+    "llama_vocab_is_eog": (c_bool, [Pointer, Token]),
+    "llama_tokenize": (c_int32, [Pointer, c_char_p, c_int32, POINTER(Token), c_int32, c_bool, c_bool]),
+    "llama_token_to_piece": (c_int32, [Pointer, Token, c_char_p, c_int32, c_int32, c_bool]),
+    "llama_n_ctx": (c_uint32, [Pointer]),
+    "llama_n_batch": (c_uint32, [Pointer]),
+    "llama_get_memory": (Pointer, [Pointer]),
+    "llama_memory_clear": (None, [Pointer, c_bool]),
+    "llama_memory_seq_rm": (c_bool, [Pointer, c_int32, c_int32, c_int32]),
+    "llama_encode": (c_int32, [Pointer, Batch]),
+    "llama_decode": (c_int32, [Pointer, Batch]),
+    "llama_get_logits_ith": (POINTER(c_float), [Pointer, c_int32]),
+    "llama_get_embeddings_ith": (POINTER(c_float), [Pointer, c_int32]),
+    "llama_get_embeddings_seq": (POINTER(c_float), [Pointer, c_int32]),
+    "llama_adapter_lora_init": (Pointer, [Pointer, c_char_p]),
+    "llama_set_adapters_lora": (c_int32, [Pointer, POINTER(Pointer), c_size_t, POINTER(c_float)]),
+    "llama_sampler_chain_init": (Pointer, [_SamplerChainParams]),
+    "llama_sampler_chain_add": (None, [Pointer, Pointer]),
+    "llama_sampler_init_greedy": (Pointer, []),
+    "llama_sampler_init_dist": (Pointer, [c_uint32]),
+    "llama_sampler_init_top_k": (Pointer, [c_int32]),
+    "llama_sampler_init_top_p": (Pointer, [c_float, c_size_t]),
+    "llama_sampler_init_min_p": (Pointer, [c_float, c_size_t]),
+    "llama_sampler_init_temp": (Pointer, [c_float]),
+    "llama_sampler_sample": (Token, [Pointer, Pointer, c_int32]),
+    "llama_sampler_free": (None, [Pointer]),
+    "llama_supports_gpu_offload": (c_bool, []),
+}
+"""Name -> (result, arguments) of the functions that take no parameters by value of a layout to be found out."""
+
+
+class Library:
+    """The functions of llama.h as attributes under their names without `llama_`.
+
+    Args:
+        package: a key of engine.ENGINES.
+
+    Raises:
+        ImportError: the package is not installed, or has no library that exports llama.h.
+        LayoutError: the library's structures are laid out in a way that is not known here.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._library = ctypes.CDLL(str(_library_of(package)))
+        self._defaults: dict[type[Structure], bytes] = {}
+        for name, (result, arguments) in _FUNCTIONS.items():
+            self.declare(name, result, arguments)
+        self._model_params = self._parameters("llama_model_default_params", _MODEL_LAYOUTS)
+        self._context_params = self._parameters("llama_context_default_params", _CONTEXT_LAYOUTS)
+        self.declare("llama_model_load_from_file", Pointer, [c_char_p, self._model_params])
+        self.declare("llama_init_from_model", Pointer, [Pointer, self._context_params])
+        self.backend_init()
+        self.log_set(None, None)  # a package may have set a filter; what is said on stderr is the client's log
+
+    def declare(self, name: str, result: Any, arguments: list[Any]) -> None:
+        """Makes a function of the library an attribute. Raises ImportError where the library does not export it."""
+        try:
+            function = getattr(self._library, name)
+        except AttributeError:
+            raise ImportError(f"its library does not export {name}") from None
+        function.restype, function.argtypes = result, arguments
+        setattr(self, name.removeprefix("llama_"), function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"llama_{name} is not declared")
+
+    def _parameters(self, default: str, layouts: list[list[tuple[str, Any]]]) -> type[Structure]:
+        """The structure whose defaults the function `default` gives, with room behind its fields."""
+        raw = type("Raw", (Structure,), {"_fields_": [("bytes", ctypes.c_uint8 * _ROOM)]})
+        function = getattr(self._library, default)
+        function.restype, function.argtypes = raw, []
+        memory = bytes(function())
+        for fields in layouts:
+            room = _ROOM - ctypes.sizeof(type("Fields", (Structure,), {"_fields_": fields}))
+            padded: type[Structure] = type(
+                "Parameters", (Structure,), {"_fields_": [*fields, ("room", ctypes.c_uint8 * room)]}
+            )
+            found = padded.from_buffer_copy(memory)
+            if all(getattr(found, name) == value for name, value in _KNOWN[default].items()):
+                self._defaults[padded] = memory
+                return padded
+        raise LayoutError(f"this build of llama.cpp has another {default.removesuffix('_default_params')}_params")
+
+    def model_params(self) -> Any:
+        """llama.cpp's defaults for loading a model."""
+        return self._model_params.from_buffer_copy(self._defaults[self._model_params])
+
+    def context_params(self) -> Any:
+        """llama.cpp's defaults for a context."""
+        return self._context_params.from_buffer_copy(self._defaults[self._context_params])
+
+    def sampler_chain(self) -> Any:
+        """An empty chain of samplers."""
+        return self.sampler_chain_init(_SamplerChainParams(True))
+
+
+def _library_of(package: str) -> Path:
+    """The shared library in an installed package. Raises ImportError."""
+    module = importlib.import_module(package)  # its own start-up loads what the library needs
+    folder = Path(module.__file__ or "").parent
+    for pattern in ("xllamacpp*.so", "xllamacpp*.pyd", "lib/libllama.so", "lib/libllama.dylib", "lib/llama.dll"):
+        if found := next(folder.glob(pattern), None):
+            return found
+    raise ImportError(f"there is no shared library in {package}")

@@ -1,0 +1,299 @@
+"""A model loaded in llama.cpp, in the process of the worker: the methods are what a client can ask for."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.llama.capi import Batch, Library, Token
+from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, Sampling
+from aprfmt.types import JsonObject
+
+_LONGEST_PIECE = 4096
+_BATCH, _MICRO_BATCH = 2048, 512
+"""Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
+
+
+class Session:
+    """A model and a context of llama.cpp.
+
+    The methods named in worker.CALLS take and give JSON; those that are generators give parts before their result.
+    All raise EngineError.
+
+    Args:
+        library: the functions of llama.cpp.
+        request: what to load.
+        stopped: asked between two tokens whether the client wants no more of them.
+    """
+
+    def __init__(self, library: Library, request: LoadRequest, stopped: Callable[[], bool]) -> None:
+        self._c, self._stopped = library, stopped
+        started = time.perf_counter()
+        params = library.model_params()
+        params.n_gpu_layers = request.gpu_layers
+        params.use_extra_bufts = request.extra_buffers
+        self._model = library.model_load_from_file(os.fsencode(request.path), params)
+        if not self._model:
+            raise EngineError("llama.cpp does not load the file")
+        self._vocab = library.model_get_vocab(self._model)
+        self.n_vocab: int = library.vocab_n_tokens(self._vocab)
+        self._pooling = request.pooling
+        self._context = library.init_from_model(self._model, self._options(request))
+        if not self._context:
+            raise EngineError("llama.cpp makes no context for the model")
+        self._apply(request.adapters)
+        self._seconds = time.perf_counter() - started
+        self._past: list[int] = []
+
+    def _options(self, request: LoadRequest) -> Any:
+        options = self._c.context_params()
+        n_ctx = request.n_ctx or self._c.model_n_ctx_train(self._model)
+        options.n_ctx = n_ctx
+        # A whole text goes through an encoder at once.
+        options.n_batch = n_ctx if request.pooling else min(n_ctx, _BATCH)
+        options.n_ubatch = n_ctx if request.pooling else min(n_ctx, _MICRO_BATCH)
+        options.n_threads = options.n_threads_batch = request.n_threads or max(1, _processors() // 2)
+        if request.pooling is not None:
+            options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
+        return options
+
+    def _apply(self, adapters: Sequence[tuple[str, float]]) -> None:
+        loaded = [self._c.adapter_lora_init(self._model, os.fsencode(path)) for path, _ in adapters]
+        for (path, _), adapter in zip(adapters, loaded, strict=True):
+            if not adapter:
+                raise EngineError(f"llama.cpp does not load the adapter {path}")
+        if loaded:
+            pointers = (ctypes.c_void_p * len(loaded))(*loaded)
+            scales = (ctypes.c_float * len(loaded))(*(scale for _, scale in adapters))
+            if self._c.set_adapters_lora(self._context, pointers, len(loaded), scales):
+                raise EngineError("llama.cpp does not apply the adapters")
+
+    def facts(self) -> JsonObject:
+        """What a client knows of a loaded model: see client.Facts."""
+        return {
+            "n_vocab": self.n_vocab,
+            "n_ctx": self._c.n_ctx(self._context),
+            "n_ctx_train": self._c.model_n_ctx_train(self._model),
+            "load_seconds": self._seconds,
+            "weight_bytes": self._c.model_size(self._model),
+            "bos": self._c.vocab_bos(self._vocab),
+            "eos": self._c.vocab_eos(self._vocab),
+        }
+
+    # --- tokens and text ---
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text."""
+        data = text.encode()
+        ids = (Token * (len(data) + 8))()  # no token is shorter than a byte; some are added
+        n = self._c.tokenize(self._vocab, data, len(data), ids, len(ids), add_special, parse_special)
+        return list(ids[: max(n, 0)])
+
+    def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of ids, that of special tokens only if asked for."""
+        return b"".join(self._piece(token, special) for token in ids).decode(errors="replace")
+
+    def _piece(self, token: int, special: bool = False) -> bytes:
+        buffer = ctypes.create_string_buffer(_LONGEST_PIECE)
+        n = self._c.token_to_piece(self._vocab, token, buffer, _LONGEST_PIECE, 0, special)
+        return buffer.raw[: max(n, 0)]
+
+    # --- computing ---
+
+    def _compute(self, ids: Sequence[int], every: bool = False) -> None:
+        """Computes ids that follow those of the context, with outputs for the last one or for every one."""
+        memory = (Token * len(ids))(*ids)
+        wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
+        code = self._c.decode(self._context, Batch(n_tokens=len(ids), token=memory, logits=wanted))
+        if code:
+            raise EngineError(f"llama.cpp does not compute the model (code {code})")
+        self._past += ids
+
+    def _decode(self, ids: Sequence[int]) -> None:
+        step = self._c.n_batch(self._context)
+        room = self._c.n_ctx(self._context) - len(self._past)
+        if len(ids) > room:
+            raise EngineError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
+        for start in range(0, len(ids), step):
+            self._compute(ids[start : start + step])
+
+    def _forget(self, keep: int = 0) -> int:
+        """Takes all but the first `keep` tokens out of the context; how many it keeps."""
+        memory = self._c.get_memory(self._context)
+        if memory and not (keep and self._c.memory_seq_rm(memory, 0, keep, -1)):  # an encoder has none
+            self._c.memory_clear(memory, True)
+            keep = 0
+        del self._past[keep:]
+        return keep
+
+    def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The logits of an output, in memory of llama.cpp that the next call overwrites."""
+        pointer = self._c.get_logits_ith(self._context, index)
+        if not pointer:
+            raise EngineError("llama.cpp gives no logits")
+        logits = np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
+        # A network may rule tokens out by -inf.
+        if np.isnan(logits).any() or np.isposinf(logits).any() or np.isneginf(logits).all():
+            raise EngineError("the model computes NaN or infinite logits")
+        return logits
+
+    def _begin(self, ids: list[int], reuse: bool) -> None:
+        """Computes a prompt, of which the context may hold the first tokens."""
+        ids = ids or [max(0, self._c.vocab_bos(self._vocab))]  # a vocabulary that cannot spell the prompt
+        if self._c.model_has_encoder(self._model) and self._c.model_has_decoder(self._model):
+            self._forget()
+            code = self._c.encode(self._context, Batch(n_tokens=len(ids), token=(Token * len(ids))(*ids)))
+            if code:
+                raise EngineError(f"llama.cpp does not compute the encoder (code {code})")
+            start = self._c.model_decoder_start_token(self._model)
+            self._decode([start if start >= 0 else max(0, self._c.vocab_bos(self._vocab))])
+            return
+        same = next((i for i, (a, b) in enumerate(zip(self._past, ids, strict=False)) if a != b), len(self._past))
+        kept = self._forget(min(same, len(ids) - 1) if reuse else 0)
+        self._decode(ids[kept:])
+
+    def generate(
+        self,
+        prompt: str | list[int],
+        n_tokens: int,
+        sampling: dict[str, Any] | None = None,
+        stop: Sequence[str] = (),
+        reuse: bool = False,
+        parse_special: bool = True,
+    ) -> Generator[dict[str, str], None, dict[str, object]]:
+        """Continues a prompt. Parts: {"text": what is certain so far}. The result: see client.Generated."""
+        ids = self.tokenize(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt
+        started = time.perf_counter()
+        self._begin(ids, reuse)
+        first = time.perf_counter()
+        sampler = self._sampler(Sampling(**(sampling or {})))
+        words = _Words(stop)
+        made: list[int] = []
+        ended = "length"
+        room = self._c.n_ctx(self._context) - len(self._past)
+        try:
+            while len(made) < n_tokens:
+                self._row(-1)  # only to see that it holds numbers
+                made.append(self._c.sampler_sample(sampler, self._context, -1))
+                if self._c.vocab_is_eog(self._vocab, made[-1]):
+                    ended = "end"
+                    break
+                if text := words.add(self._piece(made[-1])):
+                    yield {"text": text}
+                if words.stopped:
+                    ended = "stop"
+                    break
+                if self._stopped():
+                    ended = "interrupt"
+                    break
+                if len(made) > room:
+                    ended = "context"
+                    break
+                if len(made) < n_tokens:
+                    self._decode(made[-1:])
+        finally:
+            self._c.sampler_free(sampler)
+        if rest := words.end():
+            yield {"text": rest}
+        last = time.perf_counter()
+        return {
+            "ids": made,
+            "text": words.text,
+            "ended": ended,
+            "prompt_tokens": len(ids),
+            "prompt_seconds": first - started,
+            "seconds": last - first,
+        }
+
+    def _sampler(self, sampling: Sampling) -> Any:
+        chain = self._c.sampler_chain()
+        if sampling.temperature <= 0:
+            links = [self._c.sampler_init_greedy()]
+        else:
+            links = [
+                self._c.sampler_init_top_k(sampling.top_k),
+                self._c.sampler_init_top_p(sampling.top_p, 1),
+                self._c.sampler_init_min_p(sampling.min_p, 1),
+                self._c.sampler_init_temp(sampling.temperature),
+                self._c.sampler_init_dist(sampling.seed & 0xFFFFFFFF),
+            ]
+        for link in links:
+            self._c.sampler_chain_add(chain, link)
+        return chain
+
+    def embed(self, text: str) -> list[float]:
+        """The vector of a text; of a reranker (pooling "rank") its scores."""
+        self._forget()
+        ids = self.tokenize(text) or [max(0, self._c.vocab_bos(self._vocab))]
+        self._compute(ids)
+        pointer = self._c.get_embeddings_seq(self._context, 0)
+        if not pointer:
+            raise EngineError("llama.cpp gives no embedding")
+        size = self._c.model_n_cls_out if self._pooling == "rank" else self._c.model_n_embd_out
+        vector = np.ctypeslib.as_array(pointer, shape=(size(self._model),))
+        if not np.isfinite(vector).all():
+            raise EngineError("the model computes NaN or infinite embeddings")
+        return [float(x) for x in vector]
+
+    def logits(self, ids: list[int], path: str, follow: bool = False) -> int:
+        """Writes the logits after each of `ids` to a file that is there: float32, tokens x vocabulary; the tokens.
+
+        `follow` leaves what the context holds before them; otherwise it begins with them.
+        """
+        if not follow:
+            self._forget()
+        rows = np.memmap(path, np.float32, "r+", shape=(len(ids), self.n_vocab))
+        step = self._c.n_batch(self._context)
+        for start in range(0, len(ids), step):
+            some = ids[start : start + step]
+            self._compute(some, every=True)
+            for i in range(len(some)):
+                rows[start + i] = self._row(i)
+        return len(ids)
+
+
+class _Words:
+    """Bytes of tokens as text: no half characters, and nothing behind the first of the words that stop it."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = [word for word in stop if word]
+        self._given, self._all = 0, ""
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        return self._all
+
+    def add(self, data: bytes) -> str:
+        """What is certain to belong to the text and was not given before."""
+        return self._new(self._decoder.decode(data), final=False)
+
+    def end(self) -> str:
+        """The rest."""
+        return "" if self.stopped else self._new(self._decoder.decode(b"", True), final=True)
+
+    def _new(self, text: str, *, final: bool) -> str:
+        self._all += text
+        found = [at for word in self._stop if (at := self._all.find(word)) >= 0]
+        if found:
+            self.stopped, self._all = True, self._all[: min(found)]
+        # The end of the text may be the beginning of a word that stops it.
+        held = 0
+        if not (found or final):
+            held = max(
+                (n for word in self._stop for n in range(1, len(word)) if self._all.endswith(word[:n])), default=0
+            )
+        new = self._all[self._given : len(self._all) - held]
+        self._given += len(new)
+        return new
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
