@@ -37,6 +37,8 @@ _LAZY = {
     "Validation": "aprfmt.inspection.validate",
     "diff": "aprfmt.inspection.diff",
     "Comparison": "aprfmt.inspection.diff",
+    "tree": "aprfmt.inspection.tree",
+    "Tree": "aprfmt.inspection.tree",
     "evaluate": "aprfmt.api",
     "Evaluation": "aprfmt.api",
     "report": "aprfmt.api",
@@ -55,6 +57,7 @@ __all__ = [
     "Report",
     "StampReport",
     "Tensor",
+    "Tree",
     "Validation",
     "__version__",
     "canonicalize_aliases",
@@ -77,6 +80,7 @@ __all__ = [
     "rewrite_file",
     "save_file",
     "stamp",
+    "tree",
     "validate",
     "write_v1",
 ]
@@ -96,6 +100,7 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr_metadata import dump as dump_metadata
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import Comparison, diff
+    from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Model, Tensor
 

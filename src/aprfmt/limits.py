@@ -73,3 +73,6 @@ MAX_LABELS = 1 << 16
 
 MAX_PICKLED_BYTES = 256 << 20
 """Longest pickle of a PyTorch file, which holds names and shapes."""
+
+MAX_TREE_DEPTH = 48
+"""Levels of the tree of modules; the rest of a longer name is one part."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 
 _IEC_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -73,6 +74,14 @@ def first_few(names: Iterable[object], n: int = 3, total: int | None = None) -> 
 def format_shape(shape: Iterable[int]) -> str:
     """`64×576`, or `scalar`."""
     return "×".join(map(str, shape)) or "scalar"
+
+
+def name_filter(glob: str | None) -> Callable[[str], bool]:
+    """What tells whether a name matches `glob`; one without wildcards matches what contains it, None everything."""
+    if glob is None:
+        return lambda name: True
+    pattern = glob if any(c in glob for c in "*?[") else f"*{glob}*"
+    return lambda name: fnmatchcase(name, pattern)
 
 
 def html_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:

@@ -31,6 +31,7 @@ COMMANDS = {
     for row in (
         Row("inspect", "look:inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
         Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
+        Row("tree", "tree:tree", "The modules as a tree, equal layers folded; also dot and Mermaid.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
         Row("diff", "look:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),

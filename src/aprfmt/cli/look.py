@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +11,10 @@ import typer
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.cli.options import BaseOption, JsonOption, ModelArgument, QuietOption
+from aprfmt.cli.options import BaseOption, FilterOption, JsonOption, ModelArgument, QuietOption
 from aprfmt.cli.output import as_text, out, pairs, plain, printable, progress_bar, shorten, table, width
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError, UsageError
-from aprfmt.text import first_few, format_bytes, format_count, format_shape, plural
+from aprfmt.text import first_few, format_bytes, format_count, format_shape, name_filter, plural
 
 if TYPE_CHECKING:
     from aprfmt.arch.row import Architecture, Key, TensorRow
@@ -213,10 +212,7 @@ def _quality(quality: Quality) -> Iterator[str]:
 def tensors(
     file: ModelArgument,
     *,
-    filter: Annotated[
-        str | None,
-        typer.Option(metavar="GLOB", help="Only names that match; without wildcards: names that contain it."),
-    ] = None,
+    filter: FilterOption = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="At most N tensors; 0: all.")] = 0,
     stats: Annotated[
         bool, typer.Option("--stats", help="Add mean, deviation, range, NaN, infinity and zero counts.")
@@ -233,8 +229,8 @@ def tensors(
     """
     with formats.open_unchanged(file) as model:
         entries = model.tensors.entries
-        pattern = filter if filter is None or any(c in filter for c in "*?[") else f"*{filter}*"
-        chosen = [t for t in entries if pattern is None or fnmatchcase(t.name, pattern)]
+        fits = name_filter(filter)
+        chosen = [t for t in entries if fits(t.name)]
         shown = chosen[:limit] if limit else chosen
         # An offset means nothing without its shard.
         sharded = len(model.sources) > 1

@@ -24,6 +24,9 @@ OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="PATH", he
 ForceOption = Annotated[bool, typer.Option("--force", "-f", help="Overwrite the output if it exists.")]
 PlanOption = Annotated[bool, typer.Option("--plan", help="Show sizes, memory, losses and tensor names; write nothing.")]
 ArchOption = Annotated[str | None, typer.Option(metavar="NAME", help="Architecture, if the source does not name it.")]
+FilterOption = Annotated[
+    str | None, typer.Option(metavar="GLOB", help="Only names that match; without wildcards: names that contain it.")
+]
 BaseOption = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="Model that an adapter is for: a folder with its config.json, or a model file."),

@@ -109,6 +109,10 @@ class Output:
             for line in lines:
                 self._put(f"{line}\n")
 
+    def json_object(self, body: Mapping[str, object]) -> None:
+        """The JSON object of a command that was asked for it by an option of its own, whatever the mode."""
+        self._json({"schema": f"apr.{self.command}/1", "ok": True, **body})
+
     def line(self, text: str = "") -> None:
         """One line of text on stdout, in human mode only."""
         if self.mode == "human":

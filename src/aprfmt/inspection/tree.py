@@ -1,0 +1,219 @@
+"""The modules of a model as a tree, made of the names of its tensors; equal layers can be folded into one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from aprfmt import formats
+from aprfmt.codecs.dtypes import n_elements
+from aprfmt.errors import UsageError
+from aprfmt.limits import MAX_TREE_DEPTH
+from aprfmt.model import Tensor
+from aprfmt.text import name_filter
+from aprfmt.types import PathLike
+
+_LONGEST_NUMBER = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A tensor, or a module with what is in it.
+
+    A module that holds one thing alone is one node with it: `self_attn.rotary`.
+
+    Attributes:
+        name: the part of the name below the parent.
+        path: the whole name.
+        tensor: of a leaf; None for a module.
+        children: of a module, numbers in order, the rest as in the file.
+        tensor_count, params, n_bytes: totals of what is below.
+        kind: the same number for nodes that are built alike: names, dtypes and shapes.
+    """
+
+    name: str
+    path: str
+    tensor: Tensor | None
+    children: tuple[Node, ...]
+    tensor_count: int
+    params: int
+    n_bytes: int
+    kind: int
+
+    def to_json(self, depth: int = 0) -> dict[str, object]:
+        """{name, path, type: "tensor" | "group", ...}; of groups below `depth` levels (0: all) without children."""
+        body: dict[str, object] = {"name": self.name, "path": self.path}
+        if self.tensor is not None:
+            body |= {"type": "tensor", "dtype": self.tensor.dtype, "shape": list(self.tensor.shape)}
+            return body | {"params": self.params, "size_bytes": self.n_bytes}
+        body |= {"type": "group", "tensor_count": self.tensor_count, "params": self.params, "total_size": self.n_bytes}
+        return body if depth == 1 else body | {"children": [node.to_json(max(0, depth - 1)) for node in self.children]}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node on the way through a drawn tree, parents before children.
+
+    Attributes:
+        node: of several folded ones the first.
+        label: what it is called there: `0–31` for folded layers.
+        times: how many nodes it stands for.
+        parent: position of the parent among the steps, -1 at the top.
+        is_last: whether no sibling follows.
+        is_closed: whether it has children that are not drawn.
+    """
+
+    node: Node
+    label: str
+    times: int
+    parent: int
+    is_last: bool
+    is_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The modules of a model; `to_json` is the object of `apr tree --json`.
+
+    Attributes:
+        file: the path as given.
+        format: the container as users know it, "GGUF v3".
+        tensor_count: tensors of the file.
+        matched: those that the filter left.
+        depth: levels that are shown; 0: all.
+        nodes: the top of the tree.
+    """
+
+    file: str
+    format: str
+    tensor_count: int
+    matched: int
+    depth: int
+    nodes: tuple[Node, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract; nothing is folded."""
+        return {
+            "file": self.file,
+            "format": self.format,
+            "tensor_count": self.tensor_count,
+            "matched": self.matched,
+            "total_size": sum(node.n_bytes for node in self.nodes),
+            "tree": [node.to_json(self.depth) for node in self.nodes],
+        }
+
+    def steps(self, *, fold: bool = True) -> list[Step]:
+        """All nodes to draw; with `fold`, numbered siblings that are built alike are one."""
+        found: list[Step] = []
+        self._walk(self.nodes, -1, 1, fold, found)
+        return found
+
+    def _walk(self, nodes: Sequence[Node], parent: int, level: int, fold: bool, found: list[Step]) -> None:
+        views = list(_folded(nodes)) if fold else [(node.name, node, 1) for node in nodes]
+        for i, (label, node, times) in enumerate(views):
+            inner = list(_folded(node.children)) if fold else []
+            if len(inner) == 1 and inner[0][2] > 1 and times == 1:  # `layers` with 32 equal ones is one line
+                label, node, times = f"{label}.{inner[0][0]}", inner[0][1], inner[0][2]
+            is_closed = level == self.depth and bool(node.children)
+            found.append(Step(node, label, times, parent, i == len(views) - 1, is_closed))
+            if not is_closed:
+                self._walk(node.children, len(found) - 1, level + 1, fold, found)
+
+
+def tree(path: PathLike, *, depth: int = 0, filter: str | None = None) -> Tree:
+    """The modules of the model at `path`, from the names of its tensors alone.
+
+    `depth` is the number of levels to show (0: all). `filter` leaves the tensors whose names match it (a glob; without
+    wildcards: whose names contain it).
+    Raises AprError for a file that cannot be opened, UsageError for a negative depth.
+    """
+    if type(depth) is not int or depth < 0:
+        raise UsageError(f"depth must be a number of levels from 0 on, not {depth!r}")
+    fits = name_filter(filter)
+    with formats.open_unchanged(path) as model:
+        entries = model.tensors.entries
+        chosen = [tensor for tensor in entries if fits(tensor.name)]
+        nodes = _nodes(chosen, 0, "", 1, {})
+        return Tree(os.fspath(path), model.label, len(entries), len(chosen), depth, tuple(nodes))
+
+
+_Kinds = dict[object, int]
+
+
+def _nodes(tensors: Sequence[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> list[Node]:
+    """The nodes of `tensors`, whose names all begin with `prefix`, as long as `start`; `kinds` grows."""
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        end = tensor.name.find(".", start) if level < MAX_TREE_DEPTH else -1
+        groups.setdefault(tensor.name[start : end if end >= 0 else None], []).append(tensor)
+    names = list(groups)
+    if all(map(_is_number, names)):
+        names.sort(key=int)
+    return [node for name in names for node in _of_name(name, groups[name], start, prefix, level, kinds)]
+
+
+def _of_name(name: str, tensors: list[Tensor], start: int, prefix: str, level: int, kinds: _Kinds) -> Iterator[Node]:
+    end = start + len(name)
+    leaves = [_leaf(name, tensor, kinds) for tensor in tensors if len(tensor.name) == end]
+    below = [tensor for tensor in tensors if len(tensor.name) > end]
+    if not below:
+        yield from leaves
+        return
+    path = prefix + name
+    children = [*leaves, *_nodes(below, end + 1, f"{path}.", level + 1, kinds)]
+    if len(children) == 1:
+        only = children[0]
+        yield _node(f"{name}.{only.name}", only.path, only.tensor, only.children, kinds)
+        return
+    yield _node(name, path, None, tuple(children), kinds)
+
+
+def _leaf(name: str, tensor: Tensor, kinds: _Kinds) -> Node:
+    return _node(name, tensor.name, tensor, (), kinds)
+
+
+def _node(name: str, path: str, tensor: Tensor | None, children: tuple[Node, ...], kinds: _Kinds) -> Node:
+    form = (_rest(name), tensor and (tensor.dtype, tensor.shape), tuple((c.name, c.kind) for c in children))
+    kind = kinds.setdefault(form, len(kinds))
+    if tensor is not None:
+        return Node(name, path, tensor, (), 1, n_elements(tensor.shape), tensor.n_bytes, kind)
+    count, params, n_bytes = (
+        sum(getattr(child, key) for child in children) for key in ("tensor_count", "params", "n_bytes")
+    )
+    return Node(name, path, None, children, count, params, n_bytes, kind)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= _LONGEST_NUMBER
+
+
+def _rest(name: str) -> str:
+    """What follows the number that `name` begins with; "" for other names, whose own counts elsewhere."""
+    number, dot, rest = name.partition(".")
+    return dot + rest if _is_number(number) else ""
+
+
+def _folded(nodes: Sequence[Node]) -> Iterator[tuple[str, Node, int]]:
+    """(label, first node, how many) of `nodes`, the numbered ones that are built alike as one."""
+    groups: dict[object, list[Node]] = {}
+    for i, node in enumerate(nodes):
+        groups.setdefault(node.kind if _is_number(node.name.partition(".")[0]) else ("alone", i), []).append(node)
+    for found in groups.values():
+        if len(found) == 1:
+            yield found[0].name, found[0], 1
+            continue
+        numbers = sorted(int(node.name.partition(".")[0]) for node in found)
+        yield ranges(numbers) + _rest(found[0].name), found[0], len(found)
+
+
+def ranges(numbers: Sequence[int], most: int = 6) -> str:
+    """`0–3, 6, 9` for sorted numbers; behind `most` runs an ellipsis and the last number."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    words = ["–".join(map(str, run)) for run in runs]
+    return ", ".join(words if len(words) <= most else [*words[: most - 1], "…", words[-1]])
