@@ -1,6 +1,6 @@
 """llama.cpp's convert_hf_to_gguf.py: one process imports torch and transformers, each conversion is a fork of it.
 
-    python converter_peer.py FOLDER    reads {"source", "out", "type", "options", "plain_vocabulary"} a line,
+    python converter_peer.py FOLDER    reads {"source", "out", "type", "options", "plain_vocabulary", "patches"} a line,
                                        writes {"code", "log"} a line
 
 Where the script fails it gets further chances, so that what is compared is weights and keys: `--no-mtp`, which it
@@ -32,6 +32,9 @@ ATTEMPTS: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("--no-mtp, plain vocabulary", ("--no-mtp",), True),
 )
 """(what is said of it, options, whether the vocabulary step is replaced)."""
+
+Patch = tuple[str, str, str]
+"""Module of the converter's package `conversion`, a text of it, and what stands there instead."""
 
 _TIMEOUT = 120
 
@@ -88,11 +91,21 @@ class ConverterPeer:
         raise ConverterError(reasons[2])
 
     def convert_once(
-        self, source: Path, out: Path, out_type: str, options: Sequence[str] = (), *, plain_vocabulary: bool = False
+        self,
+        source: Path,
+        out: Path,
+        out_type: str,
+        options: Sequence[str] = (),
+        *,
+        plain_vocabulary: bool = False,
+        patches: Sequence[Patch] = (),
     ) -> None:
-        """Writes `out` with these options, without a second chance. Raises ConverterError."""
+        """Writes `out` with these options, by a converter edited by `patches`, without a second chance.
+
+        Raises ConverterError, also for a patch whose text its module does not have exactly once.
+        """
         out.unlink(missing_ok=True)
-        question = {"source": str(source), "out": str(out), "type": out_type}
+        question = {"source": str(source), "out": str(out), "type": out_type, "patches": list(patches)}
         answer = self._ask({**question, "options": list(options), "plain_vocabulary": plain_vocabulary})
         if answer["code"] or not out.exists():
             out.unlink(missing_ok=True)
@@ -171,6 +184,23 @@ def _plain_vocabulary() -> None:
     conversion.get_model_class = patched
 
 
+def _patch(folder: Path, patches: Sequence[Patch]) -> None:
+    """Has this process import the modules as the patches make them; the files stay as they are."""
+    from importlib.util import find_spec, module_from_spec
+
+    sources: dict[str, str] = {}
+    for name, text, instead in patches:
+        source = sources.get(name) or (folder / "conversion" / f"{name}.py").read_text()
+        if source.count(text) != 1:
+            raise ValueError(f"ERROR: the converter's {name}.py has {source.count(text)} times: {text}")
+        sources[name] = source.replace(text, instead)
+    for name, source in sources.items():
+        spec = find_spec(f"conversion.{name}")
+        assert spec is not None
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        exec(compile(source, str(spec.origin), "exec"), module.__dict__)
+
+
 def _convert(folder: Path, question: dict[str, Any], log: int) -> None:
     """Runs the script in this (forked) process, which ends here."""
     os.dup2(log, 1)
@@ -183,6 +213,7 @@ def _convert(folder: Path, question: dict[str, Any], log: int) -> None:
         script = folder / "convert_hf_to_gguf.py"
         options = ["--outtype", question["type"], "--outfile", question["out"], *question["options"]]
         sys.argv = [str(script), question["source"], *options]
+        _patch(folder, question["patches"])
         if question["plain_vocabulary"]:
             _plain_vocabulary()
         runpy.run_path(str(script), run_name="__main__")

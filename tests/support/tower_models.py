@@ -59,6 +59,8 @@ class TowerCase:
         extra: tensors of a made checkpoint that no row names, or whose sizes no config tells, with their shapes.
         differs: patterns of keys and tensors in which llama.cpp's converter differs -> why.
         converter_cannot: why the converter does not convert the model; empty where it does.
+        patches: edits of the converter that is asked, each of which takes only away that it knows one size.
+        patched: why it is edited; it must fail as it is.
         lost: pattern of a source's tensors that a folder made of two GGUFs lacks or has in part, as these hold
             what is made of them.
         feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
@@ -80,6 +82,8 @@ class TowerCase:
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     converter_cannot: str = ""
+    patches: tuple[tuple[str, str, str], ...] = ()
+    patched: str = ""
     lost: str = ""
     feed: str = ""
     inner: str = ""

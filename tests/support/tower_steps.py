@@ -85,7 +85,9 @@ class TowerBench:
         theirs, ours = work / "peer.gguf", work / "ours.gguf"
         export_model(source, ours, mmproj=True, dtype="f16")
         try:
-            self._peer.convert_once(source, theirs, "f16", ["--mmproj"])
+            if case.patches and not self._fails_as_it_is(source, theirs):
+                return Found("the converter converts it without a patch, which the case says it cannot")
+            self._peer.convert_once(source, theirs, "f16", ["--mmproj"], patches=case.patches)
         except ConverterError as error:
             return Found(note=case.converter_cannot) if case.converter_cannot else Found(f"the converter: {error}")
         if case.converter_cannot:
@@ -95,7 +97,15 @@ class TowerBench:
         wrong = [f"{name}: {text}" for name, text in differing.items() if not why[name]]
         idle = [pattern for pattern in case.differs if not any(re.search(pattern, name) for name in differing)]
         wrong += [f"{pattern} explains nothing" for pattern in idle]
-        return Found("; ".join(wrong[:6]), "; ".join(dict.fromkeys(filter(None, why.values()))))
+        return Found("; ".join(wrong[:6]), "; ".join(dict.fromkeys(filter(None, (case.patched, *why.values())))))
+
+    def _fails_as_it_is(self, source: Path, out: Path) -> bool:
+        assert self._peer is not None
+        try:
+            self._peer.convert_once(source, out, "f16", ["--mmproj"])
+        except ConverterError:
+            return True
+        return False
 
     def _folder(self, saved: Path, work: Path) -> Found:
         from aprfmt.convert.api import export_model, import_model

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from converter_peer import ConverterPeer
+from converter_peer import ConverterError, ConverterPeer
 from llama_peer import LlamaPeer
 from tower_models import all_tower_cases
 from tower_steps import STEPS, Found, TowerBench, tokenizer_folder
@@ -45,3 +45,10 @@ def test_every_row_has_a_case() -> None:
 @pytest.mark.parametrize("case_id", CASES)
 def test_case(run: Run, case_id: str, step: str) -> None:
     assert run(case_id)[step].wrong == ""
+
+
+@pytest.mark.parametrize(("module", "text"), [("step3", "never written there"), ("step3", "class ")])
+def test_a_patch_needs_its_place(llama_cpp_converter: Path, tmp_path: Path, module: str, text: str) -> None:
+    """One that another converter has not, or in several places, must not compare what nobody meant."""
+    with ConverterPeer() as peer, pytest.raises(ConverterError, match=r"step3\.py has \d+ times"):
+        peer.convert_once(tmp_path, tmp_path / "out.gguf", "f16", patches=((module, text, ""),))
