@@ -140,6 +140,9 @@ OPERATIONS: dict[str, Operation] = {
     "validate folder": command("validate", "IN/hf-parts", "--json"),
     "validate apr": command("validate", "IN/m.apr", "--json"),
     "diff": command("diff", "IN/hf", "IN/hf-parts", "--json"),
+    "report of a diff": command(
+        "diff", "IN/m.apr", "IN/m.gguf", "--values", "--threads", "1", "-o", "OUT/page.html", "--force", "--quiet"
+    ),
     "report": command("report", "IN/m.apr", "-o", "OUT/page.html", "--force", "--quiet"),
 }  # fmt: skip
 

@@ -31,9 +31,9 @@ COMMANDS = {
     for row in (
         Row("inspect", "look:inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
         Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
-        Row("tree", "tree:tree", "The modules as a tree, equal layers folded; also dot and Mermaid.", "Look"),
+        Row("tree", "tree:tree", "The modules as a tree, equal layers folded; dot, Mermaid.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
-        Row("diff", "look:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
+        Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),
         Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),

@@ -1,4 +1,4 @@
-"""The commands that look: `apr inspect`, `tensors`, `validate`, `diff` and `architectures`."""
+"""The commands that look: `apr inspect`, `tensors`, `validate` and `architectures`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         TokenizerInfo,
         TowerInfo,
     )
-    from aprfmt.inspection.diff import Comparison, Difference
     from aprfmt.inspection.head import HeadInfo
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Tensor
@@ -39,7 +38,6 @@ _PROVENANCE = (("license", "license"), ("data_source", "data source"), ("data_li
 _MARKS = {"pass": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red"), "skip": ("-   ", "dim")}
 _MAX_OF_RULE = 20
 _VALUE_WIDTH = 72
-_MAX_DIFFERENCES = 40
 
 
 def inspect(
@@ -376,56 +374,6 @@ def _check_line(status: str, name: str, message: str) -> str:
 
         text = "\n".join(textwrap.wrap(text, max(20, width() - 30), subsequent_indent=" " * 30))
     return f"  {out.style(mark, style)}  {name:<20}  {text}"
-
-
-def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A model, in any readable form.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
-    *,
-    values: Annotated[bool, typer.Option("--values", help="Compare only the tensors, by decoded value.")] = False,
-    tolerance: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
-    ] = 0.0,
-    metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
-    base: BaseOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> int:
-    """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
-
-    \b
-    apr diff old.apr new.apr
-    apr diff model.gguf model.apr --values
-    """
-    with progress_bar("comparing") as progress:
-        found = aprfmt.diff(
-            a, b, values=values, tolerance=tolerance, metadata_only=metadata_only, base=base, progress=progress
-        )
-    out.result(found.to_json(), _comparison(found))
-    return 0 if found.identical else 1
-
-
-def _comparison(found: Comparison) -> Iterator[str]:
-    for row in found.differences[:_MAX_DIFFERENCES]:
-        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{_difference_detail(row)}"
-        for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
-            yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"
-    if len(found.differences) > _MAX_DIFFERENCES:
-        yield f"… {len(found.differences) - _MAX_DIFFERENCES} more; --json lists all"
-    yield from found.notes
-    n = found.tensors_compared
-    counts = f", {plural(n, 'tensor')} compared" if n else ""
-    n = len(found.differences)
-    yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
-
-
-def _difference_detail(row: Difference) -> str:
-    if (far := row.distance) is not None:
-        text = f"{far.n_different:,} of {far.n_values:,} values, at most {far.max_diff:.3g} apart"
-        return f": {row.what} ({text})"
-    if row.first_difference is not None:
-        return f": first at item {row.first_difference}"
-    return f": {row.what}" if row.what is not None else ""
 
 
 def architectures(

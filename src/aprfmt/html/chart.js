@@ -16,3 +16,23 @@ for (const f of document.querySelectorAll("figure[data-chart]")) {
     said.textContent = d.x + " " + put(at) + "   " + d.s.map(s => s.n + " " + put(s.y[near(s)], d.k)).join("   ");
   });
 }
+for (const t of document.querySelectorAll("table.sortable")) {
+  const [head, ...rows] = t.rows, value = (row, i) => row.cells[i].textContent.trim();
+  const number = v => /^[-−]?[\d.,]+(e[-+]?\d+)?( [%\w]+)?$/i.test(v) ? parseFloat(v.replaceAll(",", "").replace("−", "-")) : NaN;
+  [...head.cells].forEach((cell, i) => {
+    cell.tabIndex = 0;
+    const sort = () => {
+      const up = cell.ariaSort == "descending", sign = up ? 1 : -1;
+      for (const other of head.cells) other.ariaSort = "none";
+      cell.ariaSort = up ? "ascending" : "descending";
+      const worst = v => v == "–" ? -Infinity : v == "NaN" ? Infinity : number(v);
+      rows.sort((p, q) => {
+        const a = value(p, i), b = value(q, i), m = worst(a), n = worst(b);
+        return sign * (isNaN(m) || isNaN(n) ? a.localeCompare(b) : m < n ? -1 : m > n ? 1 : 0);
+      });
+      head.parentNode.append(...rows);
+    };
+    cell.addEventListener("click", sort);
+    cell.addEventListener("keydown", e => { if (e.key == "Enter") sort(); });
+  });
+}

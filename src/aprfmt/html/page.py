@@ -19,6 +19,8 @@ from aprfmt.text import format_number
 
 WIDTH, HEIGHT = 400.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 8.0, 10.0, 24.0
+_NAME = 14.0
+"""Room below a chart for the name of its x axis."""
 _POINTS = 400
 """Points of a drawn curve at most: one a unit of the view box."""
 _NOISY = 60
@@ -66,8 +68,13 @@ def tiles(rows: Iterable[tuple[str, str, str, str]]) -> str:
     return f"<div class=tiles>{''.join(cells)}</div>"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "", code: str = "") -> str:
-    """A table in a card; `right` and `code` name columns (by header, separated by |) of numbers and of code."""
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "", code: str = "", sortable: bool = False
+) -> str:
+    """A table in a card; `right` and `code` name columns (by header, separated by |) of numbers and of code.
+
+    A `sortable` one in an interactive page is sorted by the column whose title is clicked.
+    """
     numeric, coded = ({name for name in names.split("|") if name} for names in (right, code))
     kinds = ["n" if name in numeric else "code" if name in coded else "" for name in header]
 
@@ -76,7 +83,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = 
         return "".join(f"<{tag}{mark}>{text(cell)}</{tag}>" for mark, cell in zip(marked, row, strict=True))
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<div class=card><table><tr>{cells('th', header)}</tr>{body}</table></div>" if body else ""
+    kind = " class=sortable" if sortable else ""
+    return f"<div class=card><table{kind}><tr>{cells('th', header)}</tr>{body}</table></div>" if body else ""
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
@@ -207,6 +215,7 @@ def chart(
     *,
     x_name: str = "",
     x_range: tuple[float, float] | None = None,
+    y_name: str = "",
     kind: str = "number",
     zero: bool = False,
     marks: Sequence[Mark] = (),
@@ -217,6 +226,7 @@ def chart(
         title: of the figure.
         series: what is drawn; those without a point are left out.
         x_name: what the x axis counts.
+        y_name: what the y axis measures, with its unit; where it is given both names stand at their axes.
         x_range: its ends, where several figures share them.
         kind: "number" or "percent" (shares of one).
         zero: the y axis begins at zero.
@@ -237,7 +247,9 @@ def chart(
         kept.append({"n": s.name, "x": [_digits(v) for v in xs], "y": [_digits(v) for v in ys]})
         body += _curve(s, xs, ys, spans, x, y)
     data = {"w": WIDTH, "l": x.start, "r": x.end, "lo": x.low, "hi": x.high, "k": kind, "x": x_name, "s": kept}
-    return _figure(title, body, HEIGHT, legend=_legend(drawn, say), data=json.dumps(data))
+    body += _axis_names(x_name, y_name) if y_name else ()
+    height = HEIGHT + (_NAME if y_name else 0)
+    return _figure(title, body, height, legend=_legend(drawn, say), data=json.dumps(data))
 
 
 def histograms(title: str, rows: Sequence[Sequence[float]], reach: float, labels: tuple[str, str] = ("", "")) -> str:
@@ -275,8 +287,12 @@ def heat_map(
     rows: Sequence[tuple[str, Sequence[Cell]]],
     columns: Sequence[str],
     legend: Sequence[tuple[str, Cell]] = (),
+    x_name: str = "",
 ) -> str:
-    """A square for each row and column; every few columns have their caption below. `legend`: words of a colour."""
+    """A square for each row and column; every few columns have their caption below, and under these `x_name`.
+
+    `legend`: words of a colour.
+    """
     if not rows or not columns:
         return ""
     size = (_MAP_WIDTH - _MAP_LABELS) / len(columns)
@@ -285,6 +301,10 @@ def heat_map(
     for i in range(0, len(columns), -(-len(columns) // 16)):
         at = _MAP_LABELS + (i + 0.5) * size
         body.append(f'<text x="{at:.1f}" y="{height - 7:g}" text-anchor="middle">{text(columns[i])}</text>')
+    if x_name:
+        middle = (_MAP_LABELS + _MAP_WIDTH) / 2
+        body.append(f'<text class="name" x="{middle:g}" y="{height + 8:g}" text-anchor="middle">{text(x_name)}</text>')
+        height += _NAME
     words = "".join(
         f'<span><i class="dot k{cell.colour}" style="opacity:{_opacity(cell)}"></i>{text(name)}</span>'
         for name, cell in legend
@@ -354,6 +374,13 @@ def _x_axis(x: Axis, bottom: float) -> Iterator[str]:
         at = x.at(value)
         anchor = "end" if at > x.end - 12 else "middle"
         yield f'<text x="{at:.1f}" y="{bottom + 16:g}" text-anchor="{anchor}">{text(format_number(value))}</text>'
+
+
+def _axis_names(x_name: str, y_name: str) -> Iterator[str]:
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    yield f'<text class="name" x="{middle:g}" y="{HEIGHT + _NAME - 5:g}" text-anchor="middle">{text(x_name)}</text>'
+    place = f'transform="translate(10 {(_TOP + HEIGHT - _BOTTOM) / 2:g}) rotate(-90)"'
+    yield f'<text class="name" {place} text-anchor="middle">{text(y_name)}</text>'
 
 
 def _marks(x: Axis, marks: Sequence[Mark]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeGuard
@@ -21,8 +21,30 @@ from aprfmt.codecs.stream import regroup
 from aprfmt.errors import AprError, RefusedError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.inspection.describe import typed_metadata
-from aprfmt.inspection.stats import values as decoded_values
-from aprfmt.io.pipe import StartProgress, is_same_content
+from aprfmt.inspection.distance import (
+    Distance,
+    Sums,
+    TensorFigures,
+    TotalFigures,
+    bits_of,
+    identical,
+    measure,
+    same_sums,
+    side_by_side,
+    together,
+)
+from aprfmt.io.pipe import (
+    MOST_THREADS,
+    FileLayout,
+    Flow,
+    Progress,
+    StartProgress,
+    WriteOptions,
+    is_same_content,
+    write_file,
+)
+from aprfmt.io.pipe import Literal as LiteralBytes
+from aprfmt.io.sink import check_target
 from aprfmt.io.source import read_whole
 from aprfmt.model import Model
 from aprfmt.text import plural
@@ -35,16 +57,6 @@ _APR_ONLY = (
 )
 _MAX_TEXT = 120
 _COMPARE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """How far the decoded values of two tensors are apart."""
-
-    n_values: int
-    n_different: int
-    max_diff: float
-    rmse: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,8 @@ class Comparison:
         a, b: the paths as given.
         tensors_compared: tensors that both sides have.
         notes: what was deliberately not counted as a difference.
+        tensors: where values were compared, each tensor that both sides have in one shape, the worst first.
+        total: of all of these together; None where there are none, or the files are the same.
     """
 
     a: str
@@ -91,6 +105,8 @@ class Comparison:
     differences: Sequence[Difference] = ()
     tensors_compared: int = 0
     notes: Sequence[str] = ()
+    tensors: Sequence[TensorFigures] | None = None
+    total: TotalFigures | None = None
 
     @property
     def identical(self) -> bool:
@@ -98,8 +114,8 @@ class Comparison:
         return not self.differences
 
     def to_json(self) -> dict[str, object]:
-        """The keys of the JSON contract."""
-        return {
+        """The keys of the JSON contract; `tensors` and `total` only where values were compared."""
+        body: dict[str, object] = {
             "a": self.a,
             "b": self.b,
             "identical": self.identical,
@@ -107,6 +123,10 @@ class Comparison:
             "tensors_compared": self.tensors_compared,
             "notes": list(self.notes),
         }
+        if self.tensors is not None:
+            body["tensors"] = [row.to_json() for row in self.tensors]
+            body["total"] = None if self.total is None else self.total.to_json()
+        return body
 
 
 def diff(
@@ -117,47 +137,131 @@ def diff(
     tolerance: float = 0.0,
     metadata_only: bool = False,
     base: PathLike | None = None,
+    threads: int | None = None,
+    output: PathLike | None = None,
+    force: bool = False,
     progress: StartProgress | None = None,
 ) -> Comparison:
     """What the models at `a` and `b` differ in: container, metadata, tensor names, dtypes, shapes and bytes.
 
     `values` compares the tensors alone, decoded and in one row order, so that containers and dtypes may differ; two
-    values are the same when they differ by at most `tolerance`, or are both NaN. `metadata_only` leaves the tensors
-    alone. `base` is the model that both are adapters for, which tells the order of their rows in a GGUF; adapters are
-    compared by factors and scales. `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they
-    are compared.
-    Raises UsageError for options that contradict each other.
+    values are the same when they differ by at most `tolerance`, or are both NaN. The result then has the figures of
+    every tensor (RMSE, SNR, cosine, bits a weight), which a page at `output` draws; `force` replaces one that is there.
+    `metadata_only` leaves the tensors alone. `base` is the model that both are adapters for, which tells the order of
+    their rows in a GGUF; adapters are compared by factors and scales. `threads` is how many compare values (None: one a
+    processor). `progress` is called with the bytes of `a`, its result with (bytes, tensor) as they are compared.
+    Raises UsageError for options that contradict each other, ExistsError for an output that is there.
     """
+    _check_options(values, tolerance, metadata_only, threads, output)
+    names = os.fspath(a), os.fspath(b)
+    with formats.open_unchanged(a) as left, formats.open_unchanged(b) as right:
+        if output is not None:
+            check_target(output, [source.path for model in (left, right) for source in model.sources], force)
+        elif same_files(left, right):
+            same = ["the files are byte for byte the same"]
+            return Comparison(*names, notes=same, tensors=[] if values else None)
+        differences: list[Difference] = []
+        notes: list[str] = []
+        if not values:
+            differences += _metadata_differences(left, right)
+        elif left.label != right.label:
+            notes.append(f"{left.label} and {right.label}: --values ignores container and metadata")
+        found = Comparison(*names, differences, 0, notes)
+        if not metadata_only:
+            of = _base(left, right, base)
+            differences += _scale_differences(left, right, of)
+            n_bytes = sum(t.n_bytes for t in left.tensors.entries)
+            advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
+            pairs = list(_pairs(left, right, of))
+            if values:
+                found = _by_value(found, (left, right), pairs, tolerance, Flow(threads or 0), advance)
+            else:
+                found = replace(found, tensors_compared=sum(None not in pair for pair in pairs))
+                for name, x, y in pairs:
+                    differences += _tensor_differences(name, x, y)
+                    advance(x.n_bytes if x is not None else 0, name)
+    if output is not None:
+        from aprfmt.inspection.diff_page import html
+
+        layout = FileLayout(os.path.basename(output), [LiteralBytes(html(found).encode())])
+        write_file(os.fspath(output), layout, WriteOptions(force=force))
+    return found
+
+
+def _check_options(
+    values: bool, tolerance: float, metadata_only: bool, threads: int | None, output: PathLike | None
+) -> None:
     if math.isnan(tolerance):
         raise UsageError("--tolerance is not a number")
     if tolerance and not values:
         raise UsageError("--tolerance needs --values", hint="apr diff A B --values --tolerance 1e-3")
     if values and metadata_only:
         raise UsageError("--values and --metadata-only exclude each other")
-    names = os.fspath(a), os.fspath(b)
-    with formats.open_unchanged(a) as left, formats.open_unchanged(b) as right:
-        if same_files(left, right):
-            return Comparison(*names, notes=["the files are byte for byte the same"])
-        differences: list[Difference] = []
-        notes: list[str] = []
-        n_compared = 0
-        if not values:
-            differences += _metadata_differences(left, right)
-        elif left.label != right.label:
-            notes.append(f"{left.label} and {right.label}: --values ignores container and metadata")
-        of = _base(left, right, base)
-        if not metadata_only:
-            differences += _scale_differences(left, right, of)
-            n_bytes = sum(t.n_bytes for t in left.tensors.entries)
-            advance = progress(n_bytes) if progress is not None else lambda n_bytes, label: None
-            for name, x, y in _pairs(left, right, of):
-                if x is None or y is None:
-                    differences.append(_difference(name, x, y, "missing"))
-                    continue
-                n_compared += 1
-                differences += _tensor_differences(name, x, y, tolerance if values else None)
-                advance(x.n_bytes, name)
-        return Comparison(*names, differences, n_compared, notes)
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"{threads} threads", hint=f"--threads takes 1 to {MOST_THREADS}")
+    if output is None:
+        return
+    if not values:
+        raise UsageError("a page shows what --values compares", hint="apr diff A B --values -o page.html")
+    if not os.fspath(output).lower().endswith((".html", ".htm")):
+        raise UsageError("the page is HTML: -o page.html", path=output)
+
+
+_Pair = tuple[str, CanonicalTensor | None, CanonicalTensor | None]
+
+
+def _by_value(
+    found: Comparison,
+    models: tuple[Model, Model],
+    pairs: Sequence[_Pair],
+    tolerance: float,
+    flow: Flow,
+    advance: Progress,
+) -> Comparison:
+    """`found` with what the decoded values differ in, and the figures of every tensor, the worst first."""
+    differences = list(found.differences)
+    common: list[tuple[str, CanonicalTensor, CanonicalTensor]] = []
+    for name, x, y in pairs:
+        if x is None or y is None:
+            differences.append(_difference(name, x, y, "missing"))
+        elif x.shape != y.shape:
+            differences.append(_difference(name, x, y, "shape"))
+        else:
+            common.append((name, x, y))
+
+    def compare(pair: tuple[str, CanonicalTensor, CanonicalTensor], is_over: Callable[[], bool]) -> Sums | None:
+        name, x, y = pair
+        if x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
+            return None
+        return measure(name, x, y, tolerance, is_over)
+
+    sums = []
+    for (name, x, _), result in zip(common, side_by_side(common, compare, flow), strict=True):
+        advance(x.n_bytes, name)
+        sums.append(result)
+    if any(result is not None for result in sums):  # their energy counts in the total
+        equal = [i for i, result in enumerate(sums) if result is None]
+        again = side_by_side([common[i] for i in equal], lambda pair, over: same_sums(pair[0], pair[1], over), flow)
+        for i, result in zip(equal, again, strict=True):
+            sums[i] = result
+    figures = []
+    for (name, x, y), result in zip(common, sums, strict=True):
+        distance = identical(x) if result is None else result.distance()
+        kept = result or Sums(n=distance.n_values)
+        figures.append(TensorFigures(name, x.original_dtype, y.original_dtype, bits_of(x), bits_of(y), distance, kept))
+        if distance.n_different:
+            differences.append(_difference(name, x, y, "values", distance))
+    figures.sort(key=lambda row: row.distance.badness, reverse=True)
+    compared = len(common) + sum(row.what == "shape" for row in differences)
+    totals = _totals(models, len(common), together(figures)) if common else None
+    return replace(found, differences=differences, tensors_compared=compared, tensors=figures, total=totals)
+
+
+def _totals(models: tuple[Model, Model], n_tensors: int, distance: Distance) -> TotalFigures:
+    sizes = [sum(t.n_bytes for t in model.tensors.entries) for model in models]
+    counts = [sum(n_elements(t.shape) for t in model.tensors.entries) for model in models]
+    bits = [8 * size / n if n else None for size, n in zip(sizes, counts, strict=True)]
+    return TotalFigures(n_tensors, sizes[0], sizes[1], bits[0], bits[1], distance)
 
 
 def same_files(a: Model, b: Model) -> bool:
@@ -322,46 +426,21 @@ def _difference(
     return Difference("tensor", name, sides[0], sides[1], what, distance=distance)
 
 
-def _tensor_differences(
-    name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float | None
-) -> Iterator[Difference]:
-    """What two tensors differ in: their values by more than `tolerance`, without one anything."""
-    if x.shape != y.shape:
+def _tensor_differences(name: str, x: CanonicalTensor | None, y: CanonicalTensor | None) -> Iterator[Difference]:
+    """What two tensors differ in as they are stored."""
+    if x is None or y is None:
+        yield _difference(name, x, y, "missing")
+    elif x.shape != y.shape:
         yield _difference(name, x, y, "shape")
-    elif x.dtype != y.dtype and tolerance is None:
+    elif x.dtype != y.dtype:
         yield _difference(name, x, y, "dtype")
-    elif x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
-        return
-    elif tolerance is None:
+    elif x.n_bytes != y.n_bytes or not _same_bytes(x, y):
         distance = None
         with suppress(AprError):  # bytes that cannot be decoded differ all the same
-            distance = _distance(name, x, y, 0.0)
+            distance = measure(name, x, y, 0.0).distance()
         yield _difference(name, x, y, "bytes", distance)
-    else:
-        distance = _distance(name, x, y, tolerance)
-        if distance.n_different:
-            yield _difference(name, x, y, "values", distance)
 
 
 def _same_bytes(x: CanonicalTensor, y: CanonicalTensor) -> bool:
     streams = (regroup(side.chunks(), _COMPARE_BYTES, _COMPARE_BYTES) for side in (x, y))
     return all(p == q for p, q in zip(*streams, strict=True))
-
-
-def _distance(name: str, x: CanonicalTensor, y: CanonicalTensor, tolerance: float) -> Distance:
-    """How far the decoded values are apart; NaN against a number is an infinite distance."""
-    import numpy as np
-
-    n_different, largest, squares = 0, 0.0, 0.0
-    streams = (decoded_values(side.dtype, side.shape, side.chunks, name=name) for side in (x, y))
-    for p, q in zip(*streams, strict=True):
-        p64, q64 = p.astype(np.float64), q.astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.abs(p64 - q64)
-        distance[(p64 == q64) | (np.isnan(p64) & np.isnan(q64))] = 0.0
-        distance[np.isnan(distance)] = np.inf
-        n_different += int((distance > tolerance).sum())
-        largest = max(largest, float(distance.max()))
-        squares += float(np.einsum("i,i->", distance, distance))
-    n = n_elements(x.shape)
-    return Distance(n, n_different, largest, math.sqrt(squares / n) if n else 0.0)

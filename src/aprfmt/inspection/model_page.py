@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from typing import TypedDict
 from aprfmt.errors import ChangedError, CorruptError, UnsupportedError
 from aprfmt.html.page import Cell, facts, fold, grid, heading, heat_map, histograms, page, table, text, tiles
 from aprfmt.inspection.describe import DIMS, Inspection, describe
+from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.inspection.stats import Stats, blocks
 from aprfmt.io.pipe import Progress
 from aprfmt.model import Model, Tensor
@@ -25,7 +25,6 @@ from aprfmt.types import Array
 
 _BINS = 128
 _DRAWN_BINS = 64
-_LAYER = re.compile(r"(?:^|\.)(\d{1,9})\.")
 _MAX_VALUE_CHARS = 600
 
 
@@ -154,29 +153,9 @@ def _read(tensor: Tensor) -> TensorValues:
     return TensorValues(tensor, stats.to_json(), histogram)
 
 
-Layers = dict[int, list[TensorValues]]
-"""Layer -> its tensors of one kind: one, or several where there are experts."""
-
-
-def _by_layer(rows: Sequence[TensorValues]) -> tuple[dict[str, Layers], list[TensorValues]]:
-    """Kind of tensor -> its layers, and the tensors outside the layers."""
-    kinds: dict[tuple[str, str], Layers] = {}
-    rest = []
-    for row in rows:
-        name = row.tensor.name
-        found = _LAYER.search(name)
-        if found is None:
-            rest.append(row)
-            continue
-        key = name[: found.start()], re.sub(r"\.\d+\.", ".*.", name[found.end() :])
-        kinds.setdefault(key, {}).setdefault(int(found[1]), []).append(row)
-    alone = len({prefix for prefix, _ in kinds}) == 1
-    return {tail if alone else f"{prefix}.{tail}": layers for (prefix, tail), layers in kinds.items()}, rest
-
-
 def html(found: Survey) -> str:
     """The page of what `survey` found."""
-    kinds, rest = _by_layer(found.tensors)
+    kinds, rest = by_layer(found.tensors, lambda row: row.tensor.name)
     layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
     dtypes = found.inspection.dtypes
     total = sum(row["bytes"] for row in dtypes.values())
@@ -238,7 +217,7 @@ def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _dtype_map(kinds: Mapping[str, Layers], layers: Sequence[int]) -> str:
+def _dtype_map(kinds: Mapping[str, Layers[TensorValues]], layers: Sequence[int]) -> str:
     names = dict.fromkeys(row.tensor.dtype for found in kinds.values() for rows in found.values() for row in rows)
     look = {name: Cell(1.0 if i < 4 else 0.4, colour=i % 4) for i, name in enumerate(names)}
 
@@ -257,7 +236,7 @@ def _dtype_map(kinds: Mapping[str, Layers], layers: Sequence[int]) -> str:
 def _figure_map(
     title: str,
     figure: Callable[[Sequence[TensorValues]], float | None],
-    kinds: Mapping[str, Layers],
+    kinds: Mapping[str, Layers[TensorValues]],
     layers: Sequence[int],
 ) -> str:
     """Each row from its least value (pale) to its largest."""
@@ -286,7 +265,7 @@ def _largest(rows: Sequence[TensorValues]) -> float | None:
     return max((abs(end) for end in ends if end is not None), default=None)
 
 
-def _histograms(kind: str, found: Layers) -> str:
+def _histograms(kind: str, found: Layers[TensorValues]) -> str:
     """The histograms of all layers, over the range that holds 99.9 % of the values of each."""
     known = {
         layer: seen for layer in sorted(found) if (seen := [r.histogram for r in found[layer] if r.histogram.reach])

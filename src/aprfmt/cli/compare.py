@@ -1,0 +1,150 @@
+"""`apr diff`: what two models differ in; by value as a table, the worst tensor first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import BaseOption, ForceOption, JsonOption, QuietOption
+from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, width
+from aprfmt.errors import UsageError
+from aprfmt.text import format_bytes, plural
+
+if TYPE_CHECKING:
+    from aprfmt.inspection.diff import Comparison, Difference
+    from aprfmt.inspection.distance import Distance
+
+_MAX_DIFFERENCES = 40
+_TOP = 20
+_HEADER = ["tensor", "RMSE", "SNR/dB", "cosine", "A/bit", "B/bit"]
+
+
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A model, in any readable form.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one; the container may differ.")],
+    *,
+    values: Annotated[
+        bool, typer.Option("--values", help="Compare only the tensors, by decoded value; the worst first.")
+    ] = False,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="With --values: largest difference to accept.")
+    ] = 0.0,
+    top: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="With --values: show the N worst tensors; 0: all. [default: 20]"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PATH", help="With --values: write a page, page.html.")
+    ] = None,
+    force: ForceOption = False,
+    metadata_only: Annotated[bool, typer.Option("--metadata-only", help="Compare only the metadata.")] = False,
+    base: BaseOption = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Worker threads; by default one per processor.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Compare two models. Exit status: 0 same, 1 different, 2 trouble.
+
+    With --values the figures of each tensor of B are relative to A: relative RMSE, SNR in dB, cosine, bits a weight.
+
+    \b
+    apr diff old.apr new.apr
+    apr diff model.gguf model.apr --values
+    apr diff model-f16.gguf model-q4_k_m.gguf --values --top 10 -o page.html
+    """
+    if top is not None and not values:
+        raise UsageError("--top needs --values", hint="apr diff A B --values --top 10")
+    with progress_bar("comparing") as progress:
+        found = aprfmt.diff(
+            a,
+            b,
+            values=values,
+            tolerance=tolerance,
+            metadata_only=metadata_only,
+            base=base,
+            threads=threads,
+            output=output,
+            force=force,
+            progress=progress,
+        )
+    written = {"output": str(output)} if output is not None else {}
+    out.result(found.to_json() | written, _comparison(found, _TOP if top is None else top, output))
+    return 0 if found.identical else 1
+
+
+def _comparison(found: Comparison, top: int, output: Path | None) -> Iterator[str]:
+    ranked = {row.name for row in found.tensors or ()}
+    rows = [row for row in found.differences if row.kind != "tensor" or row.name not in ranked]
+    for row in rows[:_MAX_DIFFERENCES]:
+        yield f"{out.style(row.kind, 'cyan')} {out.style(printable(row.name), 'bold')}{_difference_detail(row)}"
+        for mark, style, value in (("-", "red", row.a), ("+", "green", row.b)):
+            yield f"  {out.style(mark, style)} {'(absent)' if value is None else printable(as_text(value))}"
+    if len(rows) > _MAX_DIFFERENCES:
+        yield f"… {len(rows) - _MAX_DIFFERENCES} more; --json lists all"
+    yield from found.notes
+    yield from _figures(found, top)
+    if output is not None:
+        yield from pairs([("wrote", str(output))], indent=0)
+    n = found.tensors_compared
+    counts = f", {plural(n, 'tensor')} compared" if n else ""
+    n = len(found.differences)
+    yield f"same{counts}" if found.identical else f"different: {plural(n, 'difference')}{counts}"
+
+
+def _difference_detail(row: Difference) -> str:
+    if (far := row.distance) is not None:
+        text = f"{far.n_different:,} of {far.n_values:,} values, at most {far.max_diff:.3g} apart"
+        return f": {row.what} ({text})"
+    if row.first_difference is not None:
+        return f": first at item {row.first_difference}"
+    return f": {row.what}" if row.what is not None else ""
+
+
+def _figures_of(distance: Distance) -> list[str]:
+    from aprfmt.inspection.diff_page import cosine, decibels, percent
+
+    return [percent(distance.relative_rmse), decibels(distance.snr_db), cosine(distance.cosine)]
+
+
+def _figures(found: Comparison, top: int) -> Iterator[str]:
+    """The worst tensors as a table, what the rest comes to, and the total."""
+    from aprfmt.inspection.distance import together
+
+    rows = [row for row in found.tensors or () if not row.distance.is_zero]
+    if not rows or found.total is None:
+        return
+    shown = rows[:top] if top else rows
+    is_narrow = width() < 80
+
+    def stored(dtype: str, bits: float) -> str:
+        return f"{bits:.2f}" if is_narrow else f"{dtype} {bits:.2f}"
+
+    cells = [
+        [row.name, *_figures_of(row.distance), stored(row.a, row.bits_a), stored(row.b, row.bits_b)] for row in shown
+    ]
+    if rest := rows[len(shown) :]:
+        cells.append([f"and {len(rest):,} more", *_figures_of(together(rest)), "", ""])
+    total = found.total.distance
+    bits = ["" if n is None else f"{n:.2f}" for n in (found.total.bits_a, found.total.bits_b)]
+    lines = table(
+        _HEADER,
+        [*cells, [f"all {found.total.n_tensors:,}", *_figures_of(total), *bits]],
+        indent=0,
+        right=" ".join(_HEADER[1:]),
+    )
+    yield from lines[:-1]
+    yield out.style(lines[-1], "bold")
+    sizes = ", ".join(f"{side} {format_bytes(n)}" for side, n in (("A", found.total.size_a), ("B", found.total.size_b)))
+    absolute = (
+        "" if total.nonfinite_different else f"RMSE of all weights {total.rmse:.4g} (relative to A in the table); "
+    )
+    yield f"{absolute}{sizes}"
+    for row in [row for row in rows if row.distance.nonfinite_different][:_MAX_DIFFERENCES]:
+        n, where = row.distance.nonfinite_different, "stands against another value: the figures are of the rest"
+        yield out.style(f"{printable(row.name)}: in {plural(n, 'place')} a NaN or an infinity {where}", "red")

@@ -1,0 +1,133 @@
+"""A page about how far the values of two models are apart: layer by layer, kind by kind, tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from aprfmt.html.page import Cell, Series, chart, grid, heading, heat_map, page, table, text, tiles
+from aprfmt.inspection.diff import Comparison, Difference
+from aprfmt.inspection.distance import TensorFigures
+from aprfmt.inspection.layers import Layers, by_layer
+from aprfmt.text import format_bytes, format_number, plural
+
+_NO_LOSS_DB, _LOST_DB = 60.0, 0.0
+"""SNR at which a square of the map is palest, and at which it is fullest."""
+
+
+def html(found: Comparison) -> str:
+    """The page of `found`, whose values were compared."""
+    rows = found.tensors or ()
+    kinds, _ = by_layer(rows, lambda row: row.name)
+    layers = sorted({layer for of_kind in kinds.values() for layer in of_kind})
+    parts = [*_head(found), _tiles(found)]
+    if layers:
+        parts += [heading("Layers"), _map(kinds, layers), grid(_charts(kinds))]
+    if rows:
+        parts += [heading("Tensors, the worst first"), _table(rows)]
+    others = [row for row in found.differences if row.distance is None]
+    if others:
+        parts += [heading("What could not be compared by value"), _others(others)]
+    return page(f"{Path(found.a).name} and {Path(found.b).name}", parts, interactive=True)
+
+
+def _head(found: Comparison) -> Iterator[str]:
+    yield "<h1>How far two models are apart</h1>"
+    for side, name in (("A", found.a), ("B", found.b)):
+        yield f"<p class=soft>{side}: {text(name)}</p>"
+    words = "the values are the same" if found.identical else plural(len(found.differences), "difference")
+    compared = f"{plural(found.tensors_compared, 'tensor')} compared, {words}. All figures are relative to A."
+    yield f"<p class=lead>{compared}</p>"
+    odd = sum(row.distance.nonfinite_different for row in found.tensors or ())
+    if odd:
+        where = "a NaN or an infinity stands against another value"
+        yield f"<p class=bad>In {plural(odd, 'place')} {where}; the figures are of the rest.</p>"
+    for note in found.notes:
+        yield f"<p class=soft>{text(note)}</p>"
+
+
+def _tiles(found: Comparison) -> str:
+    total = found.total
+    if total is None:
+        return ""
+    rows = [
+        ("relative RMSE", percent(total.distance.relative_rmse), "of A's root mean square", ""),
+        ("SNR", decibels(total.distance.snr_db), "dB", ""),
+        ("cosine", cosine(total.distance.cosine), "", ""),
+    ]
+    for side, size, bits in (("A", total.size_a, total.bits_a), ("B", total.size_b, total.bits_b)):
+        rows.append((f"size of {side}", format_bytes(size), "" if bits is None else f"{bits:.2f} bits a weight", ""))
+    return tiles(rows)
+
+
+def _map(kinds: dict[str, Layers[TensorFigures]], layers: Sequence[int]) -> str:
+    """The lower the SNR, the fuller the colour; orange where a NaN stands against a number."""
+
+    def cell(kind: str, layer: int, rows: Sequence[TensorFigures]) -> Cell:
+        worst = max(rows, key=lambda row: row.distance.badness).distance
+        strength = 0.0 if worst.is_zero else 1.0
+        if worst.snr_db is not None:
+            strength = min(1.0, max(0.05, (_NO_LOSS_DB - worst.snr_db) / (_NO_LOSS_DB - _LOST_DB)))
+        types = f"{rows[0].a} and {rows[0].b}"
+        words = f"layer {layer} {kind}: SNR {decibels(worst.snr_db)} dB, relative RMSE {percent(worst.relative_rmse)}"
+        return Cell(strength, f"{words}, {types}", 1 if worst.nonfinite_different else 0)
+
+    squares = [
+        (kind, [cell(kind, layer, of[layer]) if layer in of else Cell(None) for layer in layers])
+        for kind, of in kinds.items()
+    ]
+    legend = [("60 dB and more", Cell(0.0)), ("30 dB", Cell(0.5)), ("0 dB", Cell(1.0)), ("NaN", Cell(1.0, colour=1))]
+    return heat_map("SNR of B, in dB", squares, [str(layer) for layer in layers], legend, x_name="layer")
+
+
+def _charts(kinds: dict[str, Layers[TensorFigures]]) -> Iterator[str]:
+    for kind, of in kinds.items():
+        layers = sorted(of)
+        ys = [_mean([row.distance.snr_db for row in of[layer]]) for layer in layers]
+        yield chart(kind, [Series("SNR", layers, ys, "exact")], x_name="layer", y_name="SNR of B, dB")
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return fmean(known) if known else None
+
+
+def _table(rows: Sequence[TensorFigures]) -> str:
+    header = ["tensor", "A", "B", "bits A", "bits B", "relative RMSE", "SNR, dB", "cosine", "largest", "differ", "NaN"]
+    cells = [
+        [
+            *(row.name, row.a, row.b, f"{row.bits_a:.2f}", f"{row.bits_b:.2f}", percent(row.distance.relative_rmse)),
+            *(decibels(row.distance.snr_db), cosine(row.distance.cosine)),
+            *(format_number(row.distance.max_diff), f"{row.distance.n_different:,}"),
+            f"{row.distance.nonfinite_different:,}",
+        ]
+        for row in rows
+    ]
+    return table(header, cells, right="|".join(header[3:]), sortable=True)
+
+
+def _others(rows: Sequence[Difference]) -> str:
+    def words(value: object) -> str:
+        return "–" if value is None else str(value)
+
+    return table(["what", "name", "A", "B"], [[r.what or r.kind, r.name, words(r.a), words(r.b)] for r in rows])
+
+
+def percent(value: float | None) -> str:
+    """A share of one: `8.42 %`, `3e-05 %`, and an infinity where there is no such figure."""
+    return "∞" if value is None else "0 %" if value == 0 else f"{100 * value:.3g} %"
+
+
+def decibels(value: float | None) -> str:
+    """`27.4`; a dash where nothing differs, or everything."""
+    return "–" if value is None else f"{value:.1f}"
+
+
+def cosine(value: float | None) -> str:
+    """Six digits, and as many nines as it takes where it is all but one."""
+    if value is None:
+        return "–"
+    far = 1 - value
+    return f"{value:.6f}" if far >= 1e-6 or far <= 0 else f"1−{far:.0e}"
