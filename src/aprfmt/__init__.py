@@ -28,6 +28,7 @@ _LAZY = {
     "quantize_model": "aprfmt.convert.api",
     "merge_adapter": "aprfmt.convert.merging",
     "extract_adapter": "aprfmt.convert.merging",
+    "prune_model": "aprfmt.convert.pruning",
     "Report": "aprfmt.convert.api",
     "stamp": "aprfmt.convert.stamp",
     "StampReport": "aprfmt.convert.stamp",
@@ -74,6 +75,7 @@ __all__ = [
     "load_file",
     "merge_adapter",
     "open",
+    "prune_model",
     "quantize_model",
     "read_v1",
     "report",
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.merging import extract_adapter, merge_adapter
+    from aprfmt.convert.pruning import prune_model
     from aprfmt.convert.stamp import StampReport, stamp
     from aprfmt.formats import detect, open
     from aprfmt.formats.apr1 import read_v1, write_v1

@@ -66,7 +66,7 @@ def outside(arch: Architecture, h: Hyperparams, all_names: Collection[str]) -> s
     """Those of a checkpoint's or a GGUF's tensor names that are no part of the network."""
     wrapper = wrapper_of(h.hf_architecture)
     beside = {name for name in all_names if wrapper is not None and name.startswith(wrapper.beside)}
-    layers = {name: n for name in all_names if name not in beside and (n := _layer(arch, name)) is not None}
+    layers = {name: n for name in all_names if name not in beside and (n := layer_of(arch, name)) is not None}
     # A further layer under the usual names is none of a family that names its draft layers otherwise.
     drafts = _draft_layers(h, layers, 0 if arch.drafts else n_drafts(arch, h))
     modules = {name for name in all_names if MODULE.match(name) and _is_left_out(arch, h, name)}
@@ -113,7 +113,7 @@ def part_of(arch: Architecture | None, kv: Mapping[str, object], h: Hyperparams,
         return found
     if arch is None or not h.num_layers or not n_drafts(arch, h):
         return ""
-    layers = {layer for name in all_names if (layer := _layer(arch, name)) is not None}
+    layers = {layer for name in all_names if (layer := layer_of(arch, name)) is not None}
     return "" if not layers or min(layers) < h.num_layers else f"{DRAFT_LAYERS} alone"
 
 
@@ -221,7 +221,7 @@ def _layer_pattern(arch: Architecture) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(map(re.escape, sorted(heads)))})(0|[1-9][0-9]{{0,5}})\\.")
 
 
-def _layer(arch: Architecture, name: str) -> int | None:
+def layer_of(arch: Architecture, name: str) -> int | None:
     """The layer of the network that `name` lies in, whether the row knows it or not; None for what is in none."""
     look = _layer_pattern(arch).match
     found = look(name) or next(filter(None, map(look, names.ways_to_spell(arch, name))), None)
@@ -248,7 +248,7 @@ def _kind_of(component: str, is_first: bool) -> str | None:
 
 def _part_of(arch: Architecture | None, name: str) -> tuple[str, str]:
     """What `name` is a tensor of, and how the names of that part begin."""
-    if arch is not None and _layer(arch, name) is not None:
+    if arch is not None and layer_of(arch, name) is not None:
         head = re.match(r"(.*?\.\d+)\.", name)
         return DRAFT_LAYERS, f"{head[1]}.*" if head else name
     components = name.split(".")

@@ -40,6 +40,7 @@ COMMANDS = {
         Row("convert", "convert:Convert", "Any readable form to any writable one, in one step.", "Convert"),
         Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
         Row("merge-adapter", "merge:MergeAdapter", "Adapters into their base; --unmerge extracts one.", "Convert"),
+        Row("prune", "prune:Prune", "Leave out layers of a model (depth pruning).", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),

@@ -1,0 +1,468 @@
+"""A model with other layers: some left out, repeated, in another order, or taken from several models.
+
+Each layer of the result is a layer of a source; its tensors, what its config.json says of it and its place in a GGUF
+are numbered anew. No byte of a weight changes. What a network makes of a layer's number alone (a pattern with a period,
+a slope by depth) stays as it was or is refused: a layer never gets another role than the one that it was trained for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, is_dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+from aprfmt.arch.fields import as_mapping
+from aprfmt.arch.grammar import has_layer, layer_kinds, size_words
+from aprfmt.arch.hyperparams import Hyperparams
+from aprfmt.arch.layer_sizes import layer_sizes
+from aprfmt.arch.links import Link
+from aprfmt.arch.names import matches
+from aprfmt.arch.outside import layer_of
+from aprfmt.arch.row import Architecture
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.tensor import CanonicalTensor
+from aprfmt.codecs.stream import Piece
+from aprfmt.errors import RefusedError, UsageError
+from aprfmt.limits import MAX_LAYERS
+from aprfmt.types import PathLike
+
+SourceLayer = tuple[int, int]
+"""(number of the model, number of its layer), both from 0."""
+
+T = TypeVar("T")
+
+PER_LAYER = frozenset(
+    (
+        *("layer_types", "layers_block_type", "mlp_layer_types", "indexer_types", "no_rope_layers", "layer_rope_theta"),
+        *("attn_type_list", "moe_layer_layout", "sliding_window_layout", "rope_layout", "hybrid_layer_pattern"),
+        *("moe_layer_freq", "compress_ratios", "swiglu_limit", "swiglu_limits", "swiglu_limits_shared", "rope_theta"),
+        *("expert_swiglu_limit_list", "share_expert_swiglu_limit_list", "partial_rotary_factors", "ffn_multipliers"),
+        *("num_attention_heads_per_layer", "num_key_value_heads_per_layer", "num_kv_heads", "num_query_heads"),
+        *("block_configs", "activation_sparsity_pattern", "indexer_compress_ratio", "hybrid_override_pattern"),
+        *("sparse_attention_config.sparse_attention_freq", "sliding_window"),
+    )
+)
+"""config.json keys that may have a list, or a text of letters, with an item a layer. Lists under the name of a number
+of the network (`num_key_value_heads`) have one, too."""
+
+NUMBERS = frozenset(
+    ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs", "full_attention_idx", "moe_layers_enum")
+)
+"""config.json keys that list numbers of layers, from 0; a text has commas between them."""
+
+NUMBERS_FROM_1 = frozenset(("ple_layer_ids", "linear_attn_config.kda_layers", "linear_attn_config.full_attn_layers"))
+"""The same, from 1."""
+
+LEADING = frozenset(
+    ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "num_hash_layers", "max_window_layers")
+)
+"""config.json keys that count layers at the beginning."""
+
+TRAILING = "num_kv_shared_layers"
+"""config.json key that counts the layers at the end that use keys and values of an earlier one."""
+
+LAST = "moe_layer_end_index"
+"""config.json key with the number of the last layer that has experts; negative: all to the end."""
+
+BY_NUMBER: Mapping[str, Callable[[Hyperparams, int], object]] = {
+    "rescale_every": lambda h, layer: layer // step if (step := _int(h, "rescale_every")) > 0 else 0,
+    "attn_res_block_size": lambda h, layer: layer % step if (step := _int(h, "attn_res_block_size")) > 0 else 0,
+    "scale_attn_by_inverse_layer_idx": lambda h, layer: layer if h.extra.get("scale_attn_by_inverse_layer_idx") else 0,
+    "deepstack_layers": lambda h, layer: min(layer, _int(h, "deepstack_layers")),
+}
+"""config.json key -> what follows from it and a layer's number, where no list and no tensor tells."""
+
+OTHER_LISTS = frozenset(
+    (
+        *("adapter_substitute_token_ids", "adapter_token_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
+        *("dflash_config.target_layer_ids", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids", "id2label"),
+        *("mrope_section", "target_rope_sections"),
+    )
+)
+"""config.json keys with lists that have nothing to do with this network's layers."""
+
+_SLOPES = ("minimax_text_01", "bailing_moe_v3")
+"""Rows whose linear attention forgets at a rate that a layer's number and the number of layers give."""
+
+
+def _int(h: Hyperparams, key: str) -> int:
+    value = h.extra.get(key)
+    return value if type(value) is int else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The layers asked for, and the models that they come from."""
+
+    models: Sequence[Canonical]
+    layers: Sequence[SourceLayer]
+    row: Architecture
+
+    @property
+    def path(self) -> PathLike:
+        return self.models[0].model.path
+
+    def h(self, model: int) -> Hyperparams:
+        return self.models[model].hparams
+
+    def n_layers(self, model: int) -> int:
+        return self.h(model).num_layers or 0
+
+    def refuse(self, key: str, why: str) -> RefusedError:
+        return RefusedError(f"{key}: {why}", path=self.path, hint="choose layers that keep their place in the pattern")
+
+
+def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Canonical:
+    """The first of `models` with the `layers` in place of its own, each named by its model and its number there.
+
+    What lies in no layer, the tokenizer and all else stay the first model's. Draft layers (MTP) behind the last stay
+    behind the last. All models must be of one row, and be decoded alike.
+
+    Raises:
+        UsageError: for no layer at all, or one that its model does not have.
+        RefusedError: where a layer's role follows from its number and would be another one, with the config.json key
+            that says so; for networks with several stacks of layers, or with weights whose shape is by the number of
+            layers; for models of different rows.
+    """
+    first = models[0]
+    row = first.arch
+    if row is None or not first.tensors:
+        raise RefusedError(
+            "the architecture is not known, so its layers are not either",
+            path=first.model.path,
+            hint="apr architectures lists the names; --arch NAME takes the model for one of them",
+        )
+    stack = _Stack(models, layers, row)
+    _check(stack)
+    hparams = _hparams(stack)
+    _check_roles(stack, hparams)
+    tensors, outside = _tensors(stack)
+    return replace(first, hparams=hparams, tensors=tensors, outside=outside, is_whole=False, envelope=None)
+
+
+# --- what can be asked for ---
+
+
+def _check(stack: _Stack) -> None:
+    row, models = stack.row, stack.models
+    other = next((c for c in models if c.arch is not row), None)
+    if other is not None:
+        found = other.arch.id if other.arch is not None else other.hparams.architecture
+        raise RefusedError(f"layers of {row.id} and of {found} make no network", path=other.model.path)
+    if not stack.layers:
+        raise UsageError("a network needs a layer", path=stack.path)
+    if len(stack.layers) > MAX_LAYERS:
+        raise UsageError(f"{len(stack.layers)} layers are more than the {MAX_LAYERS} that a network may have")
+    for model, layer in stack.layers:
+        check_layer(models[model], layer)
+    depths = {r.depth for r in row.tensors if any("{n}" in name for name in (*r.hf, *r.gguf))}
+    if depths - {"layers"}:
+        raise RefusedError(
+            f"{row.id} has several stacks of layers that count each other ({', '.join(sorted(depths))})",
+            path=stack.path,
+            hint="only networks with one stack of layers can get other ones",
+        )
+    for name, tensor in models[0].tensors.items():
+        for match in matches(row, name)[:1]:
+            if match.layer is None and any("layers" in size_words(size) for size in _sizes(match.row.dims)):
+                raise RefusedError(
+                    f"its shape {list(tensor.shape)} is by the number of layers, of which each has a part",
+                    path=stack.path,
+                    tensor=name,
+                    hint="networks with such a table cannot get other layers",
+                )
+    if row.id in _SLOPES and list(stack.layers) != [(0, layer) for layer in range(stack.n_layers(0))]:
+        raise stack.refuse("num_hidden_layers", f"{row.id} forgets at a rate by the layer's number and by this one")
+
+
+def _sizes(dims: Sequence[str]) -> list[str]:
+    return [size for shape in dims for size in shape.split(",") if size]
+
+
+def check_layer(c: Canonical, layer: int) -> None:
+    """Raises UsageError for a layer that the model does not have, RefusedError for one of those that draft."""
+    n_layers = c.hparams.num_layers or 0
+    if 0 <= layer < n_layers:
+        return
+    drafts = {n for name in c.outside if (n := _layer_of(c, name)) is not None}
+    if layer in drafts:
+        raise RefusedError(
+            f"layer {layer} is an MTP layer, beside the {n_layers} of the network",
+            path=c.model.path,
+            hint="--no-mtp leaves all of them out",
+        )
+    raise UsageError(
+        f"there is no layer {layer}", path=c.model.path, hint=f"its layers have the numbers 0 to {n_layers - 1}"
+    )
+
+
+# --- the config ---
+
+
+def _hparams(stack: _Stack) -> Hyperparams:
+    """The first model's, for the new layers."""
+    old, n_layers = stack.h(0), stack.n_layers(0)
+    h = deepcopy(old)
+    h.num_layers = len(stack.layers)
+    fields = {name: key.field for key in stack.row.keys if key.field for name in key.hf}
+    for name, value in old.extra.items():
+        if name in NUMBERS or name in NUMBERS_FROM_1:
+            h.extra[name] = _numbers(stack, name, value, int(name in NUMBERS_FROM_1))
+        elif name == "linear_attn_config":
+            inner = {f"{name}.{key}": item for key, item in as_mapping(value).items()}
+            made = {key: _numbers(stack, key, inner[key], 1) for key in inner if key in NUMBERS_FROM_1}
+            h.extra[name] = {key.partition(".")[2]: made.get(key, item) for key, item in inner.items()}
+        elif name in LEADING and type(value) is int:
+            h.extra[name] = _leading(stack, name, value)
+        elif isinstance(value, list | str) and (name in PER_LAYER or name in fields or "{n}" in name):
+            if isinstance(value, str) and name != "hybrid_override_pattern":
+                continue
+            if _is_in_one_layer(stack, name):
+                continue
+            h.extra[name] = picked = _picked(stack, name, value)
+            if name in fields and isinstance(picked, list):
+                setattr(h, fields[name], picked[0] if picked and picked.count(picked[0]) == len(picked) else None)
+    _set_trailing(stack, h)
+    if _int(old, LAST) > 0 and len(stack.layers):
+        h.extra[LAST] = _leading(stack, LAST, _int(old, LAST) + 1) - 1
+    depth = old.extra.get("scale_depth")
+    if isinstance(depth, int | float) and n_layers:
+        # Each layer's output is multiplied by scale_depth / sqrt(layers), which is to stay what it was.
+        h.extra["scale_depth"] = depth * math.sqrt(len(stack.layers) / n_layers)
+    return h
+
+
+def _is_in_one_layer(stack: _Stack, template: str) -> bool:
+    """Whether a list stands for a tensor of a single layer, and not for one number a layer."""
+    return any(key.kind == "u64[]" for key in stack.row.keys if template in key.hf)
+
+
+def _values(stack: _Stack, name: str) -> list[object]:
+    """What each of the models says under this key. Raises RefusedError where one says nothing, and another does."""
+    found = [stack.h(model).extra.get(name) for model in range(len(stack.models))]
+    if any(type(value) is not type(found[0]) for value in found):
+        raise RefusedError(f"{name} is said by some of the models, and not alike by others", path=stack.path)
+    return found
+
+
+def _picked(stack: _Stack, name: str, value: list[T] | str) -> list[T] | str:
+    """The items of the new layers, then those of draft layers behind the last."""
+    values = _values(stack, name)
+    lists = [list(one) if isinstance(one, list | str) else [] for one in values]
+    for model, items in enumerate(lists):
+        if len(items) < stack.n_layers(model):
+            raise RefusedError(
+                f"{name} lists {len(items)} values for {stack.n_layers(model)} layers",
+                path=stack.models[model].model.path,
+                hint="correct config.json",
+            )
+    made = [lists[model][layer] for model, layer in stack.layers] + lists[0][stack.n_layers(0) :]
+    return "".join(made) if isinstance(value, str) else made
+
+
+def _numbers(stack: _Stack, name: str, value: object, start: int) -> object:
+    """The numbers of those new layers that are listed."""
+    if value is None:
+        return None
+    parent, _, inner = name.partition(".")
+    own = [
+        as_mapping(one).get(inner) if inner else one
+        for one in (_values(stack, parent) if inner else _values(stack, name))
+    ]
+    listed = [{int(n) for n in re.findall(r"\d+", one)} if isinstance(one, str) else _set_of(one) for one in own]
+    made = [i + start for i, (model, layer) in enumerate(stack.layers) if layer + start in listed[model]]
+    return ",".join(map(str, made)) if isinstance(value, str) else made
+
+
+def _set_of(value: object) -> set[int]:
+    return {item for item in value if type(item) is int} if isinstance(value, list) else set()
+
+
+def _leading(stack: _Stack, name: str, value: int) -> int:
+    """How many of the new layers are among the first `value` of their model. Raises RefusedError if others precede."""
+    if value >= stack.n_layers(0):
+        return max(value, len(stack.layers))
+    counts = [_int(stack.h(model), name) + int(name == LAST) for model in range(len(stack.models))]
+    among = [layer < counts[model] for model, layer in stack.layers]
+    number = sum(among)
+    if not all(among[:number]):
+        raise stack.refuse(name, f"the first {value} layers are of their own kind, and would not be the first")
+    return number
+
+
+def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
+    """How many of the layers share keys and values, and whether those that they share are still theirs."""
+    if not (shared := _int(stack.h(0), TRAILING)):
+        return
+    among = [layer >= stack.n_layers(m) - _int(stack.h(m), TRAILING) for m, layer in stack.layers]
+    number = sum(among)
+    if any(among[: len(among) - number]):
+        raise stack.refuse(TRAILING, f"the last {shared} layers share keys and values, and would not be the last")
+    h.extra[TRAILING] = number
+    for i in range(len(among) - number, len(among)):
+        model, layer = stack.layers[i]
+        own, new = _shared_with(stack.h(model), layer), _shared_with(h, i)
+        if own is not None and (new is None or stack.layers[new] != (model, own)):
+            raise stack.refuse(
+                TRAILING, f"layer {layer} uses the keys and values of layer {own}, which has to stay last"
+            )
+
+
+def _shared_with(h: Hyperparams, layer: int) -> int | None:
+    """The layer whose keys and values a layer uses: the last of its kind that has its own."""
+    kinds = layer_kinds(h.extra, h.num_layers) or [None] * (h.num_layers or 0)
+    end = (h.num_layers or 0) - _int(h, TRAILING)
+    return next((n for n in range(end - 1, -1, -1) if kinds[n] == kinds[layer]), None)
+
+
+# --- roles ---
+
+
+def _check_roles(stack: _Stack, h: Hyperparams) -> None:
+    """Raises RefusedError where a layer would get another role by its new number."""
+    conditions = sorted({r.layers for r in stack.row.tensors if r.layers})
+    kinds = layer_kinds(h.extra, h.num_layers)
+    for i, (model, layer) in enumerate(stack.layers):
+        own = stack.h(model)
+        for key, rule in BY_NUMBER.items():
+            if rule(own, layer) != rule(h, i):
+                raise stack.refuse(key, f"layer {layer} has a role by its number, and would be layer {i}")
+        before = layer_kinds(own.extra, own.num_layers)
+        if before is not None and (kinds is None or before[layer] != kinds[i]):
+            now = kinds[i] if kinds is not None else None
+            raise stack.refuse(_pattern(own), f"layer {layer} is of {before[layer]}, and would be {now} as layer {i}")
+        changed = next((c for c in conditions if has_layer(c, own, layer) != has_layer(c, h, i)), None)
+        if changed is not None or _own_sizes(own, layer) != _own_sizes(h, i):
+            what = f"by its number ({changed})" if changed else "by its sizes"
+            raise stack.refuse(_pattern(own), f"layer {layer} has a role {what} that layer {i} does not have")
+
+
+def _own_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
+    return {
+        word: size for word, size in layer_sizes(h, layer).items() if word in ("heads", "kv_heads", "ffn", "moe_ffn")
+    }
+
+
+_PERIODS = (
+    *("attn_layer_period", "expert_layer_period", "layer_group_size", "mamba_step", "decoder_sparse_step"),
+    *("moe_layer_interval", "interleave_moe_layer_step", "moe_layer_freq", "full_attention_interval"),
+    *("sliding_window_pattern", "no_rope_layer_interval", "global_attn_every_n_layers", "moe_every_n_layer"),
+)
+
+
+def _pattern(h: Hyperparams) -> str:
+    """The key that gives layers their roles by a period; the number of layers where none is said."""
+    return next((key for key in _PERIODS if h.extra.get(key) not in (None, 0, 1)), "num_hidden_layers")
+
+
+# --- tensors ---
+
+
+def _layer_of(c: Canonical, name: str) -> int | None:
+    return layer_of(c.arch, name) if c.arch is not None else None
+
+
+def renumbered(name: str, old: int, new: int) -> str:
+    """`name`, of layer `old`, as it is in layer `new`: the layer is the first number of a name."""
+    return re.sub(rf"(?<![^.]){old}(?![^.])", str(new), name, count=1)
+
+
+def _tensors(stack: _Stack) -> tuple[dict[str, CanonicalTensor], dict[str, CanonicalTensor]]:
+    """The tensors of the network and those outside it, in the order of the first model."""
+    by_layer: dict[SourceLayer, list[CanonicalTensor]] = {}
+    before: list[CanonicalTensor] = []
+    behind: list[CanonicalTensor] = []
+    for number, c in enumerate(stack.models):
+        for name, tensor in c.tensors.items():
+            layer = _layer_of(c, name)
+            if layer is not None:
+                by_layer.setdefault((number, layer), []).append(tensor)
+            elif number == 0:
+                (behind if by_layer else before).append(tensor)
+    made = list(before)
+    for new, source in enumerate(stack.layers):
+        made += _Moved(stack.models[source[0]], source[1], new).tensors(by_layer.get(source, ()))
+    made += behind
+    c, n_old, n_new = stack.models[0], stack.n_layers(0), len(stack.layers)
+    outside: list[CanonicalTensor] = []
+    for name, tensor in c.outside.items():
+        layer = _layer_of(c, name)
+        if layer is None or layer < n_old:
+            outside.append(tensor)
+        else:
+            outside += _Moved(c, layer, layer - n_old + n_new).tensors([tensor])
+    return {t.name: t for t in made}, {t.name: t for t in outside}
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A layer of `c` under another number."""
+
+    c: Canonical
+    old: int
+    new: int
+
+    def tensors(self, tensors: Sequence[CanonicalTensor]) -> list[CanonicalTensor]:
+        """Its tensors, and their links, which several of them share."""
+        if self.old == self.new:
+            return list(tensors)
+        links: dict[int, Link] = {}
+        pieces: dict[int, Piece] = {}
+        for tensor in tensors:
+            if (link := tensor.link) is not None and id(link) not in links:
+                hf, gguf = (tuple(map(self.name, side)) for side in (link.hf, link.gguf))
+                links[id(link)] = replace(link, hf=hf, gguf=gguf)
+            for piece in tensor.pieces:
+                pieces.setdefault(id(piece), self.piece(piece))
+        return [
+            replace(
+                tensor,
+                name=self.name(tensor.name),
+                pieces=tuple(pieces[id(piece)] for piece in tensor.pieces),
+                link=links[id(tensor.link)] if tensor.link is not None else None,
+            )
+            for tensor in tensors
+        ]
+
+    def name(self, name: str) -> str:
+        """A name in this layer; others, and a source's own names of draft layers, stay."""
+        return renumbered(name, self.old, self.new) if _layer_of(self.c, name) == self.old else name
+
+    def piece(self, piece: Piece) -> Piece:
+        """What is stored, under the name that it would have there: a checkpoint keeps its own spelling."""
+        name = self.name(piece.name)
+        if name == piece.name or not is_dataclass(piece) or isinstance(piece, type):
+            return piece
+        return replace(piece, name=name)
+
+
+# --- what a user writes ---
+
+
+def parse_layers(text: str, n_layers: int) -> list[int]:
+    """The numbers of "10-15,20", ascending, each once. Raises UsageError for anything else."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", part, re.ASCII)
+        first = int(match[1]) if match is not None else 0
+        last = int(match[2] or first) if match is not None else -1
+        if last < first:
+            raise UsageError(f"{text!r:.60} are no layers", hint="numbers from 0 and ranges with both ends: 10-15,20")
+        if last - first >= MAX_LAYERS:
+            raise UsageError(f"there is no layer {last}", hint=f"its layers have the numbers 0 to {n_layers - 1}")
+        found |= set(range(first, last + 1))
+    return sorted(found)
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Numbers as parse_layers reads them: "10-15, 20"."""
+    ordered = sorted(layers)
+    if not ordered:
+        return ""
+    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b != a + 1)]
+    ends = [*(a for a, b in pairwise(ordered) if b != a + 1), ordered[-1]]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

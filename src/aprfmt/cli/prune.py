@@ -1,0 +1,75 @@
+"""`apr prune`: a model without some of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from aprfmt.cli.convert import refuse_terminal, report_of
+from aprfmt.cli.options import (
+    Common,
+    Dtype,
+    ForceOption,
+    Machine,
+    MlxBits,
+    ModelArgument,
+    NoTokenizerOption,
+    OutputOption,
+    PlanOption,
+    ShardSizeOption,
+    TokenizerOption,
+    VerifyOption,
+)
+from aprfmt.cli.options import Mix as MixOptions
+
+
+@dataclass(kw_only=True)
+class Prune(Common, Machine, MixOptions, MlxBits, Dtype):
+    """Leave out some layers of a model (depth pruning); the others are numbered anew, their weights stay as they are.
+
+    The model needs training afterwards: apr distill.
+
+    \b
+    apr prune ./Qwen2.5-0.5B --drop-layers 16-21 -o small --format hf
+    apr prune m.gguf --keep-layers 0-9,20-31 -o m20.gguf --plan
+    """
+
+    file: ModelArgument
+    output: OutputOption
+    drop_layers: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Layers to leave out, numbered from 0: 10-15,20.")
+    ] = None
+    keep_layers: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Layers to keep, instead of --drop-layers.")
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="apr, gguf, safetensors, hf or mlx; by default, the suffix of the output decides."
+        ),
+    ] = None
+    tokenizer: TokenizerOption = None
+    no_tokenizer: NoTokenizerOption = False
+    pre: Annotated[
+        str | None, typer.Option(metavar="NAME", help="llama.cpp pre-tokenizer, if it cannot be detected.")
+    ] = None
+    shard_size: ShardSizeOption = None
+    no_mtp: Annotated[
+        bool, typer.Option("--no-mtp", help="Leave out the MTP (nextn) layers, which predict further tokens.")
+    ] = False
+    verify: VerifyOption = False
+    plan: PlanOption = False
+    force: ForceOption = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        from aprfmt.convert.pruning import prune_model
+
+        refuse_terminal(self.output)
+        given = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("file", "output", "as_json", "quiet")
+        }
+        report_of(self.plan, "pruning", partial(prune_model, self.file, self.output), given)

@@ -1,0 +1,108 @@
+"""Depth pruning: a model without some of its layers, as a conversion with one step more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.relayered import check_layer, parse_layers, ranges, relayered
+from aprfmt.convert.api import Report, convert
+from aprfmt.errors import UsageError
+from aprfmt.io.pipe import StartProgress
+from aprfmt.provenance.model_card import entries
+from aprfmt.types import PathLike
+
+
+def prune_model(
+    src: PathLike,
+    dst: PathLike,
+    *,
+    drop_layers: str | Sequence[int] | None = None,
+    keep_layers: str | Sequence[int] | None = None,
+    format: str | None = None,
+    dtype: str = "keep",
+    arch: str | None = None,
+    imatrix: PathLike | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    tokenizer: PathLike | None = None,
+    no_tokenizer: bool = False,
+    pre: str | None = None,
+    shard_size: int | str | None = None,
+    bits: int | None = None,
+    group_size: int | None = None,
+    recipe: str | None = None,
+    no_mtp: bool = False,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+) -> Report:
+    """Writes the model `src` without some of its layers as `dst`, in any form that can be written.
+
+    The layers that stay are numbered anew, and config.json's number of layers and its lists with an item a layer are
+    corrected; weights stay as they are. The model needs training afterwards. The output's provenance says which layers
+    it lacks. Other options are those of convert_model.
+
+    Args:
+        src: the model.
+        dst: what to write.
+        drop_layers: the layers to leave out, numbered from 0: "10-15,20", or the numbers.
+        keep_layers: the layers to keep, in the place of `drop_layers`.
+
+    Raises:
+        AprError: with code "usage" where not exactly one of the two is given, for layers that are not there, and where
+            none or all would stay; with code "refused" for a layer whose role follows from its number, such as one of a
+            pattern with a period, and for an MTP layer, which `no_mtp` leaves out; and as convert_model.
+    """
+    given = locals()
+    drop, keep = given.pop("drop_layers"), given.pop("keep_layers")
+    if (drop is None) == (keep is None):
+        raise UsageError("name the layers with either --drop-layers or --keep-layers", hint="--drop-layers 10-15,20")
+
+    def edit(c: Canonical) -> tuple[Canonical, list[str]]:
+        n_layers = c.hparams.num_layers or 0
+        named = _numbers(drop if drop is not None else keep, n_layers)
+        for layer in named:
+            check_layer(c, layer)
+        kept = [layer for layer in range(n_layers) if (layer in named) == (drop is None)]
+        if not kept or len(kept) == n_layers:
+            what = "none of them would stay" if not kept else "all of them would stay"
+            raise UsageError(f"the network has {n_layers} layers, and {what}", path=c.model.path)
+        made = relayered([c], [(0, layer) for layer in kept])
+        gone = sorted(set(range(n_layers)) - set(kept))
+        told = f"layers {ranges(gone)} of {n_layers} are left out: the model needs training to make up for them"
+        return _with_provenance(made, gone, n_layers), [told]
+
+    return convert(given, edit)
+
+
+def _numbers(value: object, n_layers: int) -> list[int]:
+    if isinstance(value, str):
+        return parse_layers(value, n_layers)
+    items = list(value) if isinstance(value, Sequence) else [None]
+    if not items or any(type(item) is not int for item in items):
+        raise UsageError(f"layers must be numbers or a text such as '10-15,20', not {value!r:.60}")
+    return sorted({item for item in items if type(item) is int})
+
+
+def _with_provenance(c: Canonical, gone: Sequence[int], n_layers: int) -> Canonical:
+    """`c` with the source as its base model, and what it lacks."""
+    general = dict(c.general or {})
+    base = {name: value for name in ("author", "version", "organization", "repo_url") if (value := general.get(name))}
+    base = {**({"name": c.info["name"]} if c.info.get("name") else {}), **base}
+    if base:
+        general["base_models"] = entries([base])
+    tags = general.get("tags")
+    general["tags"] = list(dict.fromkeys([*(tags if isinstance(tags, list) else []), "pruned"]))
+    note = f"Layers {ranges(gone)} of {n_layers} of the base model are left out."
+    before = c.info.get("description")
+    return replace(c, general=general, info=c.info | {"description": f"{before} {note}" if before else note})
