@@ -296,3 +296,18 @@ def test_keys_of_a_gguf_are_listed_and_set(apr: Apr, tiny_gguf: Path, tmp_path: 
     assert apr("stamp", target, "--in-place", "--unset", "my.n").code == 0
     assert "my.n" not in apr("inspect", target, "--metadata").stdout
     assert apr("stamp", target, "--in-place", "--set", "my.n=7").code == 2
+
+
+def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut.gguf"
+    plan = apr("prune", tiny_gguf, "--drop-layers", "0", "-o", out, "--plan", "--json")
+    assert plan.json["plan"] is True
+    assert not out.exists()
+    done = apr("prune", tiny_gguf, "--drop-layers", "0", "-o", out)
+    assert done.code == 0
+    assert "layers 0 of 2 are left out" in done.stdout
+    assert apr("inspect", out, "--json").json["metadata"]["num_layers"] == 1
+    wrong = apr("prune", tiny_gguf, "--keep-layers", "7", "-o", tmp_path / "x.gguf", "--json")
+    assert wrong.code == 2
+    assert wrong.json["error"]["code"] == "usage"
+    assert "there is no layer 7" in wrong.json["error"]["message"]

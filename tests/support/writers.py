@@ -36,7 +36,7 @@ _OLD_TREE = [
     "merges.txt",
     "additional_chat_templates/x.jinja",
 ]
-_WRITING = ("save", "import", "export", "quantize", "merge", "stamp", "report", "write")
+_WRITING = ("save", "import", "export", "quantize", "merge", "prune", "stamp", "report", "write")
 
 Operation = Callable[[Place], object]
 
@@ -80,6 +80,11 @@ def convert(
 def merge(base: str, adapter: str, target: str) -> Operation:
     """An adapter added to a model."""
     return lambda at: aprfmt.merge_adapter(at.inputs / base, at.inputs / adapter, at.out / target, force=True).losses
+
+
+def prune(source: str, target: str) -> Operation:
+    """A model without its last layer."""
+    return lambda at: aprfmt.prune_model(at.inputs / source, at.out / target, keep_layers=[0], force=True).losses
 
 
 def save(name: str, *, force: bool) -> Operation:
@@ -133,6 +138,7 @@ OPERATIONS: dict[str, Operation] = {
     "quantize": convert("hf", "q8.gguf", dtype="q8_0"),
     "import adapter": convert("lora", "lora.apr"),
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
+    "prune": prune("m.gguf", "m.gguf"),
     "stamp in place": command("stamp", "OUT/m.apr", "--in-place", "--license", "MIT", "--quiet"),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),

@@ -78,6 +78,8 @@ class Canonical:
         adapter: what the source is, where that is an adapter; its tensors are then those `outside`.
         tower: the towers that came from a GGUF of their own; their tensors are among those `outside`, by the names of
             a checkpoint. None where there are none, or where the source's own config.json says what they are.
+        layers: where the network has other layers than the source (see relayered): the number that each has there,
+            None for one of another model.
     """
 
     model: Model
@@ -99,6 +101,7 @@ class Canonical:
     is_whole: bool = True
     adapter: Adapter | None = None
     tower: TowerPart | None = None
+    layers: Sequence[int | None] | None = None
 
     def __repr__(self) -> str:
         arch = self.arch.id if self.arch is not None else None

@@ -15,6 +15,8 @@ from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from aprfmt.arch import hparams as hp
+from aprfmt.arch.converter import language_part
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.grammar import has_layer, layer_kinds, size_words
 from aprfmt.arch.hyperparams import Hyperparams
@@ -141,7 +143,15 @@ def relayered(models: Sequence[Canonical], layers: Sequence[SourceLayer]) -> Can
     hparams = _hparams(stack)
     _check_roles(stack, hparams)
     tensors, outside = _tensors(stack)
-    return replace(first, hparams=hparams, tensors=tensors, outside=outside, is_whole=False, envelope=None)
+    return replace(
+        first,
+        hparams=hparams,
+        tensors=tensors,
+        outside=outside,
+        is_whole=False,
+        envelope=None,
+        layers=tuple(layer if model == 0 else None for model, layer in layers),
+    )
 
 
 # --- what can be asked for ---
@@ -295,7 +305,7 @@ def _leading(stack: _Stack, name: str, value: int) -> int:
 
 
 def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
-    """How many of the layers share keys and values, and whether those that they share are still theirs."""
+    """How many of the layers at the end share keys and values. Raises RefusedError if they would not be the last."""
     if not (shared := _int(stack.h(0), TRAILING)):
         return
     among = [layer >= stack.n_layers(m) - _int(stack.h(m), TRAILING) for m, layer in stack.layers]
@@ -303,20 +313,30 @@ def _set_trailing(stack: _Stack, h: Hyperparams) -> None:
     if any(among[: len(among) - number]):
         raise stack.refuse(TRAILING, f"the last {shared} layers share keys and values, and would not be the last")
     h.extra[TRAILING] = number
-    for i in range(len(among) - number, len(among)):
-        model, layer = stack.layers[i]
-        own, new = _shared_with(stack.h(model), layer), _shared_with(h, i)
-        if own is not None and (new is None or stack.layers[new] != (model, own)):
-            raise stack.refuse(
-                TRAILING, f"layer {layer} uses the keys and values of layer {own}, which has to stay last"
-            )
 
 
-def _shared_with(h: Hyperparams, layer: int) -> int | None:
-    """The layer whose keys and values a layer uses: the last of its kind that has its own."""
-    kinds = layer_kinds(h.extra, h.num_layers) or [None] * (h.num_layers or 0)
+def _keys_of(h: Hyperparams, layer: int) -> int | None:
+    """The layer whose keys and values a layer uses, where it has none: the last of its kind that has its own."""
     end = (h.num_layers or 0) - _int(h, TRAILING)
+    if layer < end:
+        return None
+    kinds = layer_kinds(h.extra, h.num_layers) or [None] * (h.num_layers or 0)
     return next((n for n in range(end - 1, -1, -1) if kinds[n] == kinds[layer]), None)
+
+
+def _index_of(h: Hyperparams, layer: int) -> int | None:
+    """The layer whose choice of positions a layer uses, where it makes none: the last before it that does."""
+    types = h.extra.get("indexer_types")
+    if not isinstance(types, list) or layer >= len(types) or types[layer] != "shared":
+        return None
+    return next((n for n in range(layer - 1, -1, -1) if types[n] == "full"), None)
+
+
+TAKES: Mapping[str, tuple[Callable[[Hyperparams, int], int | None], str]] = {
+    TRAILING: (_keys_of, "keys and values"),
+    "indexer_types": (_index_of, "choice of positions"),
+}
+"""config.json key -> the layer that another layer takes something from, and what it takes."""
 
 
 # --- roles ---
@@ -326,11 +346,16 @@ def _check_roles(stack: _Stack, h: Hyperparams) -> None:
     """Raises RefusedError where a layer would get another role by its new number."""
     conditions = sorted({r.layers for r in stack.row.tensors if r.layers})
     kinds = layer_kinds(h.extra, h.num_layers)
+    _check_kinds_again(stack, h)
     for i, (model, layer) in enumerate(stack.layers):
         own = stack.h(model)
         for key, rule in BY_NUMBER.items():
             if rule(own, layer) != rule(h, i):
                 raise stack.refuse(key, f"layer {layer} has a role by its number, and would be layer {i}")
+        for key, (source, what) in TAKES.items():
+            other, new = source(own, layer), source(h, i)
+            if other is not None and (new is None or stack.layers[new] != (model, other)):
+                raise stack.refuse(key, f"layer {layer} takes the {what} of layer {other}, and would take another's")
         before = layer_kinds(own.extra, own.num_layers)
         if before is not None and (kinds is None or before[layer] != kinds[i]):
             now = kinds[i] if kinds is not None else None
@@ -339,6 +364,20 @@ def _check_roles(stack: _Stack, h: Hyperparams) -> None:
         if changed is not None or _own_sizes(own, layer) != _own_sizes(h, i):
             what = f"by its number ({changed})" if changed else "by its sizes"
             raise stack.refuse(_pattern(own), f"layer {layer} has a role {what} that layer {i} does not have")
+
+
+def _check_kinds_again(stack: _Stack, h: Hyperparams) -> None:
+    """Raises RefusedError where a config.json that says what `h` does means other kinds of layers to its readers."""
+    kinds = layer_kinds(h.extra, h.num_layers)
+    if kinds is None:
+        return
+    again = hp.from_hf_config(hp.to_hf_config(h), stack.row)
+    read = layer_kinds(again.extra, again.num_layers) or kinds
+    changed = next((i for i, (a, b) in enumerate(zip(kinds, read, strict=False)) if a != b), None)
+    if changed is not None:
+        layer = stack.layers[changed][1]
+        why = f"layer {layer} is of {kinds[changed]}, and {stack.row.id} means {read[changed]} as layer {changed}"
+        raise stack.refuse("layer_types", f"{why} of {len(kinds)}")
 
 
 def _own_sizes(h: Hyperparams, layer: int) -> dict[str, int]:
@@ -357,6 +396,25 @@ _PERIODS = (
 def _pattern(h: Hyperparams) -> str:
     """The key that gives layers their roles by a period; the number of layers where none is said."""
     return next((key for key in _PERIODS if h.extra.get(key) not in (None, 0, 1)), "num_hidden_layers")
+
+
+def with_layers(config: Mapping[str, object], layers: Sequence[int | None]) -> dict[str, object]:
+    """The source's own `config` (of a config.json) with those lists of the new `layers` that no row knows.
+
+    What is said of a layer of another model is what is said of the first layer.
+    """
+    part = language_part(config)
+    if part:
+        return {key: with_layers(part, layers) if value is part else value for key, value in config.items()}
+    numbers = [layer or 0 for layer in layers]
+    out = dict(config)
+    for key, value in config.items():
+        if key in PER_LAYER and isinstance(value, list) and len(value) > max(numbers):
+            out[key] = [value[layer] for layer in numbers]
+        elif key == "per_layer_config":
+            told = as_mapping(value)
+            out[key] = {str(i): told[str(layer)] for i, layer in enumerate(numbers) if str(layer) in told}
+    return out
 
 
 # --- tensors ---

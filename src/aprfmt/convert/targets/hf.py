@@ -13,6 +13,7 @@ from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
 from aprfmt.canonical.model import Canonical, from_gguf, hf_side, named_drafts, with_drafts_counted
 from aprfmt.canonical.packed import HF_QUANT, without_packing
+from aprfmt.canonical.relayered import with_layers
 from aprfmt.canonical.tensor import CanonicalTensor, Losses, outside_dtype, plain_dtype
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.plain import EIGHT_BITS
@@ -142,7 +143,7 @@ def config_json(
     at = c.model.path / CONFIG if is_folder(c.model.path) else c.model.path
     base = mistral.to_config(parse_config(params, at)) if params is not None else parse_config(source or b"{}", at)
     then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
-    config = overlay(base, then, now)
+    config = overlay(base if c.layers is None else with_layers(base, c.layers), then, now)
     if not kept:
         config = _with_dtype(without_packing(config), _torch_dtype(tensors))
     return (source or _json(config), True) if config == base else (_json(config), False)
