@@ -22,6 +22,9 @@ from arch_models import _fill, n_tokens, quiet_transformers, randomise
 CASE_FILES = sorted(path.stem for path in Path(__file__).parent.glob("tower_cases_*.py"))
 """Modules with CASES."""
 
+_COUNTS = (".running_var", ".cluster_usage")
+"""Endings of tensors whose values are above 0."""
+
 VOCAB = -1
 """Stands for the tokenizer's size in a config."""
 
@@ -55,14 +58,18 @@ class TowerCase:
         renames: patterns of the names that transformers saves, and what published checkpoints have instead; the
             converter knows only those.
         drops: pattern of names that published checkpoints lack and transformers saves.
+        files: further JSON files of the folder, by their names relative to it; a subfolder of theirs holds the tensors
+            whose names begin with its own, in a model.safetensors.
         tokens: contents of special tokens that the tokenizer needs.
         extra: tensors of a made checkpoint that no row names, or whose sizes no config tells, with their shapes.
         differs: patterns of keys and tensors in which llama.cpp's converter differs -> why.
+        rounds: pattern of tensors of the GGUF that are computed: their last bits may be other than the converter's.
         converter_cannot: why the converter does not convert the model; empty where it does.
         patches: edits of the converter that is asked, each of which takes only away that it knows one size.
         patched: why it is edited; it must fail as it is.
         lost: pattern of a source's tensors that a folder made of two GGUFs lacks or has in part, as these hold
             what is made of them.
+        text_cannot: why the language model has no GGUF of ours; empty where it has.
         feed: how transformers is given an image or a sound (tower_feed.FEEDS), to be compared with mtmd; "" where it
             has no such network.
         inner: class in transformers of the part that sees and hears, "thinker" of the whole; "" for the whole.
@@ -78,13 +85,16 @@ class TowerCase:
     processor: dict[str, Any] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     drops: str = ""
+    files: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
+    rounds: str = ""
     converter_cannot: str = ""
     patches: tuple[tuple[str, str, str], ...] = ()
     patched: str = ""
     lost: str = ""
+    text_cannot: str = ""
     feed: str = ""
     inner: str = ""
     images: tuple[tuple[int, ...], ...] = ((56, 56), (56, 56), (56, 56))
@@ -132,7 +142,7 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         (folder / "config.json").write_text(json.dumps(body, indent=2))
         tensors = dict(_made(case, body))
     tensors = {name: _on_grid(tensor) for name, tensor in tensors.items()}
-    tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith(".running_var")}
+    tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith(_COUNTS)}
     # Bounds that cut something off, the lower below the upper.
     tensors |= {name: -tensor.abs() - 0.5 for name, tensor in tensors.items() if name.endswith("put_min")}
     tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith("put_max")}
@@ -140,6 +150,13 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         tensors = {re.sub(pattern, instead, name): tensor for name, tensor in tensors.items()}
     if published and case.drops:
         tensors = {name: tensor for name, tensor in tensors.items() if not re.search(case.drops, name)}
+    for name, told in case.files.items():
+        place = name.partition("/")[0]
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(told, indent=2))
+        inside = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"{place}.")}
+        inside = {name.removeprefix(f"{place}."): tensor for name, tensor in inside.items()}
+        save_file(inside, folder / place / "model.safetensors", {"format": "pt"})
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for name, told in (("preprocessor_config.json", case.preprocessor), ("processor_config.json", case.processor)):
         if told:
@@ -180,7 +197,8 @@ def _made(case: TowerCase, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     row = next(row for row in TOWERS if row.id == case.row)
     told = {**case.preprocessor, **case.processor}
     text = from_hf_config(config)
-    h = from_config({**config, PREPROCESSOR: told}, row, text.hidden_size)
+    beside = {key: case.files[name] for key, name in row.files.items()}
+    h = from_config({**config, **beside, PREPROCESSOR: told}, row, text.hidden_size)
     part = TowerPart(row, h)
     shapes = {part.text_name(name): shape for name, shape in row_tensors(config)}
     shapes |= {checkpoint_spelling(row, h, name): shape for name, shape in tower_tensors(row, h, case.extra)}

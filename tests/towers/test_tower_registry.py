@@ -23,7 +23,6 @@ WITHOUT_ROW: dict[str, str] = {
     "Granite4VisionForConditionalGeneration": "projectors numbered by two maps, of which a GGUF of towers tells half",
     "MiMoV2ForCausalLM": "weights of its audio encoder in a folder of their own, audio_tokenizer",
     "PocketTTSModel": "a codec that speaks",
-    "Qwen3TTSForConditionalGeneration": "a codec that speaks",
 }
 """Classes whose towers the converter writes and the table does not know, and what they need."""
 

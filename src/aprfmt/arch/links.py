@@ -128,6 +128,10 @@ def indices(orders: Sequence[Order], n_rows: int, *, inverse: bool = False) -> A
     return back
 
 
+_LEAST = 1e-9
+"""What keeps an inverse finite."""
+
+
 def _minus_exp(values: Array) -> Array:
     import numpy as np
 
@@ -140,6 +144,19 @@ def _log_minus(values: Array) -> Array:
 
     with np.errstate(all="ignore"):
         return np.log(-values.astype(np.float64)).astype(np.float32)
+
+
+def _inverse_exp(values: Array) -> Array:
+    import numpy as np
+
+    return (1 / (np.exp(values.astype(np.float64)) + _LEAST)).astype(np.float32)
+
+
+def _log_inverse(values: Array) -> Array:
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        return np.log(1 / values.astype(np.float64) - _LEAST).astype(np.float32)
 
 
 def _softplus(values: Array) -> Array:
@@ -170,6 +187,7 @@ VALUES: Maps = {
     "plus_one": (lambda values: values + 1, lambda values: values - 1),
     "minus_exp": (_minus_exp, _log_minus),
     "exp": (lambda values: -_minus_exp(values), lambda values: _log_minus(-values)),
+    "inverse_exp": (_inverse_exp, _log_inverse),
     "softplus": (_softplus, _unsoftplus),
     **_plus("plus_fifth", 1 / 5),
     **_plus("plus_root_of_125th", 1 / 5**1.5),

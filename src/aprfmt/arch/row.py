@@ -230,7 +230,7 @@ class Tower(Architecture):
 
     Attributes:
         f32, f16: what names of GGUF tensors contain that are F32 or F16 whatever the dtype that is asked for; "^" is
-            where a name begins.
+            where a name begins, "*" stands for anything.
         convolutions: what names of GGUF tensors contain that are F16 where the file is, else F32, as convolutions over
             patches are.
         made: GGUF tensors that are computed rather than taken from a tensor of the checkpoint: name -> a function of
@@ -240,6 +240,7 @@ class Tower(Architecture):
         bare: whether the language model in the whole is one without a head, whose names have no "model." before them.
         listed: beginnings of names whose number counts the items of a list of layers, and the key of that list: item 2
             of [5, 11, 17] is layer 17 in the row, as it is in a GGUF.
+        files: further files of a folder, relative to it, whose objects count as keys of config.json, by these keys.
     """
 
     f32: tuple[str, ...] = ()
@@ -249,6 +250,7 @@ class Tower(Architecture):
     text: str = "language_model."
     bare: bool = False
     listed: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

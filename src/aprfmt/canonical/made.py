@@ -27,6 +27,10 @@ BATCH_NORM_EPS = 1e-5
 """What torch takes for batch norms whose epsilon nobody sets."""
 
 
+LEAST_COUNT = 1e-5
+"""What a count of vectors is taken for where none fell to an entry of a codebook."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What such a tensor may be made of.
@@ -160,6 +164,20 @@ def _sum_of_frames(sources: Sources, arguments: Sequence[str]) -> Array | None:
     return summed
 
 
+def _codebooks(sources: Sources, arguments: Sequence[str]) -> Array | None:
+    """The books of a quantizer, [books, entries, width], of one without the first: sums of vectors by their counts."""
+    import numpy as np
+
+    books = []
+    for i in range(sources.size(arguments[1])):
+        book = f"{arguments[0]}.{i}._codebook"
+        total, count = sources.values(f"{book}.embedding_sum"), sources.values(f"{book}.cluster_usage")
+        if total is None or count is None:
+            return None
+        books.append(total / np.maximum(count, np.float32(LEAST_COUNT))[:, None])
+    return np.stack(books) if len(books) > 1 else books[0]
+
+
 MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "sinusoids": _sinusoids,
     "batch_scale": _batch_scale,
@@ -167,5 +185,6 @@ MADE: dict[str, Callable[[Sources, Sequence[str]], Array | None]] = {
     "row_of_token": _row_of_token,
     "grid": _grid,
     "sum_of_frames": _sum_of_frames,
+    "codebooks": _codebooks,
 }
 """Name -> what makes the values of a tensor of its arguments, None where something for it is not there."""

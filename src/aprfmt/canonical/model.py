@@ -389,14 +389,17 @@ def _unknown_architecture(model: Model) -> UnmappedError:
             path=model.path,
             hint="name it with --arch; apr architectures lists the names",
         )
+    # Of some networks the file of llama.cpp holds products that nothing takes apart.
+    known = model.convention == "gguf" and any(row.gguf == word for row in ARCHITECTURES.values())
     fitting = [row.id for row in fitting_rows(model)]
     if fitting:
         others = f" (and of {first_few(fitting[1:])})" if fitting[1:] else ""
         hint = f"its tensors have the names and shapes of {fitting[0]}{others}: --arch {fitting[0]} takes it for that"
     else:
-        hint = _nearest(word)
+        hint = "take the folder that it was made of" if known else _nearest(word)
     return UnmappedError(
-        f"architecture {word!r} has no row in the architecture table",
+        f"architecture {word!r} has no row in the architecture table"
+        + (" for a GGUF with these keys and tensors: no checkpoint follows from it" if known else ""),
         path=model.path,
         hint=f"{hint}; --allow-unmapped keeps the tensors under their own names",
     )

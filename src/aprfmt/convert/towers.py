@@ -129,6 +129,7 @@ def _of_config(c: Canonical) -> TowerPart:
             path=c.model.path,
             hint="docs/towers.md says how one is written; an .apr or a folder carries them as they are",
         )
+    config |= _further_objects(c, row)
     if missing := _missing_parts(row, config):
         raise RefusedError(
             f"config.json says nothing of {first_few(missing)}, so the towers' sizes are unknown",
@@ -136,6 +137,21 @@ def _of_config(c: Canonical) -> TowerPart:
             hint="take the config.json that was published with the whole model, not that of its language model",
         )
     return TowerPart(row, from_config(config, row, c.hparams.hidden_size))
+
+
+def _further_objects(c: Canonical, row: Tower) -> dict[str, object]:
+    """What the files that the row names say, by the keys under which they count. Raises RefusedError."""
+    recipe = restorable(c, "hf") if row.files and c.model.convention == "apr" else None
+    found: dict[str, object] = {}
+    for key, name in row.files.items():
+        if (raw := _text_file(c, recipe, name)) is None:
+            raise RefusedError(
+                f"{name} is missing, and it says what sizes the towers have",
+                path=c.model.path,
+                hint="take the whole folder as it was published, subfolders too",
+            )
+        found[key] = parse_object(raw, str(c.model.path), name)
+    return found
 
 
 def _missing_parts(row: Tower, config: Mapping[str, object]) -> list[str]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 TEMPLATE_FOLDER = "additional_chat_templates"
 """The one subfolder whose files belong to the tokenizer."""
 
-MODULE_FOLDERS = "[0-9]_*"
-"""What the folders of modules are called; of each the config.json belongs to the model."""
+MODULE_FOLDERS = ("[0-9]_*", "speech_tokenizer", "audio_tokenizer")
+"""What the folders of modules are called, codecs among them; of each config.json and weights belong to the model."""
 
 KEPT_FILES = (
     "*.json",
@@ -41,7 +41,7 @@ KEPT_FILES = (
     "vocab*",
     "merges*",
     ".gitattributes",
-    f"{MODULE_FOLDERS}/config.json",
+    *(f"{folder}/config.json" for folder in MODULE_FOLDERS),
 )
 """Name patterns of the files that belong to a model beside its weights."""
 
@@ -63,7 +63,7 @@ def list_names(folder: Path, needed: Callable[[str], bool] = lambda name: False)
     names = []
     with storage_errors(folder):
         found = [(path, path.name) for path in folder.iterdir()]
-        for pattern in (TEMPLATE_FOLDER, MODULE_FOLDERS):
+        for pattern in (TEMPLATE_FOLDER, *MODULE_FOLDERS):
             found += [(path, f"{path.parent.name}/{path.name}") for path in folder.glob(f"{pattern}/*")]
         for path, name in found:
             if path.is_file():

@@ -18,6 +18,7 @@ from aprfmt.arch.towers import (
     radio,
     siglip,
     sound,
+    speech,
     step,
     vit,
     whisper,
@@ -41,6 +42,7 @@ _FILES = (
     radio,
     mixed,
     gemma4,
+    speech,
 )
 
 TOWERS: tuple[Tower, ...] = tuple(row for file in _FILES for row in file.TOWERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from aprfmt.arch import hparams as hp
@@ -80,8 +81,8 @@ def _tensors(c: Canonical, row: Tower, work: Work, whole: Canonical) -> Iterator
 
 
 def _is_named(name: str, texts: Iterable[str]) -> bool:
-    """Whether the name has one of the texts in it, "^" being where it begins."""
-    return any(text in f"^{name}" for text in texts)
+    """Whether the name has one of the texts in it, "^" being where it begins and "*" anything."""
+    return any(re.search(".*".join(map(re.escape, text.split("*"))), f"^{name}") for text in texts)
 
 
 def _is_fixed(row: Tower, name: str) -> bool:

@@ -1,0 +1,259 @@
+"""Codecs of networks that speak: what hears a voice, and what makes sound of what the network says. Data only."""
+
+from __future__ import annotations
+
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
+from aprfmt.arch.rows.parts import linear, norm, tensor
+from aprfmt.arch.towers.parts import hears, layers, projector, width
+
+_STAGES = 4
+"""Convolutions of ECAPA-TDNN: a plain one, and three that look at several scales."""
+_SCALES = 7
+"""Convolutions of such a stage, and with the part that none reads the parts of its width."""
+_BOOKS = 15
+"""Codes of a step of speech behind the first."""
+
+_S = "speaker_encoder."
+_P = "talker.code_predictor."
+_PREDICTOR = "talker_config.code_predictor_config"
+_W = "speech_tokenizer.decoder."
+_DECODER = "speech_tokenizer.decoder_config"
+_HIDDEN, _LATENT, _DIM = f"{_DECODER}.hidden_size", "latent_dim", "decoder_dim"
+_BOOK = "codebook_dim/2"
+_ATTENTION = f"{_DECODER}.num_attention_heads*{_DECODER}.head_dim"
+
+
+def _conv(hf: str, gguf: str, dims: str, layer: str = "") -> tuple[TensorRow, ...]:
+    return linear(hf, gguf, dims, REQUIRED, layers=layer)
+
+
+def _voice() -> tuple[TensorRow, ...]:
+    """ECAPA-TDNN: the voice of a sound as one vector."""
+    wide, kernel = "speaker_encoder_config.enc_channels", "speaker_encoder_config.enc_kernel_sizes"
+    part = f"{wide}/{_SCALES + 1}"
+    return (
+        *layers(
+            *_conv("conv", "conv1d.{n}", f"{wide},mel_dim,{kernel}", "first"),
+            hf=f"{_S}blocks.{{n}}.",
+            gguf="a.",
+            depth=str(_STAGES),
+        ),
+        *layers(
+            *_conv("tdnn1.conv", "conv_pw1", f"{wide},{wide},1", "!first"),
+            *(
+                row
+                for i in range(_SCALES)
+                for row in _conv(f"res2net_block.blocks.{i}.conv", f"res2.{i}", f"{part},{part},{kernel}", "!first")
+            ),
+            *_conv("tdnn2.conv", "conv_pw2", f"{wide},{wide},1", "!first"),
+            *_conv("se_block.conv1", "se_conv1", f"enc_se_channels,{wide},1", "!first"),
+            *_conv("se_block.conv2", "se_conv2", f"{wide},enc_se_channels,1", "!first"),
+            hf=f"{_S}blocks.{{n}}.",
+            gguf="a.blk.{n}.",
+            depth=str(_STAGES),
+        ),
+        *_conv(f"{_S}mfa.conv", "a.conv_out", "any_features,any_features,1"),
+        *_conv(f"{_S}asp.tdnn.conv", "a.asp_tdnn", "enc_attention_channels,any_statistics,1"),
+        *_conv(f"{_S}asp.conv", "a.asp_attn", "any_features,enc_attention_channels,1"),
+        *_conv(f"{_S}fc", "mm.a.fc", "enc_dim,any_pooled,1"),
+    )
+
+
+def _codes() -> tuple[TensorRow, ...]:
+    """A small transformer: the further codes of a step, one after the other."""
+    size, ffn = f"{_PREDICTOR}.hidden_size", f"{_PREDICTOR}.intermediate_size"
+    heads, kv = (f"{_PREDICTOR}.{n}*{_PREDICTOR}.head_dim" for n in ("num_attention_heads", "num_key_value_heads"))
+    vocab = f"{_PREDICTOR}.vocab_size"
+
+    def books(hf: str, gguf: str, dims: str) -> TensorRow:
+        names = tuple(f"{_P}{hf}.{i}.weight" for i in range(_BOOKS))
+        return TensorRow(names, (gguf,), (dims,), gguf_dims=(f"{_BOOKS},{dims}",))
+
+    return (
+        *linear(f"{_P}small_to_mtp_projection", "a.gen.code.proj_in", f"{size},hidden", OPTIONAL, OPTIONAL),
+        tensor("talker.model.codec_embedding.weight", "a.gen.code.out_embd.weight", "talker_config.vocab_size,hidden"),
+        books("model.codec_embedding", "a.gen.code.embd.weight", f"{vocab},hidden"),
+        *layers(
+            *norm("input_layernorm", "ln1", size),
+            *linear("self_attn.q_proj", "attn_q", f"{heads},{size}"),
+            *norm("self_attn.q_norm", "attn_q_norm", f"{_PREDICTOR}.head_dim"),
+            *linear("self_attn.k_proj", "attn_k", f"{kv},{size}"),
+            *norm("self_attn.k_norm", "attn_k_norm", f"{_PREDICTOR}.head_dim"),
+            *linear("self_attn.v_proj", "attn_v", f"{kv},{size}"),
+            *linear("self_attn.o_proj", "attn_out", f"{size},{heads}"),
+            *norm("post_attention_layernorm", "ln2", size),
+            *linear("mlp.gate_proj", "ffn_gate", f"{ffn},{size}"),
+            *linear("mlp.up_proj", "ffn_up", f"{ffn},{size}"),
+            *linear("mlp.down_proj", "ffn_down", f"{size},{ffn}"),
+            hf=f"{_P}model.layers.{{n}}.",
+            gguf="a.gen.code.blk.{n}.",
+            depth=f"{_PREDICTOR}.num_hidden_layers",
+        ),
+        *norm(f"{_P}model.norm", "a.gen.code.output_norm", size),
+        books("lm_head", "a.gen.code.head.weight", f"{vocab},{size}"),
+    )
+
+
+def _sound() -> tuple[TensorRow, ...]:
+    """Codes to sound: codebooks, a transformer, convolutions that make a step longer and longer."""
+    return (
+        *(row for part, n in (("first", 1), ("rest", _BOOKS)) for row in _codebook(part, n)),
+        *_conv(f"{_W}pre_conv.conv", "a.gen.wav.pre_conv", f"{_LATENT},codebook_dim,3"),
+        *linear(f"{_W}pre_transformer.input_proj", "a.gen.wav.tfm.in_proj", f"{_HIDDEN},{_LATENT}", REQUIRED),
+        *layers(
+            *norm("input_layernorm", "ln1", _HIDDEN),
+            *(
+                row
+                for letter in "qkv"
+                for row in linear(f"self_attn.{letter}_proj", f"attn_{letter}", f"{_ATTENTION},{_HIDDEN}")
+            ),
+            *linear("self_attn.o_proj", "attn_out", f"{_HIDDEN},{_ATTENTION}"),
+            tensor("self_attn_layer_scale.scale", "ls1.weight", _HIDDEN),
+            *norm("post_attention_layernorm", "ln2", _HIDDEN),
+            *linear("mlp.gate_proj", "ffn_gate", f"{_DECODER}.intermediate_size,{_HIDDEN}"),
+            *linear("mlp.up_proj", "ffn_up", f"{_DECODER}.intermediate_size,{_HIDDEN}"),
+            *linear("mlp.down_proj", "ffn_down", f"{_HIDDEN},{_DECODER}.intermediate_size"),
+            tensor("mlp_layer_scale.scale", "ls2.weight", _HIDDEN),
+            hf=f"{_W}pre_transformer.layers.{{n}}.",
+            gguf="a.gen.wav.tfm.blk.{n}.",
+            depth=f"{_DECODER}.num_hidden_layers",
+        ),
+        *norm(f"{_W}pre_transformer.norm", "a.gen.wav.tfm.output_norm", _HIDDEN),
+        *linear(f"{_W}pre_transformer.output_proj", "a.gen.wav.tfm.out_proj", f"{_LATENT},{_HIDDEN}", REQUIRED),
+        *layers(
+            tensor("0.conv.weight", "conv.weight", f"{_LATENT},{_LATENT},{_DECODER}.upsampling_ratios"),
+            tensor("0.conv.bias", "conv.bias", _LATENT),
+            *_conv("1.dwconv.conv", "dwconv", f"{_LATENT},1,7"),
+            *norm("1.norm", "norm", _LATENT, REQUIRED),
+            *linear("1.pwconv1", "pw1", f"4*{_LATENT},{_LATENT}", REQUIRED),
+            *linear("1.pwconv2", "pw2", f"{_LATENT},4*{_LATENT}", REQUIRED),
+            tensor("1.gamma", "gamma", _LATENT),
+            hf=f"{_W}upsample.{{n}}.",
+            gguf="a.gen.wav.up.blk.{n}.",
+            depth="upsampling_ratios",
+        ),
+        *_conv(f"{_W}decoder.0.conv", "a.gen.wav.dac.entry", f"{_DIM},{_LATENT},7"),
+        *(row for n in range(4) for row in _longer(n)),
+        *_snake(f"{_W}decoder.5", "a.gen.wav.dac.post_snake", f"{_DIM}/16"),
+        *_conv(f"{_W}decoder.6.conv", "a.gen.wav.dac.post_conv", f"1,{_DIM}/16,7"),
+    )
+
+
+def _codebook(part: str, n: int) -> tuple[TensorRow, ...]:
+    """Projections around the books of a quantizer, whose sums and counts a GGUF has the quotients of."""
+    hf, gguf = f"{_W}quantizer.rvq_{part}", f"a.gen.wav.quant.{part}"
+    into, out = f"{_BOOK},codebook_dim", f"codebook_dim,{_BOOK}"
+    return (
+        tensor(f"{hf}.input_proj.weight", f"{gguf}.in_proj.weight", f"{into},1", gguf_dims=(into,)),
+        tensor(f"{hf}.output_proj.weight", f"{gguf}.out_proj.weight", f"{out},1", gguf_dims=(out,)),
+        *(
+            TensorRow((f"{hf}.vq.layers.{i}._codebook.{name}",), (), (dims,))
+            for i in range(n)
+            for name, dims in (("embedding_sum", f"codebook_size,{_BOOK}"), ("cluster_usage", "codebook_size"))
+        ),
+    )
+
+
+def _snake(hf: str, gguf: str, dim: str) -> tuple[TensorRow, ...]:
+    """An activation with a frequency and a strength a channel, both of which a checkpoint has as logarithms."""
+    return (
+        tensor(f"{hf}.alpha", f"{gguf}.alpha", dim, value="exp"),
+        tensor(f"{hf}.beta", f"{gguf}.beta", dim, value="inverse_exp"),
+    )
+
+
+def _longer(n: int) -> tuple[TensorRow, ...]:
+    """A block that halves the channels and makes as much more of the steps, with three residual units."""
+    hf, gguf = f"{_W}decoder.{n + 1}.block", f"a.gen.wav.dac.blk.{n}"
+    before, after = f"{_DIM}/{2**n}" if n else _DIM, f"{_DIM}/{2 ** (n + 1)}"
+    return (
+        *_snake(f"{hf}.0", f"{gguf}.snake", before),
+        tensor(f"{hf}.1.conv.weight", f"{gguf}.conv.weight", f"{before},{after},any_kernel"),
+        tensor(f"{hf}.1.conv.bias", f"{gguf}.conv.bias", after),
+        *(
+            row
+            for unit in range(3)
+            for i, kernel in ((1, 7), (2, 1))
+            for row in (
+                *_snake(f"{hf}.{unit + 2}.act{i}", f"{gguf}.res.{unit}.act{i}", after),
+                *_conv(f"{hf}.{unit + 2}.conv{i}.conv", f"{gguf}.res.{unit}.conv{i}", f"{after},{after},{kernel}"),
+            )
+        ),
+    )
+
+
+def _told(config: str, *names: str) -> tuple[Key, ...]:
+    """Sizes that a GGUF has no key for."""
+    return tuple(Key("", (f"{config}.{name}",)) for name in names)
+
+
+_QWEN3_TTS = Tower(
+    id="qwen3_tts_codec",
+    gguf="clip",
+    hf_class="Qwen3TTSForConditionalGeneration",
+    model_type="qwen3_tts",
+    hf_classes=("Qwen3TTSForConditionalGeneration",),
+    model_types=("qwen3_tts",),
+    when="audio.projector_type=qwen3tts_spkenc",
+    text="",
+    tensors=(*_voice(), *_codes(), *_sound()),
+    made={
+        "a.gen.wav.quant.first.codebook.weight": f"codebooks:{_W}quantizer.rvq_first.vq.layers,1",
+        "a.gen.wav.quant.rest.codebook.weight": f"codebooks:{_W}quantizer.rvq_rest.vq.layers,{_BOOKS}",
+    },
+    # The network has no convolutions in other dtypes; the values between up and down go beyond F16.
+    f16=(
+        "^a.gen.wav.pre_conv.weight",
+        "^a.gen.wav.dac.entry.weight",
+        "^a.gen.wav.dac.post_conv.weight",
+        ".up.blk.*.dwconv.weight",
+        ".dac.blk.*.conv1.weight",
+        ".dac.blk.*.conv2.weight",
+    ),
+    f32=("^a.gen.wav.up.blk.*.conv.weight", "^a.gen.wav.dac.blk.*.conv.weight", "^a.gen.code.blk.*.ffn_down.weight"),
+    keys=hears(
+        projector("qwen3tts_spkenc", part="audio"),
+        Key("audio.num_mel_bins", ("speaker_encoder_config.mel_dim",), constant=128),
+        Key("audio.block_count", constant=_STAGES - 1),
+        Key("audio.embedding_length", constant=1536),
+        Key("audio.attention.head_count", constant=1),
+        Key("audio.feed_forward_length", constant=1536),
+        Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
+        Key("has_gen_audio_encoder", kind="bool", constant=True),
+        projector("qwen3tts_gen", part="gen.audio"),
+        width("gen.audio"),
+        Key("gen.audio.embedding_length", (f"{_PREDICTOR}.hidden_size",)),
+        Key("gen.audio.feed_forward_length", (f"{_PREDICTOR}.intermediate_size",)),
+        Key("gen.audio.block_count", (f"{_PREDICTOR}.num_hidden_layers",)),
+        Key("gen.audio.attention.head_count", (f"{_PREDICTOR}.num_attention_heads",)),
+        Key("gen.audio.attention.head_count_kv", (f"{_PREDICTOR}.num_key_value_heads",)),
+        Key("gen.audio.attention.layer_norm_epsilon", (f"{_PREDICTOR}.rms_norm_eps",), "f32"),
+        *_told(_PREDICTOR, "head_dim", "vocab_size"),
+        *_told("talker_config", "vocab_size"),
+        *_told(
+            "speaker_encoder_config",
+            "enc_channels",
+            "enc_kernel_sizes",
+            "enc_dim",
+            "enc_se_channels",
+            "enc_attention_channels",
+        ),
+        *_told(_DECODER, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+        *_told(_DECODER, "latent_dim", "codebook_dim", "codebook_size", "decoder_dim", "upsampling_ratios"),
+    ),
+    files={"speech_tokenizer": "speech_tokenizer/config.json"},
+    defaults={
+        "": {
+            **{
+                f"speaker_encoder_config.{key}": value
+                for key, value in {
+                    **{"mel_dim": 128, "enc_dim": 1024, "enc_channels": [512, 512, 512, 512, 1536]},
+                    "enc_kernel_sizes": [5, 3, 3, 3, 1],
+                    **{"enc_se_channels": 128, "enc_attention_channels": 128},
+                }.items()
+            }
+        }
+    },
+)
+
+TOWERS: tuple[Tower, ...] = (_QWEN3_TTS,)
