@@ -41,6 +41,9 @@ _LAZY = {
     "tree": "aprfmt.inspection.tree",
     "Tree": "aprfmt.inspection.tree",
     "evaluate": "aprfmt.api",
+    "imatrix": "aprfmt.api",
+    "merge_imatrix": "aprfmt.api",
+    "ImatrixReport": "aprfmt.running.importance",
     "Evaluation": "aprfmt.api",
     "report": "aprfmt.api",
     "Model": "aprfmt.model",
@@ -52,6 +55,7 @@ __all__ = [
     "AprError",
     "Comparison",
     "Evaluation",
+    "ImatrixReport",
     "Inspection",
     "Model",
     "RawTensor",
@@ -70,10 +74,12 @@ __all__ = [
     "evaluate",
     "export_model",
     "extract_adapter",
+    "imatrix",
     "import_model",
     "inspect",
     "load_file",
     "merge_adapter",
+    "merge_imatrix",
     "open",
     "prune_model",
     "quantize_model",
@@ -88,7 +94,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import Evaluation, evaluate, report, validate
+    from aprfmt.api import Evaluation, evaluate, imatrix, merge_imatrix, report, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.merging import extract_adapter, merge_adapter
@@ -106,6 +112,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.model import Model, Tensor
+    from aprfmt.running.importance import ImatrixReport
 
 
 def __getattr__(name: str) -> object:

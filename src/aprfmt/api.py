@@ -1,9 +1,10 @@
-"""The functions of the package that need more than one room, and the trainer: `validate`, `evaluate` and `report`."""
+"""The functions of the package that need several rooms, or the trainer: `validate`, `evaluate`, `imatrix`, `report`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.inspection.validate import Validation
+    from aprfmt.running.importance import ImatrixReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,93 @@ def evaluate(
     from aprtrain.evaluate import score
 
     return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
+
+
+def imatrix(
+    file: PathLike,
+    data: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    chunks: int | None = None,
+    chunk_size: int = 512,
+    process_output: bool = False,
+    parse_special: bool = False,
+    resume: bool = False,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+) -> ImatrixReport:
+    """Computes the importance matrix of the model `file` on text, through llama.cpp.
+
+    Plain text is one text, whatever the number of its files' lines; records of other files are put together with blank
+    lines. It is cut into chunks that the model sees one by one, each with the token that begins a text.
+
+    Args:
+        file: the model, in any form.
+        data: text, jsonl or Parquet files or folders of them.
+        output: the file to write; of the old form where it ends with .dat, else a GGUF.
+        chunks: stop after so many chunks of text.
+        chunk_size: tokens of a chunk.
+        process_output: give the output head an entry too.
+        parse_special: names of special tokens in the text mean those tokens.
+        resume: go on where a run into the same output was interrupted.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        plan: only say how much text there is.
+        force: replace an existing output.
+        progress: called with the tokens to compute; gives the function to call as they are.
+
+    Raises:
+        RefusedError: for text that is shorter than a chunk, and to resume a run of another model or text.
+        RunError: llama.cpp does not compute the model.
+    """
+    from aprfmt.running.importance import Wanted, compute
+
+    for name, value, least in (("chunks", chunks, 1), ("chunk_size", chunk_size, 32), ("threads", threads, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
+    paths = [data] if isinstance(data, str | os.PathLike) else [*data]
+    texts = [Path(formats.path_text(path, "data")) for path in paths]
+    wanted = Wanted(
+        formats.path_text(file, "file"),
+        chunk_size=chunk_size,
+        chunks=chunks,
+        output=process_output,
+        parse_special=parse_special,
+        n_threads=threads,
+        gpu_layers=gpu_layers,
+    )
+    target = formats.path_text(output, "output")
+    names = [path.name for path in texts]
+    return compute(wanted, _text_of(texts), names, target, resume=resume, plan=plan, force=force, progress=progress)
+
+
+def _text_of(paths: Sequence[Path]) -> Iterator[str]:
+    """Plain text as it is; a blank line between files and between records."""
+    from aprtrain.data.sources import list_files, read_documents
+
+    between = ""
+    for file in list_files(paths, Counter()):
+        if file.kind == "tokens":
+            raise UsageError("token shards are not text", path=file.path, hint="name the text that they were made of")
+        plain = file.kind in ("text", "source")
+        for document in read_documents(file, 0, Counter()):
+            assert isinstance(document, str)
+            yield between
+            yield document
+            between = "" if plain else "\n\n"
+        between = "\n\n"
+
+
+def merge_imatrix(
+    files: Sequence[PathLike], output: PathLike, *, plan: bool = False, force: bool = False
+) -> ImatrixReport:
+    """Adds importance matrices of one model, of either form. Raises RefusedError where they are of different models."""
+    from aprfmt.running.importance import merge
+
+    return merge(files, formats.path_text(output, "output"), plan=plan, force=force)
 
 
 def validate(

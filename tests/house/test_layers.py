@@ -25,6 +25,7 @@ LAYERS = [
     {"canonical"},
     {"llama"},
     {"convert", "inspection"},
+    {"running"},
     {"api"},
     {"cli", "__main__"},
 ]

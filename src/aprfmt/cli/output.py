@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -208,8 +208,10 @@ def pairs(rows: Iterable[tuple[str, str]], *, indent: int = 2, label: int = 15) 
 
 
 @contextmanager
-def progress_bar(verb: str) -> Iterator[StartProgress | None]:
-    """What the conversion functions take as `progress`: a bar counted in bytes, with rate and ETA, on stderr.
+def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> Iterator[StartProgress | None]:
+    """What the functions of the package take as `progress`: a bar with rate and ETA, on stderr.
+
+    `amount` writes how much is done: bytes, unless it counts something else.
 
     None where there is no bar: stderr is not a terminal, or --json or --quiet was given.
     """
@@ -227,7 +229,7 @@ def progress_bar(verb: str) -> Iterator[StartProgress | None]:
             now = time.monotonic()
             if now - drawn >= _INTERVAL_S:
                 drawn = now
-                text = _bar(verb, done, total, max(now - began, 1e-9), label)
+                text = _bar(verb, done, total, max(now - began, 1e-9), label, amount)
                 out.error_stream.write("\r" + text[: width() - 1] + "\x1b[K")
                 out.error_stream.flush()
 
@@ -241,14 +243,16 @@ def progress_bar(verb: str) -> Iterator[StartProgress | None]:
             out.error_stream.flush()
 
 
-def _bar(verb: str, done: int, total: int, elapsed: float, label: str) -> str:
+def _bar(
+    verb: str, done: int, total: int, elapsed: float, label: str, amount: Callable[[float], str] = format_bytes
+) -> str:
     share = min(1.0, done / total) if total else 1.0
     filled = round(share * _BAR_COLUMNS)
     rate = done / elapsed
     left = format_seconds((total - done) / rate) if rate and share < 1 else "0 s"
     text = (
         f"{verb} {'█' * filled}{'░' * (_BAR_COLUMNS - filled)} {share:4.0%} "
-        f"{format_bytes(done)}/{format_bytes(total)} {format_bytes(rate)}/s {left}"
+        f"{amount(done)}/{amount(total)} {amount(rate)}/s {left}"
     )
     room = width() - len(text) - 3
     return f"{text}  {shorten(printable(label), room)}" if label and room >= 12 else text

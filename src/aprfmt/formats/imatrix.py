@@ -1,4 +1,4 @@
-"""Importance matrices of llama.cpp's llama-imatrix: how much each column of a matrix is used. Both file forms.
+"""Importance matrices as llama.cpp's llama-imatrix writes them: how much each column of a matrix is used. Both forms.
 
 Old form (`.dat`), little-endian:
   i32 entries, then for each: i32 length | name | i32 calls | i32 n | n float32 (mean square times calls)
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.codecs.ggml import MOST_WEIGHT
-from aprfmt.errors import CorruptError, LimitError, TruncatedError
+from aprfmt.errors import CorruptError, LimitError, RefusedError, TruncatedError
 from aprfmt.formats import gguf
+from aprfmt.formats.gguf_write import KV, layout
+from aprfmt.formats.out import OutTensor
+from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import Source
 from aprfmt.limits import MAX_NAME_BYTES
 from aprfmt.types import Array
@@ -27,10 +31,44 @@ if TYPE_CHECKING:
     from aprfmt.model import Model, Tensor
 
 SUMS, COUNTS = ".in_sum2", ".counts"
+OLD_SUFFIX = ".dat"
+DEFAULT_CHUNK = 512
+"""Tokens of a piece of text where nobody says otherwise."""
+
 KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
 
 _LEAST_ENTRY_BYTES = 17  # three numbers, a name of one letter, one value
 _INT = struct.Struct("<i")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was seen of one weight.
+
+    Attributes:
+        sums: [matrices, columns], the sum over all rows of the squares of what the matrix was multiplied with.
+        counts: how many rows that were, of each matrix, or one number for all.
+    """
+
+    sums: Array
+    counts: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """An importance matrix that can be added to another.
+
+    Attributes:
+        entries: by the name of the weight in a GGUF.
+        datasets: what it was computed on.
+        chunks: how many pieces of text that were, 0 where a file does not say.
+        chunk_size: tokens of such a piece.
+    """
+
+    entries: Mapping[str, Entry]
+    datasets: tuple[str, ...]
+    chunks: int
+    chunk_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +94,12 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
     Raises NotFoundError, StorageError, CorruptError and its kinds (cut short, values that are negative, beyond
     MOST_WEIGHT or no numbers, sums without counts, no importance matrix at all).
     """
-    name = os.fspath(path)
-    with Source.open(name) as source:
-        is_gguf = source.size >= 4 and source.read(0, 4) == b"GGUF"
-        found = None if is_gguf else _read_old(source)
-    if found is None:
-        with gguf.open_model(Path(name)) as model:
-            found = _read_new(model, name)
+    raw = _read(os.fspath(path))
+    if isinstance(raw, Sums):
+        means = {name: _means(entry) for name, entry in raw.entries.items()}
+        found = Imatrix(os.fspath(path), means, raw.datasets, raw.chunks)
+    else:
+        found = raw
     for name, values in found.entries.items():
         if values.size and not (values.min() >= 0 and values.max() <= MOST_WEIGHT):
             raise CorruptError(
@@ -72,6 +109,61 @@ def read_imatrix(path: str | os.PathLike[str]) -> Imatrix:
                 hint="compute it again, on other data",
             )
     return found
+
+
+def read_sums(path: str | os.PathLike[str]) -> Sums:
+    """The importance matrix at `path` with its counts. Raises what read_imatrix does.
+
+    The old form has means and the number of chunks: it counts as if each had had DEFAULT_CHUNK tokens.
+    """
+    read_imatrix(path)
+    found = _read(os.fspath(path))
+    if isinstance(found, Sums):
+        return found
+    import numpy as np
+
+    tokens = max(1, found.chunks) * DEFAULT_CHUNK
+    entries = {
+        name: Entry(values.astype("<f8")[None] * tokens, np.full(1, tokens, "<i8"))
+        for name, values in found.entries.items()
+    }
+    return Sums(entries, found.datasets, found.chunks, DEFAULT_CHUNK)
+
+
+def add_sums(parts: Sequence[tuple[str, Sums]]) -> Sums:
+    """One importance matrix of several, each with the name that an error calls it by.
+
+    Raises RefusedError where two have the same weight with another number of columns.
+    """
+    import numpy as np
+
+    entries: dict[str, Entry] = {}
+    for path, part in parts:
+        for name, entry in part.entries.items():
+            known = entries.get(name)
+            if known is None:
+                entries[name] = Entry(entry.sums.astype("<f8"), entry.counts.astype("<i8"))
+                continue
+            if known.sums.size != entry.sums.size:
+                raise RefusedError(
+                    f"the importance matrices are of different models: {entry.sums.size} values where others have "
+                    f"{known.sums.size}",
+                    path=path,
+                    tensor=name,
+                )
+            n = max(len(known.counts), len(entry.counts))
+            sums = known.sums.reshape(n, -1) + entry.sums.reshape(n, -1)
+            entries[name] = Entry(sums, np.broadcast_to(known.counts, n) + np.broadcast_to(entry.counts, n))
+    datasets = tuple(dict.fromkeys(name for _, part in parts for name in part.datasets))
+    return Sums(entries, datasets, sum(part.chunks for _, part in parts), max(part.chunk_size for _, part in parts))
+
+
+def _read(name: str) -> Imatrix | Sums:
+    with Source.open(name) as source:
+        if not (source.size >= 4 and source.read(0, 4) == b"GGUF"):
+            return _read_old(source)
+    with gguf.open_model(Path(name)) as model:
+        return _read_new(model, name)
 
 
 # --- the old form ---
@@ -147,18 +239,19 @@ def _read_old(source: Source) -> Imatrix:
 # --- the new form ---
 
 
-def _read_new(model: Model, path: str) -> Imatrix:
+def _read_new(model: Model, path: str) -> Sums:
     kv = model.metadata
     missing = [key for key in KEYS if key not in kv]
     if missing:
         raise CorruptError(
             f"{missing[0]} is missing: the GGUF is not an importance matrix", path=path, hint="llama-imatrix makes one"
         )
-    datasets, chunks = kv[KEYS[0]], kv[KEYS[1]]
+    datasets, *numbers = (kv[key] for key in KEYS)
     if not isinstance(datasets, list) or not all(isinstance(name, str) for name in datasets):
         raise CorruptError(f"{KEYS[0]} is not a list of strings", path=path)
-    if type(chunks) is not int:
-        raise CorruptError(f"{KEYS[1]} is {chunks!r}, not a number", path=path)
+    for key, number in zip(KEYS[1:], numbers, strict=True):
+        if type(number) is not int:
+            raise CorruptError(f"{key} is {number!r}, not a number", path=path)
     parts: dict[str, dict[str, Tensor]] = {}
     for tensor in model.tensors.entries:
         for ending in (SUMS, COUNTS):
@@ -167,11 +260,10 @@ def _read_new(model: Model, path: str) -> Imatrix:
     if not parts:
         raise CorruptError("the importance matrix has no entries", path=path)
     entries = {name: _new_entry(name, parts[name], path) for name in sorted(parts)}
-    return Imatrix(path, entries, tuple(datasets), chunks)
+    return Sums(entries, tuple(datasets), *numbers)
 
 
-def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Array:
-    """The sums over the counts; matrices that were never used weigh all columns alike."""
+def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Entry:
     import numpy as np
 
     if len(found) < 2 or any(tensor.dtype != "F32" for tensor in found.values()):
@@ -181,8 +273,51 @@ def _new_entry(name: str, found: Mapping[str, Tensor], path: str) -> Array:
         raise CorruptError(f"{sums.size} sums do not match {counts.size} counts", path=path, tensor=name)
     if not np.isfinite(counts).all():
         raise CorruptError("a count is NaN or infinite", path=path, tensor=name)
+    return Entry(sums.reshape(len(counts), -1), counts)
+
+
+def _means(entry: Entry) -> Array:
+    """The sums over the counts; matrices that were never used weigh all columns alike."""
+    import numpy as np
+
     # As llama.cpp does: whole numbers, halves away from zero, then a division in float32.
+    counts = entry.counts
     whole = (np.sign(counts) * np.floor(np.abs(counts.astype("<f8")) + 0.5)).astype("<f4")[:, None]
     with np.errstate(all="ignore"):
-        used = sums.reshape(len(counts), -1) / np.where(whole > 0, whole, np.float32(1))
+        used = entry.sums.astype("<f4").reshape(len(counts), -1) / np.where(whole > 0, whole, np.float32(1))
     return np.where(whole > 0, used, np.float32(1)).astype("<f4").reshape(-1)
+
+
+# --- writing ---
+
+
+def file_of(sums: Sums, name: str) -> FileLayout:
+    """The file of an importance matrix: the old form where `name` ends with .dat, else a GGUF."""
+    if name.lower().endswith(OLD_SUFFIX):
+        return FileLayout(name, [Literal(_old_bytes(sums))])
+    keys: list[KV] = [
+        ("general.type", gguf.GgufType.STRING, "imatrix"),
+        (KEYS[0], (gguf.GgufType.ARRAY, gguf.GgufType.STRING), list(sums.datasets)),
+        (KEYS[1], gguf.GgufType.UINT32, sums.chunks),
+        (KEYS[2], gguf.GgufType.UINT32, sums.chunk_size),
+    ]
+    tensors = []
+    for weight, entry in sorted(sums.entries.items()):
+        n = len(entry.counts)
+        for ending, values in ((SUMS, entry.sums.reshape(n, -1)), (COUNTS, entry.counts.reshape(n, 1))):
+            raw = values.astype("<f4").tobytes()
+            tensors.append(OutTensor(weight + ending, "F32", values.shape, len(raw), partial(list, [raw])))
+    return FileLayout(name, layout(keys, tensors))
+
+
+def _old_bytes(sums: Sums) -> bytes:
+    import numpy as np
+
+    out = [_INT.pack(len(sums.entries))]
+    for weight, entry in sorted(sums.entries.items()):
+        calls = max(1, -(-int(entry.counts.max()) // max(1, sums.chunk_size)))
+        values = _means(entry) * np.float32(calls)
+        raw = weight.encode()
+        out += [_INT.pack(len(raw)), raw, _INT.pack(calls), _INT.pack(values.size), values.astype("<f4").tobytes()]
+    dataset = sums.datasets[-1].encode("utf-8", "surrogateescape") if sums.datasets else b""
+    return b"".join([*out, _INT.pack(sums.chunks), _INT.pack(len(dataset)), dataset])

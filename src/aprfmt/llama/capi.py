@@ -111,6 +111,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_vocab_bos": (Token, [Pointer]),
     "llama_vocab_eos": (Token, [Pointer]),
     "llama_vocab_is_eog": (c_bool, [Pointer, Token]),
+    "llama_vocab_get_add_bos": (c_bool, [Pointer]),
     "llama_tokenize": (c_int32, [Pointer, c_char_p, c_int32, POINTER(Token), c_int32, c_bool, c_bool]),
     "llama_token_to_piece": (c_int32, [Pointer, Token, c_char_p, c_int32, c_int32, c_bool]),
     "llama_n_ctx": (c_uint32, [Pointer]),
@@ -171,6 +172,10 @@ class Library:
             raise ImportError(f"its library does not export {name}") from None
         function.restype, function.argtypes = result, arguments
         setattr(self, name.removeprefix("llama_"), function)
+
+    def callback(self, parameters: Any, name: str, function: Any) -> None:
+        """Sets a field of a structure of parameters to a C callback, which the caller keeps alive."""
+        setattr(parameters, name, ctypes.cast(function, Pointer).value)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"llama_{name} is not declared")

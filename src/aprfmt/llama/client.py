@@ -169,6 +169,7 @@ class Facts:
         load_seconds: time to load it.
         weight_bytes: size of all tensors.
         bos, eos: ids of the tokens that begin and end a text; -1 without one.
+        adds_bos: whether a text begins with it.
     """
 
     engine: str
@@ -179,6 +180,7 @@ class Facts:
     weight_bytes: int
     bos: int
     eos: int
+    adds_bos: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,7 @@ class Llama:
         adapters: LoRA GGUFs to apply, each with its scale.
         n_threads: threads that compute; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
+        importance: "layers" or "output" to `collect`.
         engines: packages to try, in this order.
 
     Attributes:
@@ -242,6 +245,7 @@ class Llama:
         adapters: Sequence[tuple[PathLike, float]] = (),
         n_threads: int = 0,
         gpu_layers: int = 0,
+        importance: str | None = None,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
@@ -254,6 +258,7 @@ class Llama:
             n_threads=n_threads,
             gpu_layers=gpu_layers,
             adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
+            importance=importance,
         )
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
@@ -333,6 +338,19 @@ class Llama:
             follow: go on behind the tokens of the call before.
         """
         self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow)
+
+    def collect(self, ids: Sequence[int]) -> dict[str, int]:
+        """See Session.collect. What was collected dies with a worker, so no other one goes on in its place."""
+        found: dict[str, int] = self._ask("collect", ids=[*ids], follow=True)
+        return found
+
+    def collected(self, path: PathLike) -> None:
+        """Writes what was collected: see Session.collected."""
+        self._ask("collected", path=os.path.abspath(path))
+
+    def restore(self, path: PathLike) -> None:
+        """Goes on from what `collected` wrote."""
+        self._ask("restore", path=os.path.abspath(path))
 
     def _ask(self, call: str | None = None, *, on_part: Callable[[Any], None] | None = None, **arguments: Json) -> Any:
         """What a call of worker.CALLS gives, or nothing but a loaded model."""

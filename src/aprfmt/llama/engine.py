@@ -23,6 +23,7 @@ class LoadRequest:
         n_threads: threads that compute; 0: half of the processors, since one that waits does so in a busy loop.
         gpu_layers: layers computed on a GPU, by a build of llama.cpp that can.
         adapters: (path of a LoRA GGUF, scale).
+        importance: what an importance matrix is made of: "layers", or "output" for the output head too.
     """
 
     path: str
@@ -32,6 +33,7 @@ class LoadRequest:
     n_threads: int = 0
     gpu_layers: int = 0
     adapters: list[tuple[str, float]] = field(default_factory=list)
+    importance: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

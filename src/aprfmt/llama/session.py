@@ -13,6 +13,7 @@ import numpy as np
 
 from aprfmt.llama.capi import Batch, Library, Token
 from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, Sampling
+from aprfmt.llama.importance import Collector, Sums
 from aprfmt.types import JsonObject
 
 _LONGEST_PIECE = 4096
@@ -44,6 +45,7 @@ class Session:
         self._vocab = library.model_get_vocab(self._model)
         self.n_vocab: int = library.vocab_n_tokens(self._vocab)
         self._pooling = request.pooling
+        self._collector = Collector(library, request.importance == "output") if request.importance else None
         self._context = library.init_from_model(self._model, self._options(request))
         if not self._context:
             raise EngineError("llama.cpp makes no context for the model")
@@ -55,12 +57,15 @@ class Session:
         options = self._c.context_params()
         n_ctx = request.n_ctx or self._c.model_n_ctx_train(self._model)
         options.n_ctx = n_ctx
-        # A whole text goes through an encoder at once.
-        options.n_batch = n_ctx if request.pooling else min(n_ctx, _BATCH)
-        options.n_ubatch = n_ctx if request.pooling else min(n_ctx, _MICRO_BATCH)
+        # A whole text goes through an encoder at once, and a chunk where its products are looked at.
+        whole = request.pooling or self._collector
+        options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
+        options.n_ubatch = n_ctx if whole else min(n_ctx, _MICRO_BATCH)
         options.n_threads = options.n_threads_batch = request.n_threads or max(1, _processors() // 2)
         if request.pooling is not None:
             options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
+        if self._collector is not None:
+            self._c.callback(options, "cb_eval", self._collector.callback)
         return options
 
     def _apply(self, adapters: Sequence[tuple[str, float]]) -> None:
@@ -84,6 +89,7 @@ class Session:
             "weight_bytes": self._c.model_size(self._model),
             "bos": self._c.vocab_bos(self._vocab),
             "eos": self._c.vocab_eos(self._vocab),
+            "adds_bos": self._c.vocab_get_add_bos(self._vocab),
         }
 
     # --- tokens and text ---
@@ -256,6 +262,43 @@ class Session:
             for i in range(len(some)):
                 rows[start + i] = self._row(i)
         return len(ids)
+
+    # --- importance ---
+
+    def collect(self, ids: list[int], follow: bool = True) -> dict[str, int]:
+        """Computes ids from an empty context and gathers what its products see, beside what was gathered before.
+
+        Returns:
+            weights: how many were multiplied with something so far; unused: their experts that no token reached.
+        """
+        assert self._collector is not None
+        if not follow:
+            self._collector.sums.clear()
+        self._forget()
+        self._collector.begin()
+        self._compute(ids, every=True)
+        self._collector.end()
+        self._row(-1)
+        sums = self._collector.sums.values()
+        return {"weights": len(sums), "unused": sum(int((entry.counts == 0).sum()) for entry in sums)}
+
+    def collected(self, path: str) -> int:
+        """Writes what was gathered as .npz: NAME.squares (float64) and NAME.counts (int64); the number of weights."""
+        assert self._collector is not None
+        arrays: dict[str, Any] = {f"{name}.squares": entry.squares for name, entry in self._collector.sums.items()}
+        arrays |= {f"{name}.counts": entry.counts for name, entry in self._collector.sums.items()}
+        with open(path, "wb") as file:
+            np.savez(file, **arrays)
+        return len(self._collector.sums)
+
+    def restore(self, path: str) -> int:
+        """Goes on from what `collected` wrote; the number of weights."""
+        assert self._collector is not None
+        self._collector.sums.clear()
+        with np.load(path) as arrays:
+            for name in {key.rpartition(".")[0] for key in arrays}:
+                self._collector.sums[name] = Sums(arrays[f"{name}.squares"], arrays[f"{name}.counts"])
+        return len(self._collector.sums)
 
 
 class _Words:

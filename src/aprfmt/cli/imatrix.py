@@ -1,0 +1,121 @@
+"""`apr imatrix`: which columns of the weights matter, for quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.convert import refuse_terminal
+from aprfmt.cli.options import Common, ForceOption, PlanOption
+from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.errors import UsageError
+from aprfmt.text import first_few, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.running.importance import ImatrixReport
+
+
+@dataclass(kw_only=True)
+class Imatrix(Common):
+    """Compute an importance matrix of a model on text, or add several.
+
+    Every product with a weight is looked at while llama.cpp computes the text; `apr quantize --imatrix` uses what comes
+    out, as llama-quantize does. A name that ends with .dat gets the old form.
+
+    \b
+    apr imatrix model.gguf --data text.txt -o model.imatrix.gguf
+    apr imatrix model.apr --data wiki.txt --data code.jsonl --chunks 200 -o m.imatrix.gguf
+    apr imatrix model.gguf --data text.txt -o m.imatrix.gguf --resume
+    apr imatrix a.imatrix.gguf b.imatrix.gguf --merge -o both.imatrix.gguf
+    """
+
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="A model in any form; with --merge, importance matrices.")
+    ]
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PATH", help="Where to write the matrix.")]
+    data: Annotated[
+        list[Path] | None,
+        typer.Option("--data", "-d", metavar="PATH", help="Text, jsonl or parquet, or a folder of them; repeatable."),
+    ] = None
+    chunks: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after N chunks of text.")] = None
+    chunk_size: Annotated[int, typer.Option(metavar="N", min=32, help="Tokens of a chunk.")] = 512
+    process_output: Annotated[
+        bool, typer.Option("--process-output", help="Give the output head an entry too; mixes seldom use it.")
+    ] = False
+    parse_special: Annotated[
+        bool, typer.Option("--parse-special", help="Names of special tokens in the text mean those tokens.")
+    ] = False
+    merge: Annotated[bool, typer.Option("--merge", help="Add importance matrices of one model.")] = False
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run into the same output was interrupted.")
+    ] = False
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
+    ] = 0
+    gpu_layers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Layers to compute on a GPU, if this llama.cpp can.")
+    ] = 0
+    plan: PlanOption = False
+    force: ForceOption = False
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        refuse_terminal(self.output)
+        if self.merge:
+            if self.data or self.resume:
+                raise UsageError(f"--{'data' if self.data else 'resume'} does not apply to --merge")
+            report = aprfmt.merge_imatrix(self.files, self.output, plan=self.plan, force=self.force)
+        else:
+            if len(self.files) != 1:
+                raise UsageError("give one model", hint="several importance matrices are added with --merge")
+            if not self.data:
+                raise UsageError(
+                    "--data is missing", hint=f"apr imatrix {self.files[0]} --data text.txt -o {self.output}"
+                )
+            with progress_bar("computing", _tokens) as progress:
+                report = aprfmt.imatrix(
+                    self.files[0],
+                    self.data,
+                    self.output,
+                    chunks=self.chunks,
+                    chunk_size=self.chunk_size,
+                    process_output=self.process_output,
+                    parse_special=self.parse_special,
+                    resume=self.resume,
+                    threads=self.threads,
+                    gpu_layers=self.gpu_layers,
+                    plan=self.plan,
+                    force=self.force,
+                    progress=progress,
+                )
+        for warning in report.warnings:
+            out.warning(warning)
+        out.result(report.to_json(), _text(report, self.plan))
+
+
+def _tokens(n: float) -> str:
+    return f"{format_count(round(n))} tokens"
+
+
+def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:
+    verb = "would write" if plan else out.style("wrote", "green")
+    yield f"{verb} {out.style(printable(report.output), 'bold')}"
+    tokens = f", {report.chunks * report.chunk_size:,} tokens" if report.tokens else ""
+    rows = [("text", f"{report.chunks:,} chunks of {report.chunk_size:,} tokens{tokens}")] if report.chunks else []
+    if report.resumed:
+        rows.append(("resumed", f"{report.resumed:,} chunks were there already"))
+    if report.entries:
+        rows.append(("entries", f"{report.entries:,} weights"))
+    if report.unused:
+        names = first_few(f"{name} {first_few(experts)}" for name, experts in report.unused.items())
+        rows.append(("never used", f"experts of {names}"))
+    if report.datasets:
+        rows.append(("of", first_few(report.datasets)))
+    if not plan:
+        rows.append(("time", format_seconds(report.seconds)))
+    yield from pairs(rows)

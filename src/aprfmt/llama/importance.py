@@ -1,0 +1,188 @@
+"""Sums of squares of what each matrix of a network is multiplied with, taken while llama.cpp computes.
+
+For an importance matrix every product with a weight is looked at: dense ones (MUL_MAT), and those of experts
+(MUL_MAT_ID), where each token goes to the matrices that a third tensor names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_bool, c_char, c_int32, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aprfmt.llama.capi import EVAL_CALLBACK, Library
+from aprfmt.llama.engine import EngineError, LayoutError
+
+_F32, _I32 = 0, 26
+_DIMS, _SOURCES = 4, 10
+
+
+class _Tensor(Structure):
+    """ggml_tensor, as far as it is read here."""
+
+
+_Tensor._fields_ = [
+    ("type", c_int32),
+    ("buffer", c_void_p),
+    ("ne", c_int64 * _DIMS),
+    ("nb", c_size_t * _DIMS),
+    ("op", c_int32),
+    ("op_params", c_int32 * 16),
+    ("flags", c_int32),
+    ("src", POINTER(_Tensor) * _SOURCES),
+    ("view_src", c_void_p),
+    ("view_offs", c_size_t),
+    ("data", c_void_p),
+    ("name", c_char * 64),
+]
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was seen of one weight: the sums of squares [matrices, columns] and how many rows each matrix met."""
+
+    squares: np.ndarray[Any, np.dtype[np.float64]]
+    counts: np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Collector:
+    """Gathers sums by the name of the weight.
+
+    Args:
+        library: llama.cpp.
+        output: whether the output head counts, which llama.cpp's own tool leaves out unless told.
+
+    Attributes:
+        callback: what llama.cpp calls for each operation of a graph.
+        sums: by the name of the weight.
+        failure: what went wrong in the callback, which cannot raise.
+    """
+
+    def __init__(self, library: Library, output: bool) -> None:
+        self._c, self._output = library, output
+        library.declare("ggml_op_name", ctypes.c_char_p, [c_int32])
+        library.declare("ggml_get_name", c_void_p, [POINTER(_Tensor)])
+        library.declare("ggml_nbytes", c_size_t, [POINTER(_Tensor)])
+        library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
+        library.declare("ggml_backend_tensor_get", None, [POINTER(_Tensor), c_void_p, c_size_t, c_size_t])
+        self.sums: dict[str, Sums] = {}
+        self.failure: Exception | None = None
+        self._kinds: dict[int, bytes] = {}
+        self._last: tuple[int, np.ndarray[Any, Any]] | None = None
+        self._checked = self._open = False
+        self.callback = EVAL_CALLBACK(self._called)
+
+    def begin(self) -> None:
+        """A graph begins: what it computes is taken in, and the same addresses hold other values than before."""
+        self._last, self._open = None, True
+
+    def end(self) -> None:
+        """Nothing is taken in until the next. Raises what went wrong meanwhile."""
+        self._open = False
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+    def _called(self, pointer: int, ask: bool, _: object) -> bool:
+        try:
+            return self._see(ctypes.cast(pointer, POINTER(_Tensor)), ask)
+        except Exception as error:
+            self.failure = self.failure or error
+            return False
+
+    def _see(self, pointer: Any, ask: bool) -> bool:
+        """Whether the result is wanted, when asked; else takes it in and says whether to go on."""
+        if not self._open:
+            return not ask
+        tensor = pointer.contents
+        if not self._checked:
+            if self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + _Tensor.name.offset:
+                raise LayoutError("this build of llama.cpp has another ggml_tensor")
+            self._checked = True
+        kind = self._kinds.get(tensor.op)
+        if kind is None:
+            kind = self._kinds.setdefault(tensor.op, self._c.ggml_op_name(tensor.op))
+        if kind not in (b"MUL_MAT", b"MUL_MAT_ID"):
+            return not ask
+        weight, given = tensor.src[0].contents, tensor.src[1]
+        name = _plain_name(weight.name)
+        if ask:
+            return given.contents.type == _F32 and (
+                name.startswith("blk.") or (self._output and name == "output.weight")
+            )
+        if kind == b"MUL_MAT_ID":
+            self._routed(name, weight, given, tensor.src[2])
+        else:
+            self._dense(name, weight, given)
+        return True
+
+    def _dense(self, name: str, weight: Any, given: Any) -> None:
+        squares = self._squares(given)  # [ne3, ne2, columns]
+        outer, inner = weight.ne[3], weight.ne[2]
+        found = self._entry(name, outer * inner, squares.shape[-1], n_counts=1)
+        for i, j in np.ndindex(squares.shape[:2]):
+            found.squares[(i % outer) * inner + j % inner] += squares[i, j]
+        rows = given.contents.ne
+        found.counts += rows[1] * rows[2] * rows[3] // (outer * inner)
+
+    def _squares(self, given: Any) -> np.ndarray[Any, Any]:
+        """The sums of squares over the rows; queries, keys and values have the same input."""
+        address = ctypes.addressof(given.contents)
+        if self._last is not None and self._last[0] == address:
+            return self._last[1]
+        values = self._values(given, np.float32)
+        sums: np.ndarray[Any, Any] = np.einsum("abij,abij->abj", values, values)
+        if not np.isfinite(sums).all():
+            raise EngineError(f"the model computes NaN or infinite activations ({given.contents.name.decode()})")
+        self._last = address, sums
+        return sums
+
+    def _routed(self, name: str, weight: Any, given: Any, routes: Any) -> None:
+        ids = self._values(routes, np.int32)[0, 0]  # [tokens, experts used]
+        values = self._values(given, np.float32)[0]  # [tokens, 1 or experts used, columns]
+        n_experts = weight.ne[2]
+        found = self._entry(name, n_experts, values.shape[-1], n_counts=n_experts)
+        values = np.broadcast_to(values, (*ids.shape, values.shape[-1]))
+        order = np.argsort(ids, axis=None, kind="stable")
+        experts, starts = np.unique(ids.reshape(-1)[order], return_index=True)
+        if experts.size and not 0 <= experts[0] <= experts[-1] < n_experts:
+            raise EngineError(f"a token is sent to expert {experts[-1]} of {n_experts} ({name})")
+        tokens, slots = np.divmod(order, ids.shape[1])
+        for expert, start, end in zip(experts, starts, [*starts[1:], order.size], strict=True):
+            some = values[tokens[start:end], slots[start:end]]
+            sums = np.einsum("ij,ij->j", some, some)
+            if not np.isfinite(sums).all():
+                raise EngineError(f"the model computes NaN or infinite activations ({name}, expert {expert})")
+            found.squares[expert] += sums
+            found.counts[expert] += end - start
+
+    def _entry(self, name: str, n_matrices: int, columns: int, n_counts: int) -> Sums:
+        found = self.sums.get(name)
+        if found is None:
+            found = Sums(np.zeros((n_matrices, columns)), np.zeros(n_counts, np.int64))
+            self.sums[name] = found
+        if found.squares.shape != (n_matrices, columns):
+            raise EngineError(f"{name} is multiplied with rows of {columns} and of {found.squares.shape[1]} values")
+        return found
+
+    def _values(self, pointer: Any, dtype: Any) -> np.ndarray[Any, Any]:
+        """The values of a tensor [ne3, ne2, ne1, ne0], in place where the processor can read them."""
+        tensor = pointer.contents
+        if tensor.type != (_F32 if dtype is np.float32 else _I32):
+            raise EngineError(f"{tensor.name.decode()} has type {tensor.type}")
+        n_bytes = self._c.ggml_nbytes(pointer)
+        if self._c.ggml_backend_buffer_is_host(tensor.buffer):
+            memory = (ctypes.c_uint8 * n_bytes).from_address(tensor.data)
+        else:
+            memory = (ctypes.c_uint8 * n_bytes)()
+            self._c.ggml_backend_tensor_get(pointer, memory, 0, n_bytes)
+        return np.ndarray(tuple(tensor.ne[::-1]), dtype, memory, strides=tuple(tensor.nb[::-1]))
+
+
+def _plain_name(raw: bytes) -> str:
+    """The name of a weight: a copy on another device is called `DEVICE#name#number`."""
+    parts = raw.decode().split("#")
+    return parts[1] if len(parts) > 1 else parts[0]

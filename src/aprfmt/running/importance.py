@@ -1,0 +1,327 @@
+"""Importance matrices: computed by llama.cpp on text, or put together of several."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from aprfmt import formats
+from aprfmt.errors import CorruptError, RefusedError, UnsupportedError, UsageError
+from aprfmt.formats.imatrix import DEFAULT_CHUNK, OLD_SUFFIX, Entry, Sums, add_sums, file_of, read_sums
+from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
+from aprfmt.io.sink import check_target
+from aprfmt.io.source import exists
+from aprfmt.llama.client import Llama, encoder_pooling
+from aprfmt.text import plural
+from aprfmt.types import PathLike
+
+STATE_SUFFIX = ".state"
+SAVE_SECONDS = 60.0
+"""How much work a run that is killed may lose."""
+
+
+@dataclass(slots=True)
+class ImatrixReport:
+    """What an importance matrix was made of.
+
+    Attributes:
+        output: the file, of the old form where it ends with .dat.
+        sources: the model, or the matrices that were put together.
+        datasets: names of the text.
+        entries: weights that it has.
+        chunks, chunk_size: pieces of text, and the tokens of each.
+        tokens: what was computed, 0 for matrices that were put together.
+        resumed: chunks that an earlier run had computed.
+        unused: experts that no token reached, by the name of their weights.
+        engine: the package that brought llama.cpp.
+        seconds: what it took.
+        warnings: what the user should know.
+    """
+
+    output: str
+    sources: list[str]
+    datasets: list[str]
+    entries: int
+    chunks: int
+    chunk_size: int
+    tokens: int = 0
+    resumed: int = 0
+    unused: dict[str, list[int]] = field(default_factory=dict)
+    engine: str | None = None
+    seconds: float = 0.0
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr imatrix --json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What decides over an importance matrix, beside the text.
+
+    Attributes:
+        gguf: the model, in a form that llama.cpp loads.
+        chunk_size: tokens of a piece of text.
+        chunks: at most so many pieces; None: all.
+        output: whether the output head gets an entry too.
+        parse_special: whether the names of special tokens in the text mean those.
+        n_threads, gpu_layers: as for Llama.
+    """
+
+    gguf: str
+    chunk_size: int = DEFAULT_CHUNK
+    chunks: int | None = None
+    output: bool = False
+    parse_special: bool = False
+    n_threads: int = 0
+    gpu_layers: int = 0
+
+
+def compute(
+    wanted: Wanted,
+    text: Iterable[str],
+    datasets: Sequence[str],
+    target: str,
+    *,
+    resume: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+) -> ImatrixReport:
+    """Computes an importance matrix of `text` and writes it to `target`.
+
+    What is computed lies beside the target every minute, as `target` + STATE_SUFFIX, until it is complete.
+
+    Raises:
+        RefusedError: the text is too short, or `resume` finds the state of another run.
+        UnsupportedError: the model has no products that are looked at.
+        RunError: llama.cpp refuses the file, dies, or computes NaN.
+    """
+    started = time.monotonic()
+    check_target(target, [wanted.gguf], force or plan)
+    pooling, n_bytes = encoder_pooling(wanted.gguf)
+    importance = "output" if wanted.output else "layers"
+    with (
+        tempfile.TemporaryDirectory(prefix="apr-imatrix-") as scratch,
+        Llama(
+            wanted.gguf,
+            n_ctx=wanted.chunk_size,
+            pooling=pooling,
+            n_bytes=n_bytes,
+            n_threads=wanted.n_threads,
+            gpu_layers=wanted.gpu_layers,
+            importance=importance,
+        ) as llama,
+    ):
+        chunks = list(_chunks(llama, text, wanted))
+        if not chunks:
+            raise RefusedError(
+                f"the text is too short for an importance matrix: it has less than {wanted.chunk_size} tokens",
+                path=datasets[0] if datasets else None,
+                hint="give more text with --data (100,000 words are usual), or a smaller --chunk-size",
+            )
+        if plan:
+            return _report(Sums({}, tuple(datasets), len(chunks), wanted.chunk_size), target, [wanted.gguf])
+        state = _State(target + STATE_SUFFIX, scratch, _identity(wanted, chunks))
+        done = state.load(llama) if resume else 0
+        if not done:
+            # A worker that cannot use some instructions dies here, where nothing is lost.
+            llama.embed("a") if pooling else llama.generate("a", 1)
+        advance = progress(len(chunks) * wanted.chunk_size) if progress is not None else None
+        if advance is not None and done:
+            advance(done * wanted.chunk_size, "resumed")
+        saved = time.monotonic()
+        for number, ids in enumerate(chunks[done:], done + 1):
+            found = llama.collect(ids)
+            if not found["weights"]:
+                raise UnsupportedError(
+                    "llama.cpp multiplies no weight of its layers with a text",
+                    path=wanted.gguf,
+                    hint="apr inspect FILE",
+                )
+            if advance is not None:
+                advance(wanted.chunk_size, f"chunk {number:,} of {len(chunks):,}")
+            if time.monotonic() - saved >= SAVE_SECONDS and number < len(chunks):
+                state.save(llama, number)
+                saved = time.monotonic()
+        sums = Sums(state.entries(llama), tuple(datasets), len(chunks), wanted.chunk_size)
+        engine = llama.engine
+    write_file(target, file_of(sums, os.path.basename(target)), WriteOptions(force=force))
+    state.remove()
+    report = _report(sums, target, [wanted.gguf])
+    report.tokens, report.resumed, report.engine = len(chunks) * wanted.chunk_size, done, engine
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def merge(files: Sequence[PathLike], target: str, *, plan: bool = False, force: bool = False) -> ImatrixReport:
+    """Adds importance matrices of one model. Raises RefusedError where they are of different ones."""
+    started = time.monotonic()
+    names = [formats.path_text(file, "file") for file in files]
+    if len(names) < 2:
+        raise UsageError("--merge needs two importance matrices or more")
+    check_target(target, names, force or plan)
+    sums = add_sums([(name, read_sums(name)) for name in names])
+    if not plan:
+        write_file(target, file_of(sums, os.path.basename(target)), WriteOptions(force=force))
+    report = _report(sums, target, names)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _report(sums: Sums, target: str, sources: list[str]) -> ImatrixReport:
+    unused = {
+        name: [int(i) for i in (entry.counts == 0).nonzero()[0]]
+        for name, entry in sorted(sums.entries.items())
+        if (entry.counts == 0).any()
+    }
+    report = ImatrixReport(
+        target, sources, [*sums.datasets], len(sums.entries), sums.chunks, sums.chunk_size, unused=unused
+    )
+    if unused:
+        n = sum(map(len, unused.values()))
+        name, experts = next(iter(unused.items()))
+        report.warnings.append(
+            f"no token reached {plural(n, 'expert weight')}, such as number {experts[0]} of {name}: a mix weighs all "
+            "their columns alike; more text, or text of more kinds, reaches them"
+        )
+    if sums.chunks and sums.chunks * sums.chunk_size < _FEW_TOKENS:
+        report.warnings.append(
+            f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; some 50,000 are usual"
+        )
+    if target.lower().endswith(OLD_SUFFIX) and unused:
+        report.warnings.append("the old form has no counts of experts")
+    return report
+
+
+_FEW_TOKENS = 10_000
+
+
+# --- text ---
+
+
+def _chunks(llama: Llama, text: Iterable[str], wanted: Wanted) -> Iterator[list[int]]:
+    """Pieces of text of equal length, each with the token that begins a text in the place of its first one."""
+    limit = wanted.chunks * wanted.chunk_size if wanted.chunks is not None else None
+    ids: list[int] = []
+    for whole in _prefixes(text, limit):
+        ids = llama.tokenize(whole, parse_special=wanted.parse_special)
+        if limit is not None and len(ids) >= limit + wanted.chunk_size:
+            break
+    n = len(ids) // wanted.chunk_size
+    for i in range(n if wanted.chunks is None else min(n, wanted.chunks)):
+        chunk = ids[i * wanted.chunk_size : (i + 1) * wanted.chunk_size]
+        if llama.facts.adds_bos:
+            chunk[0] = llama.facts.bos
+        yield chunk
+
+
+def _prefixes(text: Iterable[str], limit: int | None) -> Iterator[str]:
+    """All of the text; where few tokens are wanted, first as much of it as may do."""
+    parts: list[str] = []
+    size, enough = 0, (limit or 0) * _CHARACTERS
+    for part in text:
+        parts.append(part)
+        size += len(part)
+        if limit is not None and size >= enough:
+            yield "".join(parts)
+            enough = 2 * size
+    yield "".join(parts)
+
+
+_CHARACTERS = 8
+"""Of a token, at most, in nearly all text."""
+
+
+# --- what a killed run leaves ---
+
+
+def _identity(wanted: Wanted, chunks: list[list[int]]) -> dict[str, object]:
+    import hashlib
+
+    status = os.stat(wanted.gguf)
+    return {
+        "model": [status.st_size, status.st_mtime_ns],
+        "text": hashlib.sha256(json.dumps(chunks).encode()).hexdigest(),
+        "chunk_size": wanted.chunk_size,
+        "output": wanted.output,
+    }
+
+
+_DIFFERENT = {
+    "model": "the model has changed since",
+    "text": "it is of another text",
+    "chunk_size": "it has another chunk size",
+    "output": "only one of the two has the output head",
+}
+
+
+class _State:
+    """What is computed so far, beside the target."""
+
+    def __init__(self, path: str, scratch: str, identity: dict[str, object]) -> None:
+        self._path, self._identity = path, identity
+        self._scratch = str(Path(scratch, "collected.npz"))
+
+    def load(self, llama: Llama) -> int:
+        """Puts the state of an earlier run into the worker; how many chunks it has. Raises RefusedError."""
+        import numpy as np
+
+        if not exists(self._path):
+            return 0
+        try:
+            with open(self._path, "rb") as file, np.load(file) as arrays:
+                header = json.loads(arrays["header"].tobytes())
+                found = {name: arrays[name] for name in arrays if name != "header"}
+            done, identity = int(header["chunks"]), dict(header["identity"])
+        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise CorruptError(
+                f"the state of the earlier run cannot be read: {error}",
+                path=self._path,
+                hint="delete it and start again",
+            ) from None
+        for key, what in _DIFFERENT.items():
+            if identity.get(key) != self._identity[key]:
+                raise RefusedError(
+                    f"the earlier run cannot be resumed: {what}",
+                    path=self._path,
+                    hint="run without --resume to start again",
+                )
+        np.savez(self._scratch, **found)
+        llama.restore(self._scratch)
+        return done
+
+    def save(self, llama: Llama, chunks: int) -> None:
+        """Writes what the worker has collected."""
+        import numpy as np
+
+        llama.collected(self._scratch)
+        header = json.dumps({"chunks": chunks, "identity": self._identity}).encode()
+        memory = io.BytesIO()
+        with np.load(self._scratch) as arrays:
+            np.savez(memory, header=np.frombuffer(header, np.uint8), **{name: arrays[name] for name in arrays})
+        layout = FileLayout(os.path.basename(self._path), [Literal(memory.getvalue())])
+        write_file(self._path, layout, WriteOptions(force=True))
+
+    def entries(self, llama: Llama) -> dict[str, Entry]:
+        """All that the worker has collected."""
+        import numpy as np
+
+        llama.collected(self._scratch)
+        with np.load(self._scratch) as arrays:
+            names = {name.rpartition(".")[0] for name in arrays}
+            return {name: Entry(arrays[f"{name}.squares"], arrays[f"{name}.counts"]) for name in names}
+
+    def remove(self) -> None:
+        """The target is complete."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
