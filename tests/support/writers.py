@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import plain_models
+from imatrix_files import new_imatrix, old_imatrix
 
 import aprfmt
 from aprfmt.cli.main import run
@@ -139,6 +140,9 @@ OPERATIONS: dict[str, Operation] = {
     "import adapter": convert("lora", "lora.apr"),
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
     "prune": prune("m.gguf", "m.gguf"),
+    "merge importance": command(
+        "imatrix", "IN/a.imatrix.gguf", "IN/b.imatrix.dat", "--merge", "-o", "OUT/c.imatrix.gguf", "--force", "--quiet"
+    ),
     "stamp in place": command("stamp", "OUT/m.apr", "--in-place", "--license", "MIT", "--quiet"),
     "inspect folder": command("inspect", "IN/hf", "--json"),
     "inspect apr": command("inspect", "IN/m.apr", "--json", "--quality"),
@@ -165,6 +169,9 @@ def prepare(root: Path) -> None:
     aprfmt.convert_model(folder, source / "part.gguf", shard_size=_PART)
     aprfmt.convert_model(source / "m.apr", source / "apr-parts", format="apr-shards", shard_size=_PART)
     plain_models.write_adapter(source / "lora")
+    new_imatrix(source / "a.imatrix.gguf", {"w": [1.0, 2.0]}, {"w": [3.0]})
+    (source / "b.imatrix.dat").write_bytes(old_imatrix({"w": [4.0, 5.0]}))
+    shutil.copy(source / "a.imatrix.gguf", source / "c.imatrix.gguf")
     aprfmt.write_v1(source / "m.v1.apr", b"x" * 5000, model_type=1, metadata={})
     shutil.copytree(source, old)
     (old / "hf" / "config.json").write_text("{}")

@@ -29,7 +29,7 @@ class Imatrix(Common):
 
     \b
     apr imatrix model.gguf --data text.txt -o model.imatrix.gguf
-    apr imatrix model.apr --data wiki.txt --data code.jsonl --chunks 200 -o m.imatrix.gguf
+    apr imatrix model.apr -d wiki.txt -d code.jsonl --chunks 200 -o m.imatrix.gguf
     apr imatrix model.gguf --data text.txt -o m.imatrix.gguf --resume
     apr imatrix a.imatrix.gguf b.imatrix.gguf --merge -o both.imatrix.gguf
     """
