@@ -46,6 +46,8 @@ _LAZY = {
     "ImatrixReport": "aprfmt.running.importance",
     "Evaluation": "aprfmt.api",
     "report": "aprfmt.api",
+    "vocab": "aprfmt.inspection.vocabulary",
+    "Vocabulary": "aprfmt.inspection.vocabulary",
     "Model": "aprfmt.model",
     "Tensor": "aprfmt.model",
 }
@@ -64,6 +66,7 @@ __all__ = [
     "Tensor",
     "Tree",
     "Validation",
+    "Vocabulary",
     "__version__",
     "canonicalize_aliases",
     "convert_model",
@@ -90,6 +93,7 @@ __all__ = [
     "stamp",
     "tree",
     "validate",
+    "vocab",
     "write_v1",
 ]
 
@@ -111,6 +115,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.diff import Comparison, diff
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
+    from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
     from aprfmt.running.importance import ImatrixReport
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -311,3 +312,26 @@ def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path
     assert wrong.code == 2
     assert wrong.json["error"]["code"] == "usage"
     assert "there is no layer 7" in wrong.json["error"]["message"]
+
+
+def test_vocab_encodes_decodes_and_compares(
+    apr: Apr, tiny_gguf: Path, tiny_apr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = apr("vocab", tiny_gguf, "ab", "b", "--json").json
+    assert done["schema"] == "apr.vocab/1"
+    (first, second) = done["texts"]
+    assert first["decoded"] == "ab"
+    assert [token["id"] for token in second["tokens"]] == second["ids"]
+    shown = apr("vocab", tiny_gguf, "--ids", " ".join(map(str, first["ids"]))).stdout
+    assert shown.startswith("ab\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab")))
+    assert apr("vocab", tiny_gguf, "--stdin", "--json").json["texts"] == [first]
+    assert apr("vocab", tiny_gguf, "ab", "--stdin").code == 2
+    same = apr("vocab", tiny_gguf, "--against", tiny_apr)
+    assert (same.code, same.stdout[:4]) == (0, "same")
+    other = tmp_path / "other.gguf"
+    apr("stamp", tiny_gguf, "-o", other, "--set", "tokenizer.ggml.eos_token_id=7")
+    different = apr("vocab", tiny_gguf, "--against", other, "--json")
+    assert different.code == 1
+    assert [one["what"] for one in different.json["differences"]] == ["special tokens"]
+    assert apr("vocab", tiny_gguf).stdout.count("\n") > 4

@@ -34,6 +34,7 @@ COMMANDS = {
         Row("tree", "tree:tree", "The modules as a tree, equal layers folded; dot, Mermaid.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
         Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
+        Row("vocab", "vocab", "Encode text, decode ids, or compare two tokenizers; exit 1: they differ.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),
         Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NotRequired, Self, TypedDict, cast
 
@@ -43,7 +43,7 @@ from aprfmt.io.pipe import FileLayout, Literal, WriteOptions, sha256_of_range, w
 from aprfmt.io.sink import AtomicFolder
 from aprfmt.io.source import Source
 from aprfmt.text import format_clock
-from aprfmt.tokenizer.hf_write import to_hf_files
+from aprfmt.tokenizer.encoding import load, tokenizer_json
 from aprfmt.tokenizer.model import Tokenizer
 from aprtrain.data.sources import HEADER, Document, SourceFile, list_files, read_documents
 
@@ -285,8 +285,6 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """Raises RefusedError without a tokenizer or an end token, UnsupportedError where it cannot be run."""
-        import tokenizers
-
         if tokenizer is None:
             raise RefusedError(
                 "the model has no tokenizer, so no text can be read for it",
@@ -294,16 +292,8 @@ class Encoder:
             )
         if "eos" not in tokenizer.special:
             raise RefusedError("the tokenizer names no end-of-sequence token to put between documents")
-        files = to_hf_files(tokenizer)
-        if "tokenizer.json" not in files:
-            files = to_hf_files(replace(tokenizer, files={}))
-        text = files["tokenizer.json"]
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(text)
-        except Exception as error:  # the library raises nothing more precise
-            raise CorruptError(f"tokenizer.json cannot be loaded: {error}") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        text = tokenizer_json(tokenizer)
+        self._tokenizer = load(text)
         self.separator = tokenizer.special["eos"]
         begin = tokenizer.special.get("bos")
         template = self._tokenizer.encode("", add_special_tokens=True).ids
