@@ -125,6 +125,7 @@ def imatrix(
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> ImatrixReport:
     """Computes the importance matrix of the model `file` on text, through llama.cpp.
 
@@ -145,12 +146,14 @@ def imatrix(
         plan: only say how much text there is.
         force: replace an existing output.
         progress: called with the tokens to compute; gives the function to call as they are.
+        log: called with a line where a model that is no GGUF is exported first.
 
     Raises:
         RefusedError: for text that is shorter than a chunk, and to resume a run of another model or text.
         RunError: llama.cpp does not compute the model.
     """
     from aprfmt.running.importance import Wanted, compute
+    from aprfmt.running.prepared import prepare
 
     for name, value, least in (("chunks", chunks, 1), ("chunk_size", chunk_size, 32), ("threads", threads, 0)):
         if value is not None and (type(value) is not int or value < least):
@@ -158,7 +161,7 @@ def imatrix(
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
     wanted = Wanted(
-        formats.path_text(file, "file"),
+        prepare(file, say=log).path,
         chunk_size=chunk_size,
         chunks=chunks,
         output=process_output,
@@ -168,7 +171,9 @@ def imatrix(
     )
     target = formats.path_text(output, "output")
     names = [path.name for path in texts]
-    return compute(wanted, _text_of(texts), names, target, resume=resume, plan=plan, force=force, progress=progress)
+    report = compute(wanted, _text_of(texts), names, target, resume=resume, plan=plan, force=force, progress=progress)
+    report.sources = [formats.path_text(file, "file")]
+    return report
 
 
 def _text_of(paths: Sequence[Path]) -> Iterator[str]:

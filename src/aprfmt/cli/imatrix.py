@@ -92,6 +92,7 @@ class Imatrix(Common):
                     plan=self.plan,
                     force=self.force,
                     progress=progress,
+                    log=out.progress_line,
                 )
         for warning in report.warnings:
             out.warning(warning)

@@ -62,14 +62,10 @@ def evaluate(
     apr eval run/model.apr --data run/tokens --json
     apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
     """
-    found = aprfmt.evaluate(file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=_say)
+    found = aprfmt.evaluate(
+        file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=out.progress_line
+    )
     out.result(found.to_json(), _evaluation(found))
-
-
-def _say(text: str) -> None:
-    """A line on stderr about how far it is, unless --quiet."""
-    if out.mode != "quiet":
-        print(text, file=out.error_stream, flush=True)
 
 
 def _evaluation(found: Evaluation) -> Iterator[str]:

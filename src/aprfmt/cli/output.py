@@ -123,6 +123,11 @@ class Output:
         if self.mode == "human":
             self.error_stream.write(f"{self.style('warning:', 'yellow', self.error_stream)} {printable(text)}\n")
 
+    def progress_line(self, text: str) -> None:
+        """A line on stderr about what is going on, unless --quiet."""
+        if self.mode != "quiet":
+            print(printable(text), file=self.error_stream, flush=True)
+
     def hint(self, text: str) -> None:
         """What to type next, on stderr in human mode."""
         if self.mode == "human":
