@@ -41,6 +41,8 @@ _LAZY = {
     "tree": "aprfmt.inspection.tree",
     "Tree": "aprfmt.inspection.tree",
     "evaluate": "aprfmt.api",
+    "bench": "aprfmt.api",
+    "BenchReport": "aprfmt.running.bench",
     "imatrix": "aprfmt.api",
     "merge_imatrix": "aprfmt.api",
     "ImatrixReport": "aprfmt.running.importance",
@@ -55,6 +57,7 @@ _LAZY = {
 __all__ = [
     "APR_FLAGS",
     "AprError",
+    "BenchReport",
     "Comparison",
     "Evaluation",
     "ImatrixReport",
@@ -68,6 +71,7 @@ __all__ = [
     "Validation",
     "Vocabulary",
     "__version__",
+    "bench",
     "canonicalize_aliases",
     "convert_model",
     "detect",
@@ -98,7 +102,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import Evaluation, evaluate, imatrix, merge_imatrix, report, validate
+    from aprfmt.api import Evaluation, bench, evaluate, imatrix, merge_imatrix, report, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.merging import extract_adapter, merge_adapter
@@ -117,6 +121,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
+    from aprfmt.running.bench import BenchReport
     from aprfmt.running.importance import ImatrixReport
 
 

@@ -1,10 +1,10 @@
-"""The functions of the package that need several rooms, or the trainer: `validate`, `evaluate`, `imatrix`, `report`."""
+"""The functions of the package that need several rooms, or the trainer: `validate`, `evaluate`, `bench`, and others."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
     from aprfmt.inspection.validate import Validation
+    from aprfmt.running.bench import BenchReport
     from aprfmt.running.importance import ImatrixReport
 
 
@@ -110,6 +111,62 @@ def evaluate(
     return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
 
 
+def bench(
+    files: PathLike | Sequence[PathLike],
+    *,
+    prompt_tokens: int = 512,
+    tokens: int = 128,
+    runs: int = 5,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    gates: Mapping[str, object] | Sequence[str] = (),
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> BenchReport:
+    """Measures the speed of models in llama.cpp; several are loaded together and computed in turns.
+
+    Args:
+        files: a model in any form, or several.
+        prompt_tokens: length of the prompt.
+        tokens: length of the text.
+        runs: runs that count, behind one to warm up.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        gates: limits by name (running.bench.GATES), or NAME=VALUE each.
+        progress: called with the tokens to compute; gives the function to call as they are.
+        log: called with a line where a model is exported first.
+
+    Raises:
+        UsageError: for a gate that there is not.
+        UnsupportedError: for an encoder.
+        RunError: llama.cpp does not compute a model.
+    """
+    from aprfmt.running.bench import measure, parse_gates
+
+    _check_numbers(prompt_tokens=(prompt_tokens, 1), tokens=(tokens, 1), runs=(runs, 1), threads=(threads, 0))
+    paths = [files] if isinstance(files, str | os.PathLike) else [*files]
+    if not paths:
+        raise UsageError("there is no model to measure")
+    return measure(
+        [formats.path_text(path, "files") for path in paths],
+        prompt_tokens=prompt_tokens,
+        tokens=tokens,
+        runs=runs,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        gates=parse_gates(gates),
+        say=log,
+        progress=progress,
+    )
+
+
+def _check_numbers(**given: tuple[object, int]) -> None:
+    """Raises UsageError for a value that is not an integer from its least one on; None is no value."""
+    for name, (value, least) in given.items():
+        if value is not None and (type(value) is not int or value < least):
+            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
+
+
 def imatrix(
     file: PathLike,
     data: PathLike | Sequence[PathLike],
@@ -155,9 +212,7 @@ def imatrix(
     from aprfmt.running.importance import Wanted, compute
     from aprfmt.running.prepared import prepare
 
-    for name, value, least in (("chunks", chunks, 1), ("chunk_size", chunk_size, 32), ("threads", threads, 0)):
-        if value is not None and (type(value) is not int or value < least):
-            raise UsageError(f"{name} must be a number from {least} on, not {value!r:.40}")
+    _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
     wanted = Wanted(

@@ -45,6 +45,7 @@ COMMANDS = {
         Row("imatrix", "imatrix:Imatrix", "Which columns matter, for quantization; --merge adds some.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
+        Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),

@@ -11,7 +11,7 @@ import typer
 
 import aprfmt
 from aprfmt.cli.convert import refuse_terminal
-from aprfmt.cli.options import Common, ForceOption, PlanOption
+from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption
 from aprfmt.cli.output import out, pairs, printable, progress_bar
 from aprfmt.errors import UsageError
 from aprfmt.text import first_few, format_count, format_seconds
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Imatrix(Common):
+class Imatrix(Common, LlamaMachine):
     """Compute an importance matrix of a model on text, or add several.
 
     Every product with a weight is looked at while llama.cpp computes the text; `apr quantize --imatrix` uses what comes
@@ -54,12 +54,6 @@ class Imatrix(Common):
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run into the same output was interrupted.")
     ] = False
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
-    ] = 0
-    gpu_layers: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Layers to compute on a GPU, if this llama.cpp can.")
-    ] = 0
     plan: PlanOption = False
     force: ForceOption = False
 

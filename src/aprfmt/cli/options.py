@@ -63,6 +63,18 @@ class Machine:
 
 
 @dataclass(kw_only=True)
+class LlamaMachine:
+    """How much of the machine llama.cpp may use."""
+
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Threads of llama.cpp; 0: half of the processors.")
+    ] = 0
+    gpu_layers: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Layers to compute on a GPU, if this llama.cpp can.")
+    ] = 0
+
+
+@dataclass(kw_only=True)
 class Run:
     """How a conversion is run."""
 

@@ -116,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_token_to_piece": (c_int32, [Pointer, Token, c_char_p, c_int32, c_int32, c_bool]),
     "llama_n_ctx": (c_uint32, [Pointer]),
     "llama_n_batch": (c_uint32, [Pointer]),
+    "llama_synchronize": (None, [Pointer]),
     "llama_get_memory": (Pointer, [Pointer]),
     "llama_memory_clear": (None, [Pointer, c_bool]),
     "llama_memory_seq_rm": (c_bool, [Pointer, c_int32, c_int32, c_int32]),

@@ -32,6 +32,7 @@ _BYTES_PER_SECOND = 20e6
 
 _LOG_PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} [A-Z] ")
 _REASON = re.compile(r"(?:error loading model(?: \w+)?: )+(.+)|(GGML_ASSERT.+)")
+_BUFFER = re.compile(r"(?:KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _LAST_LINES, _LONGEST_LINE = 3, 300
 _INSTALL = "pip install 'aprfmt[llama]'"
 _SECONDS_TO_END = 5.0
@@ -117,6 +118,10 @@ class Worker:
         """All that it wrote on stderr; if it is about to end by itself, all that it will have written."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
+        return self.written()
+
+    def written(self) -> str:
+        """What it wrote on stderr so far."""
         self._log.seek(0)
         text = self._log.read()
         self._log.seek(0, os.SEEK_END)
@@ -166,6 +171,7 @@ class Facts:
         n_vocab: tokens in the vocabulary.
         n_ctx: tokens that the context has room for.
         n_ctx_train: tokens that the model was trained with.
+        n_threads: threads that compute.
         load_seconds: time to load it.
         weight_bytes: size of all tensors.
         bos, eos: ids of the tokens that begin and end a text; -1 without one.
@@ -176,6 +182,7 @@ class Facts:
     n_vocab: int
     n_ctx: int
     n_ctx_train: int
+    n_threads: int
     load_seconds: float
     weight_bytes: int
     bos: int
@@ -338,6 +345,17 @@ class Llama:
             follow: go on behind the tokens of the call before.
         """
         self._ask("logits", ids=[*ids], path=os.path.abspath(path), follow=follow)
+
+    def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float]:
+        """Seconds for a prompt and for a text: see Session.measure."""
+        found: dict[str, float] = self._ask("measure", prompt_tokens=prompt_tokens, tokens=tokens)
+        return found
+
+    def context_bytes(self) -> int | None:
+        """Memory for the context and for what is computed at once, as llama.cpp's log states it; None: it does not."""
+        assert self._worker is not None
+        sizes = _BUFFER.findall(self._worker.written())
+        return round(sum(map(float, sizes)) * 2**20) if sizes else None
 
     def collect(self, ids: Sequence[int]) -> dict[str, int]:
         """See Session.collect. What was collected dies with a worker, so no other one goes on in its place."""

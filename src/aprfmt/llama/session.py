@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ class Session:
         whole = request.pooling or self._collector
         options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
         options.n_ubatch = n_ctx if whole else min(n_ctx, _MICRO_BATCH)
-        options.n_threads = options.n_threads_batch = request.n_threads or max(1, _processors() // 2)
+        self._threads = request.n_threads or max(1, _processors() // 2)
+        options.n_threads = options.n_threads_batch = self._threads
         if request.pooling is not None:
             options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
         if self._collector is not None:
@@ -85,6 +87,7 @@ class Session:
             "n_vocab": self.n_vocab,
             "n_ctx": self._c.n_ctx(self._context),
             "n_ctx_train": self._c.model_n_ctx_train(self._model),
+            "n_threads": self._threads,
             "load_seconds": self._seconds,
             "weight_bytes": self._c.model_size(self._model),
             "bos": self._c.vocab_bos(self._vocab),
@@ -263,6 +266,44 @@ class Session:
                 rows[start + i] = self._row(i)
         return len(ids)
 
+    def measure(self, prompt_tokens: int, tokens: int) -> dict[str, float | int]:
+        """Computes a prompt of any tokens and, from an empty context, the most likely text of `tokens` tokens.
+
+        Returns:
+            prompt_seconds: for the prompt; first_seconds: until a token was drawn behind it; seconds: for the text.
+            peak_bytes: the most memory that the process has had so far.
+        """
+        if self._c.model_has_encoder(self._model):
+            raise EngineError("a model with an encoder is not measured: it computes no text before the encoder's")
+        ids = np.random.default_rng(0).integers(0, self.n_vocab, prompt_tokens).tolist()
+        sampler = self._sampler(Sampling())
+        try:
+            self._forget()
+            self._c.synchronize(self._context)
+            started = time.perf_counter()
+            self._decode(ids)
+            self._c.synchronize(self._context)
+            computed = time.perf_counter()
+            self._c.sampler_sample(sampler, self._context, -1)
+            first = time.perf_counter()
+            self._forget()
+            self._decode([max(0, self._c.vocab_bos(self._vocab))])
+            self._c.synchronize(self._context)
+            begun = time.perf_counter()
+            for _ in range(tokens):
+                self._decode([self._c.sampler_sample(sampler, self._context, -1)])
+                self._c.synchronize(self._context)
+            ended = time.perf_counter()
+        finally:
+            self._c.sampler_free(sampler)
+        self._row(-1)
+        return {
+            "prompt_seconds": computed - started,
+            "first_seconds": first - started,
+            "seconds": ended - begun,
+            "peak_bytes": _peak_bytes(),
+        }
+
     # --- importance ---
 
     def collect(self, ids: list[int], follow: bool = True) -> dict[str, int]:
@@ -336,6 +377,16 @@ class _Words:
         new = self._all[self._given : len(self._all) - held]
         self._given += len(new)
         return new
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has had; 0 where the system does not tell."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _processors() -> int:

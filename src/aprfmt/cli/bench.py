@@ -1,0 +1,111 @@
+"""`apr bench`: how fast a model is in llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import Common, LlamaMachine
+from aprfmt.cli.output import out, pairs, printable, progress_bar, table
+from aprfmt.text import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.running.bench import BenchedModel, BenchReport, Samples
+
+
+@dataclass(kw_only=True)
+class Bench(Common, LlamaMachine):
+    """Measure the speed of models in llama.cpp: a prompt, text token by token, and the time to the first token.
+
+    Several models are computed in turns and compared with the first. Exit status 1: a --gate was missed.
+
+    \b
+    apr bench model.gguf
+    apr bench model.apr model-q8_0.gguf model-q4_k_m.gguf
+    apr bench model.gguf --gate tok_s=325 --gate memory=2GB --json
+    """
+
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Models in any form that llama.cpp runs.")]
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", metavar="N", min=1, help="Length of the prompt.")] = (
+        512
+    )
+    tokens: Annotated[int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Length of the text.")] = 128
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs that count, behind one to warm up.")] = 5
+    gate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A limit for every model, repeatable: tok_s, prompt_tok_s at least; ttft_ms, memory, load_s at most.",
+        ),
+    ] = None
+
+    def __call__(self) -> int:
+        """Runs the command; 1 where a gate was missed."""
+        with progress_bar("measuring", _tokens) as progress:
+            report = aprfmt.bench(
+                self.files,
+                prompt_tokens=self.prompt_tokens,
+                tokens=self.tokens,
+                runs=self.runs,
+                threads=self.threads,
+                gpu_layers=self.gpu_layers,
+                gates=self.gate or (),
+                progress=progress,
+                log=out.progress_line,
+            )
+        out.result(report.to_json(), _text(report))
+        return 0 if report.passed else 1
+
+
+def _tokens(n: float) -> str:
+    return f"{format_count(round(n))} tokens"
+
+
+def _text(report: BenchReport) -> Iterator[str]:
+    many = len(report.models) > 1
+    for model in report.models:
+        yield out.style(printable(model.file), "bold")
+        yield from pairs(_rows(model))
+    if many:
+        yield ""
+        header = ["ratio to the first", "prompt", "text", "first token", "memory"]
+        cells = [
+            [
+                model.file,
+                *(f"{each.ratio:.2f}x" for each in (model.prompt_tok_s, model.tok_s, model.ttft_ms)),
+                f"{model.memory_bytes / (report.models[0].memory_bytes or 1):.2f}x",
+            ]
+            for model in report.models
+        ]
+        yield from table(header, cells, right=" ".join(header[1:]), indent=0)
+    yield from pairs(
+        [
+            (
+                "of",
+                f"{report.prompt_tokens:,} tokens of prompt, {report.tokens:,} of text; median of {report.runs} runs, "
+                f"lowest to highest; {format_seconds(report.seconds)}",
+            )
+        ]
+    )
+    for gate in report.gates:
+        word = out.style("met", "green") if gate.passed else out.style("missed", "red")
+        yield f"{word}  {gate.gate} {gate.value:,.4g}, limit {gate.limit:,.4g}  {printable(gate.file)}"
+
+
+def _rows(model: BenchedModel) -> list[tuple[str, str]]:
+    def spread(found: Samples, unit: str) -> str:
+        return f"{found.median:,.1f} {unit} ({found.min:,.1f} to {found.max:,.1f})"
+
+    context = f", context {format_bytes(model.context_bytes)}" if model.context_bytes is not None else ""
+    peak = format_bytes(model.memory_bytes) if model.memory_bytes else "not known"
+    return [
+        ("prompt", spread(model.prompt_tok_s, "tokens/s")),
+        ("text", spread(model.tok_s, "tokens/s")),
+        ("first token", spread(model.ttft_ms, "ms")),
+        ("loaded", f"in {format_seconds(model.load_s)}, {model.threads} threads, {model.engine}"),
+        ("memory", f"peak {peak}: weights {format_bytes(model.weight_bytes)}{context}"),
+    ]

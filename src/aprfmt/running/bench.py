@@ -1,0 +1,206 @@
+"""How fast llama.cpp computes models, measured side by side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+from aprfmt.convert.targets.base import parse_size
+from aprfmt.errors import UsageError
+from aprfmt.io.pipe import StartProgress
+from aprfmt.llama.client import Llama
+from aprfmt.running.decoders import open_decoder
+from aprfmt.types import PathLike
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What the runs gave; `ratio` is the median by that of the first model."""
+
+    median: float
+    min: float
+    max: float
+    samples: list[float]
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchedModel:
+    """One model.
+
+    Attributes:
+        file: as it was named.
+        engine: the package that brought llama.cpp.
+        threads: how many computed.
+        load_s: seconds to load it.
+        weight_bytes: of all tensors.
+        context_bytes: for the context and what is computed at once; None where llama.cpp's log does not say.
+        memory_bytes: the most that the process had, weights that it maps included; 0 where the system does not tell.
+        prompt_tok_s: tokens of a prompt a second.
+        tok_s: tokens of text a second, one after the other.
+        ttft_ms: milliseconds until the first token behind a prompt.
+    """
+
+    file: str
+    engine: str
+    threads: int
+    load_s: float
+    weight_bytes: int
+    context_bytes: int | None
+    memory_bytes: int
+    prompt_tok_s: Samples
+    tok_s: Samples
+    ttft_ms: Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A limit for one model; the value is met where it is not worse."""
+
+    file: str
+    gate: str
+    limit: float
+    value: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What `bench` measured.
+
+    Attributes:
+        prompt_tokens, tokens, runs: what was computed.
+        models: in the order in which they were named.
+        gates: every limit with every model.
+        passed: whether all limits were met.
+        seconds: of everything.
+    """
+
+    prompt_tokens: int
+    tokens: int
+    runs: int
+    models: list[BenchedModel]
+    gates: list[Gate] = field(default_factory=list)
+    passed: bool = True
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr bench --json`."""
+        return asdict(self)
+
+
+GATES: dict[str, tuple[bool, Callable[[BenchedModel], float]]] = {
+    "tok_s": (True, lambda m: m.tok_s.median),
+    "prompt_tok_s": (True, lambda m: m.prompt_tok_s.median),
+    "ttft_ms": (False, lambda m: m.ttft_ms.median),
+    "memory": (False, lambda m: m.memory_bytes),
+    "load_s": (False, lambda m: m.load_s),
+}
+"""Name -> (whether more is better, the value)."""
+
+
+def parse_gates(gates: Mapping[str, object] | Sequence[str]) -> dict[str, float]:
+    """Limits by name, of a mapping or of NAME=VALUE each. Raises UsageError."""
+    pairs: list[tuple[str, object]] = []
+    if isinstance(gates, Mapping):
+        pairs = [*gates.items()]
+    else:
+        for text in gates:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise UsageError(f"--gate {text}: there is no value", hint=f"write {name}=VALUE")
+            pairs.append((name, value))
+    found: dict[str, float] = {}
+    for name, given in pairs:
+        if name not in GATES:
+            raise UsageError(f"--gate {name}: there is no such gate", hint=f"gates are {', '.join(GATES)}")
+        if name in found:
+            raise UsageError(f"--gate {name} is given twice")
+        if name == "memory":
+            found[name] = parse_size(given, name="gate memory")
+            continue
+        try:
+            limit = float(given) if isinstance(given, str | int | float) else math.nan
+        except ValueError:
+            limit = math.nan
+        if not 0 < limit < math.inf:
+            raise UsageError(f"--gate {name}={given}: that is not a number above 0")
+        found[name] = limit
+    return found
+
+
+def measure(
+    files: Sequence[PathLike],
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    runs: int,
+    threads: int,
+    gpu_layers: int,
+    gates: Mapping[str, float],
+    say: Callable[[str], None],
+    progress: StartProgress | None,
+) -> BenchReport:
+    """Loads all models, computes each once to warm up, then in turns: the machine's moods meet all of them alike."""
+    started = time.monotonic()
+    n_ctx = max(prompt_tokens, tokens + 1) + 8
+    with ExitStack() as stack:
+        loaded = [
+            stack.enter_context(open_decoder(file, n_ctx=n_ctx, n_threads=threads, gpu_layers=gpu_layers, say=say))
+            for file in files
+        ]
+        each = prompt_tokens + tokens
+        advance = progress(each * len(files) * (runs + 1)) if progress is not None else None
+        found: list[list[dict[str, float]]] = [[] for _ in files]
+        for run in range(-1, runs):
+            for file, llama, samples in zip(files, loaded, found, strict=True):
+                taken = llama.measure(prompt_tokens, tokens)
+                if run >= 0:
+                    samples.append(taken)
+                if advance is not None:
+                    advance(each, str(file))
+        models: list[BenchedModel] = []
+        for file, llama, samples in zip(files, loaded, found, strict=True):
+            first = models[0] if models else None
+            models.append(_model(str(file), llama, samples, prompt_tokens, tokens, first))
+    checked = [_gate(model, name, limit) for model in models for name, limit in gates.items()]
+    return BenchReport(
+        prompt_tokens, tokens, runs, models, checked, all(gate.passed for gate in checked), time.monotonic() - started
+    )
+
+
+def _model(
+    file: str,
+    llama: Llama,
+    samples: list[dict[str, float]],
+    prompt_tokens: int,
+    tokens: int,
+    first: BenchedModel | None,
+) -> BenchedModel:
+    return BenchedModel(
+        file,
+        llama.engine,
+        llama.facts.n_threads,
+        llama.facts.load_seconds,
+        llama.facts.weight_bytes,
+        llama.context_bytes(),
+        int(max(taken["peak_bytes"] for taken in samples)),
+        _samples([prompt_tokens / taken["prompt_seconds"] for taken in samples], first.prompt_tok_s if first else None),
+        _samples([tokens / taken["seconds"] for taken in samples], first.tok_s if first else None),
+        _samples([1000 * taken["first_seconds"] for taken in samples], first.ttft_ms if first else None),
+    )
+
+
+def _samples(values: list[float], first: Samples | None) -> Samples:
+    middle = median(values)
+    return Samples(middle, min(values), max(values), values, middle / first.median if first else 1.0)
+
+
+def _gate(model: BenchedModel, name: str, limit: float) -> Gate:
+    more_is_better, value_of = GATES[name]
+    value = value_of(model)
+    return Gate(model.file, name, limit, value, value >= limit if more_is_better else 0 < value <= limit)

@@ -1,0 +1,44 @@
+"""Models that generate text, of any form, loaded in llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aprfmt.errors import UnsupportedError
+from aprfmt.llama.client import Llama, encoder_pooling
+from aprfmt.running.prepared import prepare
+from aprfmt.types import PathLike
+
+
+def open_decoder(
+    file: PathLike,
+    *,
+    n_ctx: int,
+    n_threads: int = 0,
+    gpu_layers: int = 0,
+    importance: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Llama:
+    """The model `file`, exported first where it is no GGUF. Use in `with`.
+
+    Raises:
+        UnsupportedError: it is an encoder, which has no next token.
+        AprError: as prepare and Llama.
+    """
+    prepared = prepare(file, say=say)
+    pooling, n_bytes = encoder_pooling(prepared.path)
+    if pooling is not None:
+        raise UnsupportedError(
+            "the model is an encoder: it predicts no next token",
+            path=file,
+            hint="apr convert FILE -o m.gguf --verify computes an embedding with it",
+        )
+    return Llama(
+        prepared.path,
+        n_ctx=n_ctx,
+        name=file,
+        n_bytes=n_bytes,
+        n_threads=n_threads,
+        gpu_layers=gpu_layers,
+        importance=importance,
+    )
