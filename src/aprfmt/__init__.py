@@ -38,6 +38,9 @@ _LAZY = {
     "Validation": "aprfmt.inspection.validate",
     "diff": "aprfmt.inspection.diff",
     "Comparison": "aprfmt.inspection.diff",
+    "lint": "aprfmt.api",
+    "lint_rules": "aprfmt.api",
+    "Lint": "aprfmt.inspection.lint.run",
     "tree": "aprfmt.inspection.tree",
     "Tree": "aprfmt.inspection.tree",
     "evaluate": "aprfmt.api",
@@ -62,6 +65,7 @@ __all__ = [
     "Evaluation",
     "ImatrixReport",
     "Inspection",
+    "Lint",
     "Model",
     "RawTensor",
     "Report",
@@ -84,6 +88,8 @@ __all__ = [
     "imatrix",
     "import_model",
     "inspect",
+    "lint",
+    "lint_rules",
     "load_file",
     "merge_adapter",
     "merge_imatrix",
@@ -102,7 +108,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import Evaluation, bench, evaluate, imatrix, merge_imatrix, report, validate
+    from aprfmt.api import Evaluation, bench, evaluate, imatrix, lint, lint_rules, merge_imatrix, report, validate
     from aprfmt.codecs.recode import encode
     from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
     from aprfmt.convert.merging import extract_adapter, merge_adapter
@@ -117,6 +123,7 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr_metadata import dump as dump_metadata
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import Comparison, diff
+    from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab

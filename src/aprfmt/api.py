@@ -16,7 +16,8 @@ from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, wri
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
-    from aprfmt.inspection.validate import Validation
+    from aprfmt.inspection.lint.run import Lint
+    from aprfmt.inspection.validate import Rule, Validation
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.importance import ImatrixReport
 
@@ -332,3 +333,33 @@ def report(
         layout = FileLayout(target.name, [Literal(html(found).encode())])
         write_file(str(target), layout, WriteOptions(force=force))
     return found.to_json() | {"file": os.fspath(file)} | written
+
+
+def lint_rules() -> tuple[Rule, ...]:
+    """The rules of `apr lint`: id, level, what holds where it passes, why, and where that is written."""
+    from aprfmt.convert.mixes import MIXES, OTHER_FILE_TYPES, find_mix
+    from aprfmt.inspection.lint.table import rules
+
+    def dtype_of(name: str) -> str | None:
+        mix = find_mix(name)
+        return mix.dtype if mix is not None else None
+
+    file_types = {number: dtype for dtype, number in OTHER_FILE_TYPES.items()}
+    return rules({mix.file_type: mix.dtype for mix in MIXES.values()} | file_types, dtype_of)
+
+
+def lint(file: PathLike, *, fail_at: str = "warn", select: Sequence[str] = (), ignore: Sequence[str] = ()) -> Lint:
+    """What the model `file` could do better; no value of a tensor is decoded.
+
+    Args:
+        file: the model.
+        fail_at: "error", "warn" or "info": findings from this level on make `passed` false.
+        select: ids of the rules to apply, globs too; none: all.
+        ignore: ids of rules not to apply.
+
+    Raises:
+        UsageError: for a level or a rule that there is not.
+    """
+    from aprfmt.inspection.lint.run import lint as look
+
+    return look(file, rules=lint_rules(), fail_at=fail_at, select=select, ignore=ignore)

@@ -33,6 +33,7 @@ COMMANDS = {
         Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
         Row("tree", "tree:tree", "The modules as a tree, equal layers folded; dot, Mermaid.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
+        Row("lint", "lint:lint", "What a file could do better; exit 1 if there is anything.", "Look"),
         Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
         Row("vocab", "vocab", "Encode text, decode ids, or compare two tokenizers; exit 1: they differ.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),

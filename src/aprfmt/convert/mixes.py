@@ -117,8 +117,8 @@ _ROWS = (
 
 MIXES: dict[str, Mix] = {mix.name: mix for mix in _ROWS}
 
-# Dtypes that no mix is named after: the file type (`enum llama_ftype`) of a file that holds little else.
-_OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+OTHER_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+"""Dtypes that no mix is named after: the file type (`enum llama_ftype`) of a file that holds little else."""
 
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
@@ -139,12 +139,12 @@ def find_mix(name: str) -> Mix | None:
 def file_type_of(dtype: str) -> int:
     """llama.cpp's number for a file whose matrices are mostly `dtype`; where it has none, that of floats."""
     mix = find_mix(dtype)
-    return mix.file_type if mix is not None else _OTHER_FILE_TYPES.get(dtype, 0)
+    return mix.file_type if mix is not None else OTHER_FILE_TYPES.get(dtype, 0)
 
 
 def uniform_mix(dtype: str) -> Mix | None:
     """A mix of one block type that no mix is named after; None where llama.cpp has no file type for it."""
-    file_type = _OTHER_FILE_TYPES.get(dtype)
+    file_type = OTHER_FILE_TYPES.get(dtype)
     return None if file_type is None else Mix(dtype.lower(), file_type, dtype, "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -37,12 +37,12 @@ from aprfmt.types import PathLike
 _MAX_DEAD_SHARE = 0.25
 _REQUIRED = ("architecture", *REQUIRED_DIMS)
 
-Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
+Status: TypeAlias = Literal["pass", "info", "warn", "fail", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the rule `id` says: a sentence, and the tensor concerned.
+    """What the rule `id` says: a sentence, the tensor concerned, and what to do about it.
 
     One "skip": the rule does not apply to the file. A "pass" is a fact that the rule tells.
     """
@@ -51,21 +51,30 @@ class Check:
     message: str
     tensor: str | None = None
     id: str = ""
+    suggestion: str | None = None
 
     def to_json(self) -> dict[str, str]:
-        """{id, status, message, tensor?}."""
+        """{id, status, message, tensor?, suggestion?}."""
         body = {"id": self.id, "status": self.status, "message": self.message}
-        return body | ({"tensor": self.tensor} if self.tensor is not None else {})
+        more = {"tensor": self.tensor, "suggestion": self.suggestion}
+        return body | {key: value for key, value in more.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule: id, weight in the score, what holds when it passes, and the function that looks."""
+    """One rule: id, weight in the score, what holds when it passes, and the function that looks.
+
+    Of a rule of good practice (inspection.lint) `level` is what a failure of it counts as, `why` the reason for it and
+    `source` where it is written.
+    """
 
     id: str
     weight: int
     holds: str
     look: Callable[[Subject], Iterator[Check]]
+    level: Status = "fail"
+    why: str = ""
+    source: str = ""
 
 
 class Subject:
@@ -412,6 +421,17 @@ class Validation:
         }
 
 
+def apply(rules: Iterable[Rule], subject: Subject) -> Iterator[tuple[Rule, list[Check] | AprError]]:
+    """What each rule finds, or the error that kept it from looking: unreadable metadata, a tokenizer without sense."""
+    for rule in rules:
+        try:
+            yield rule, list(rule.look(subject))
+        except StorageError:
+            raise  # says nothing about the file
+        except AprError as error:
+            yield rule, error
+
+
 def validate(
     path: PathLike,
     *,
@@ -432,14 +452,10 @@ def validate(
             _require_adapter(model)
         n_bytes = sum(t.n_bytes for t in model.tensors.entries if n_elements(t.shape))
         subject = Subject(model, progress(n_bytes) if progress is not None else None, base)
-        outcomes = []
-        for rule in (*RULES, *more):
-            try:
-                outcomes.append((rule, list(rule.look(subject))))
-            except StorageError:
-                raise
-            except AprError as error:  # unreadable metadata, a tokenizer that makes no sense
-                outcomes.append((rule, [Check("fail", error.message, error.tensor)]))
+        outcomes = [
+            (rule, [Check("fail", found.message, found.tensor)] if isinstance(found, AprError) else found)
+            for rule, found in apply((*RULES, *more), subject)
+        ]
         label = model.label
     checks: list[Check] = []
     skipped: list[Check] = []

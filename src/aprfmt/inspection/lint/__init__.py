@@ -1,0 +1,1 @@
+"""`apr lint`: what a file could do better."""

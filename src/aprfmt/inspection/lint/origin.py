@@ -1,0 +1,57 @@
+"""Rules about what a model says of itself: licence, name, base model, card."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from aprfmt.canonical.adapter import is_adapter
+from aprfmt.formats.hfdir import HfNative
+from aprfmt.inspection.lint.common import BLOCK_TYPES, is_main, matrices_of, set_key, skip
+from aprfmt.inspection.validate import Check, Subject
+from aprfmt.io.source import is_file
+from aprfmt.provenance import provenance
+
+
+def no_license(subject: Subject) -> Iterator[Check]:
+    """`provenance.no-license`: the licence of the weights is stated."""
+    if not is_main(subject):
+        yield skip("it is no model of its own")
+    elif not provenance.read(subject.model).info.get("license"):
+        fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
+        yield Check("fail", "nothing says under which licence the weights are", suggestion=fix)
+
+
+def odd_license(subject: Subject) -> Iterator[Check]:
+    """`provenance.license-not-spdx`: the licence is an SPDX id."""
+    for warning in provenance.read(subject.model).warnings:
+        if "SPDX" in warning:
+            fix = "name an SPDX id, or `license: other` with `license_name` (general.license.name) and a link"
+            yield Check("fail", warning, suggestion=fix)
+
+
+def no_name(subject: Subject) -> Iterator[Check]:
+    """`provenance.no-name`: the model has a name."""
+    if is_main(subject) and subject.model.convention != "hf" and not provenance.read(subject.model).info.get("name"):
+        fix = set_key(subject.model, "general.name", "'My Model 7B'", "--set name='My Model 7B'")
+        yield Check("fail", "the model has no name", suggestion=fix)
+
+
+def no_base_model(subject: Subject) -> Iterator[Check]:
+    """`provenance.no-base-model`: a quantization or an adapter names the model that it was made from."""
+    general = provenance.read(subject.model).general or {}
+    blocks = [t for t in matrices_of(subject.model) if t.dtype in BLOCK_TYPES]
+    if (blocks or is_adapter(subject.model)) and not general.get("base_models"):
+        fix = "say `base_model: ORG/MODEL` in the front matter of the original's README.md and convert again"
+        what = "an adapter" if is_adapter(subject.model) else "a quantization"
+        yield Check("fail", f"it is {what}, and nothing names the model that it was made from", suggestion=fix)
+
+
+def no_card(subject: Subject) -> Iterator[Check]:
+    """`card.missing`: a folder has a model card."""
+    native = subject.model.native_as(HfNative)
+    if native is None or native.alone:
+        yield skip("it is no folder of a model")
+    elif not is_file(native.folder / "README.md"):
+        fix = f"write {shlex.quote(str(native.folder / 'README.md'))}, with license, base_model and language on top"
+        yield Check("fail", "the folder has no model card (README.md)", suggestion=fix)

@@ -1,0 +1,146 @@
+"""`apr lint`: what a file could do better. The rules stand in `lint_rules`; no value of a tensor is decoded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
+
+from aprfmt import formats
+from aprfmt.errors import AprError, UsageError
+from aprfmt.inspection.validate import Check, Rule, Status, Subject, apply
+from aprfmt.types import PathLike
+
+Level: TypeAlias = Literal["error", "warn", "info"]
+
+LEVELS: dict[Status, Level] = {"fail": "error", "warn": "warn", "info": "info"}
+"""What a finding's status is called, the gravest first."""
+
+READABLE = "metadata.readable"
+"""Id of the finding that some of the metadata cannot be read, which keeps other rules from looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that could be better.
+
+    Attributes:
+        id: of the rule.
+        level: how grave it is.
+        message: what is found, one sentence.
+        suggestion: what to type or to do.
+        tensor: the tensor concerned, where it is one.
+    """
+
+    id: str
+    level: Level
+    message: str
+    suggestion: str | None
+    tensor: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """{id, level, message, suggestion, tensor}."""
+        return {name: getattr(self, name) for name in ("id", "level", "message", "suggestion", "tensor")}
+
+
+@dataclass(frozen=True, slots=True)
+class Lint:
+    """The outcome of all rules; `to_json` is the object of `apr lint --json`.
+
+    Attributes:
+        file: the path as given.
+        format: the container as users know it, "GGUF v3".
+        findings: the gravest first.
+        rules: ids of the rules that were applied.
+        skipped: those of them that do not concern the file.
+        fail_at: the level from which on a finding counts.
+    """
+
+    file: str
+    format: str
+    findings: Sequence[Finding]
+    rules: Sequence[str]
+    skipped: Sequence[str]
+    fail_at: Level
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was found at the level that counts, or above it."""
+        order = list(LEVELS.values())
+        return all(order.index(found.level) > order.index(self.fail_at) for found in self.findings)
+
+    def count(self, level: Level) -> int:
+        """Findings of that level."""
+        return sum(found.level == level for found in self.findings)
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract."""
+        return {
+            "file": self.file,
+            "format": self.format,
+            "passed": self.passed,
+            "fail_at": self.fail_at,
+            "counts": {level: self.count(level) for level in LEVELS.values()},
+            "findings": [found.to_json() for found in self.findings],
+            "rules": list(self.rules),
+            "skipped": list(self.skipped),
+        }
+
+
+def lint(
+    path: PathLike,
+    *,
+    rules: Sequence[Rule],
+    fail_at: str = "warn",
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> Lint:
+    """Applies those of `rules` that `select` names (none: all of them) and `ignore` does not; both may be globs.
+
+    Raises UsageError for a level or an id that there is not, AprError for a file that cannot be opened.
+    """
+    level = next((level for level in LEVELS.values() if level == fail_at), None)
+    if level is None:
+        raise UsageError(f"unknown level {fail_at!r}", hint=f"one of: {', '.join(LEVELS.values())}")
+    chosen = _chosen(rules, select, ignore)
+    findings: list[Finding] = []
+    skipped: list[str] = []
+    errors: set[str] = set()
+    with formats.open_unchanged(path) as model:
+        for rule, found in apply(chosen, Subject(model)):
+            if isinstance(found, AprError):
+                if found.message not in errors:
+                    errors.add(found.message)
+                    hint = "apr validate says what is wrong with it"
+                    findings.append(Finding(READABLE, "error", found.message, hint, found.tensor))
+                continue
+            if any(check.status == "skip" for check in found):
+                skipped.append(rule.id)
+            findings += [_finding(rule, check) for check in found if check.status in LEVELS]
+        label = model.label
+    order = list(LEVELS.values())
+    findings.sort(key=lambda finding: order.index(finding.level))
+    return Lint(os.fspath(path), label, findings, [rule.id for rule in chosen], skipped, level)
+
+
+def _finding(rule: Rule, check: Check) -> Finding:
+    check = replace(check, status=rule.level) if check.status == "fail" else check
+    return Finding(rule.id, LEVELS[check.status], check.message, check.suggestion, check.tensor)
+
+
+def _chosen(rules: Sequence[Rule], select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
+    ids = [rule.id for rule in rules]
+    for pattern in (*select, *ignore):
+        if not any(fnmatchcase(id, pattern) for id in ids):
+            near = get_close_matches(pattern, ids, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"no rule {pattern!r}", hint=f"{hint}apr lint --list shows all of them")
+    return [
+        rule
+        for rule in rules
+        if (not select or any(fnmatchcase(rule.id, pattern) for pattern in select))
+        and not any(fnmatchcase(rule.id, pattern) for pattern in ignore)
+    ]
