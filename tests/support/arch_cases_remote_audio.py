@@ -45,6 +45,24 @@ CASES: tuple[ArchCase, ...] = (
         wrapped=True,
         beside={"talker.code_predictor.lm_head.0.weight": (8, 8), "speaker_encoder.fc.weight": (8, 8, 1)},
     ),
+    # As kyutai/pocket-tts has them, which comes without a config.json: what its tensors tell.
+    *remote(
+        "pocket_tts_published",
+        "FlowLMModel",
+        {
+            **{key: DIMS[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+            **{
+                "model_type": "pockettts",
+                "vocab_size": VOCAB,
+                "num_attention_heads": 1,
+                "model_variant": "english_2026-04",
+            },
+            "audio_config": {"latent_dim": 8, "inner_dim": 8},
+        },
+        llama_cpp_cannot=_COMPUTED,
+        wrapped=True,
+        beside={"mimi.quantizer.output_proj.weight": (8, 8, 1)},
+    ),
     ArchCase(
         "pocket_tts",
         "pocket_tts",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import arch_cases_remote_audio
 from tower_cases_moon import at_size
-from tower_models import TowerCase
+from tower_models import VOCAB, TowerCase
 
 _TALKER = next(case for case in arch_cases_remote_audio.CASES if case.id == "qwen3_tts_talker")
 
@@ -53,5 +53,22 @@ CASES = (
             },
             "speech_tokenizer.encoder.layers.0.conv.weight": (8, 1, 7),
         },
+    ),
+    TowerCase(
+        "pocket_tts_codec",
+        "FlowLMModel",
+        {
+            **{"model_type": "pockettts", "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96},
+            **{"num_hidden_layers": 2, "num_attention_heads": 1, "model_variant": "saved"},
+            "audio_config": {
+                **{"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 1},
+                **{"latent_dim": 8, "flow_dim": 24, "flow_depth": 2, "flow_frequencies": 16},
+                **{"inner_dim": 8, "outer_dim": 64, "n_filters": 4},
+            },
+        },
+        preprocessor={},
+        no_config=True,
+        extra={"flow_lm.bos_before_voice": (1, 1, 64)},
+        text_cannot="its GGUF holds the embedding behind a projection",
     ),
 )

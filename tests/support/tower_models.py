@@ -58,6 +58,7 @@ class TowerCase:
         renames: patterns of the names that transformers saves, and what published checkpoints have instead; the
             converter knows only those.
         drops: pattern of names that published checkpoints lack and transformers saves.
+        no_config: whether the checkpoint is published without a config.json.
         files: further JSON files of the folder, by their names relative to it; a subfolder of theirs holds the tensors
             whose names begin with its own, in a model.safetensors.
         tokens: contents of special tokens that the tokenizer needs.
@@ -85,6 +86,7 @@ class TowerCase:
     processor: dict[str, Any] = field(default_factory=dict)
     renames: tuple[tuple[str, str], ...] = ()
     drops: str = ""
+    no_config: bool = False
     files: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -141,6 +143,8 @@ def build_tower(case: TowerCase, folder: Path, tokenizer: Path, *, published: bo
         body = {"architectures": [case.model_class], **_filled(case.config, size)}
         (folder / "config.json").write_text(json.dumps(body, indent=2))
         tensors = dict(_made(case, body))
+        if case.no_config:
+            (folder / "config.json").unlink()
     tensors = {name: _on_grid(tensor) for name, tensor in tensors.items()}
     tensors |= {name: tensor.abs() + 0.5 for name, tensor in tensors.items() if name.endswith(_COUNTS)}
     # Bounds that cut something off, the lower below the upper.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import names
+from aprfmt.arch.configless import VARIANT, config_of_tensors
 from aprfmt.arch.converter import look_up
 from aprfmt.arch.fields import as_mapping
 from aprfmt.arch.hyperparams import Hyperparams
@@ -170,6 +171,8 @@ def _config(c: Canonical) -> dict[str, object]:
     recipe = restorable(c, "hf") if c.model.convention == "apr" else None
     raw = _text_file(c, recipe, _CONFIG)
     config: dict[str, object] = dict(parse_object(raw, str(c.model.path), _CONFIG)) if raw is not None else {}
+    if raw is None and (known := config_of_tensors({t.name: t.shape for t in c.all_tensors.values()})) is not None:
+        config = {**known, VARIANT: c.hparams.extra.get(VARIANT)}
     told: dict[str, object] = {}
     for name, inside in _FILES:
         if (raw := _text_file(c, recipe, name)) is None:

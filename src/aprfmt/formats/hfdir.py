@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.configless import VARIANT, config_of_tensors
 from aprfmt.errors import CorruptError, LimitError, NotFoundError, RefusedError, storage_errors
 from aprfmt.formats import HF_INDEX_SUFFIX, PICKLE_INDEX_SUFFIX, lora, mistral, pickles
 from aprfmt.formats.hf_files import (
@@ -223,13 +224,17 @@ def _has_file(folder: Path, name: str) -> bool:
 
 
 def config_of(native: HfNative) -> JsonObject | None:
-    """What config.json says, or params.json in its words; None where there is neither.
+    """What config.json says, or params.json in its words, or the tensors of what is published without; else None.
 
     Raises CorruptError, UnsupportedError.
     """
     if native.params is not None:
         return mistral.to_config(parse_config(native.params, native.folder / mistral.PARAMS_NAME))
-    return None if native.config is None else parse_config(native.config, native.folder / "config.json")
+    if native.config is not None:
+        return parse_config(native.config, native.folder / "config.json")
+    shapes = {tensor.name: tensor.shape for shard in native.shards.values() for tensor in shard.tensors}
+    told = config_of_tensors(shapes)
+    return None if told is None else {**told, VARIANT: native.folder.absolute().name}
 
 
 # --- weights ---

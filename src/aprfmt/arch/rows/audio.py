@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aprfmt.arch.row import REQUIRED, Architecture, Key, TensorRow
+from aprfmt.arch.row import OPTIONAL, REQUIRED, Architecture, Key, TensorRow
 from aprfmt.arch.rows.parts import (
     DECODER, DIMS, GROUPED, HEAD_DIM, LAYER_EPS, ROPE, SILU, VOCAB, attention, block, class_names, final_norm, flag,
-    gated_mlp, gelu, linear, must_be, norm, plain_mlp, rename, tensor,
+    gated_mlp, gelu, linear, must_be, norm, plain_mlp, rename, split, tensor,
 )
 from aprfmt.arch.rows.parts_encoder import ENCODER
 
@@ -136,5 +136,37 @@ ROWS: tuple[Architecture, ...] = (
                 "hidden_act": "gelu_pytorch_tanh", "pad_token_id": 3,
             }
         },
+    ),
+    # The same network as it is published, without a config.json (arch.configless).
+    Architecture(
+        id="pocket_tts_published", gguf="pockettts", when="tensors=bos_emb.weight",
+        **class_names("FlowLMModel", types=("pockettts",), bare=("FlowLMModel",)), gguf_only=(),
+        tensors=(
+            *_placeless("vocab,hidden", "flow_lm.conditioner.embed.weight"),
+            *_placeless("latent_dim", "flow_lm.bos_emb", "flow_lm.emb_mean", "flow_lm.emb_std"),
+            TensorRow(("flow_lm.bos_before_voice",), (), ("1,1,hidden",), OPTIONAL),
+            *_placeless("hidden,latent_dim", "flow_lm.input_linear.weight"),
+            *_placeless("1,hidden", "flow_lm.out_eos.weight"), *_placeless("1", "flow_lm.out_eos.bias"),
+            *_placeless("hidden,inner_dim", "flow_lm.speaker_proj_weight"),
+            *block(
+                *norm("norm1", "attn_norm", bias=REQUIRED),
+                split(
+                    "self_attn.in_proj.weight", "3*hidden,hidden",
+                    {f"attn_{letter}.weight": "hidden,hidden" for letter in "qkv"},
+                ),
+                *linear("self_attn.out_proj", "attn_output", "hidden,hidden"),
+                *norm("norm2", "ffn_norm", bias=REQUIRED), *linear("linear1", "ffn_up", "ffn,hidden"),
+                *linear("linear2", "ffn_down", "hidden,ffn"),
+                hf="flow_lm.transformer.layers.{n}.",
+            ),
+            *final_norm("flow_lm.out_norm", bias=REQUIRED),
+        ),
+        keys=(
+            *DIMS, GROUPED, ROPE, LAYER_EPS, Key("", ("audio_config.latent_dim",)),
+            Key("", ("audio_config.inner_dim",)), Key("", ("model_variant",), "str"),
+            Key("", via="folded"),
+        ),
+        defaults={"": {"layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0,
+                      "tie_word_embeddings": False}},
     ),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aprfmt.arch.row import OPTIONAL, REQUIRED, Key, TensorRow, Tower
-from aprfmt.arch.rows.parts import linear, norm, tensor
-from aprfmt.arch.towers.parts import hears, layers, projector, width
+from aprfmt.arch.rows.parts import linear, norm, split, tensor
+from aprfmt.arch.towers.parts import hears, layers, projector, sizes, width
 
 _STAGES = 4
 """Convolutions of ECAPA-TDNN: a plain one, and three that look at several scales."""
@@ -256,4 +258,147 @@ _QWEN3_TTS = Tower(
     },
 )
 
-TOWERS: tuple[Tower, ...] = (_QWEN3_TTS,)
+_M, _F, _L = "mimi.", "flow_lm.", "flow_lm.flow_net."
+_AUDIO = "audio_config"
+_CODEC, _FILTERS, _FLOW = f"{_AUDIO}.hidden_size", "n_filters", "flow_dim"
+_RATIOS = (4, 5, 6)
+"""How much longer each stage takes a step, from the sound on."""
+
+
+def _mimi_layers(part: str, gguf: str) -> tuple[TensorRow, ...]:
+    """The transformer of one half of Mimi."""
+    square, ffn = f"{_CODEC},{_CODEC}", f"{_AUDIO}.intermediate_size"
+    return layers(
+        *norm("norm1", "ln1", _CODEC, REQUIRED),
+        split(
+            "self_attn.in_proj.weight", f"3*{_CODEC},{_CODEC}", {f"attn_{letter}.weight": square for letter in "qkv"}
+        ),
+        *linear("self_attn.out_proj", "attn_out", square),
+        tensor("layer_scale_1.scale", "ls1.weight", _CODEC),
+        *norm("norm2", "ln2", _CODEC, REQUIRED),
+        *linear("linear1", "ffn_up", f"{ffn},{_CODEC}"),
+        *linear("linear2", "ffn_down", f"{_CODEC},{ffn}"),
+        tensor("layer_scale_2.scale", "ls2.weight", _CODEC),
+        hf=f"{_M}{part}_transformer.transformer.layers.{{n}}.",
+        gguf=gguf,
+        depth=f"{_AUDIO}.num_hidden_layers",
+    )
+
+
+def _residual(hf: str, gguf: str, channels: str) -> tuple[TensorRow, ...]:
+    return (
+        *_conv(f"{hf}.block.1.conv", f"{gguf}.res_conv1", f"{channels}/2,{channels},3"),
+        *_conv(f"{hf}.block.3.conv", f"{gguf}.res_conv2", f"{channels},{channels}/2,1"),
+    )
+
+
+def _seanet() -> tuple[TensorRow, ...]:
+    """Convolutions from a sound to steps, and from steps to a sound."""
+    wide = [f"{2**i}*{_FILTERS}" for i in range(4)]
+    enc, dec, a, w = f"{_M}encoder.model", f"{_M}decoder.model", "a.seanet", "a.gen.wav.seanet"
+    inward = (
+        row
+        for i, ratio in enumerate(_RATIOS)
+        for row in (
+            *_residual(f"{enc}.{3 * i + 1}", f"{a}.blk.{i}", wide[i]),
+            *_conv(f"{enc}.{3 * i + 3}.conv", f"{a}.blk.{i}.scale_conv", f"{wide[i + 1]},{wide[i]},{2 * ratio}"),
+        )
+    )
+    outward = (
+        row
+        for i, ratio in enumerate(reversed(_RATIOS))
+        for row in (
+            tensor(
+                f"{dec}.{3 * i + 2}.convtr.weight",
+                f"{w}.blk.{i}.scale_conv.weight",
+                f"{wide[3 - i]},{wide[2 - i]},{2 * ratio}",
+            ),
+            tensor(f"{dec}.{3 * i + 2}.convtr.bias", f"{w}.blk.{i}.scale_conv.bias", wide[2 - i]),
+            *_residual(f"{dec}.{3 * i + 3}", f"{w}.blk.{i}", wide[2 - i]),
+        )
+    )
+    return (
+        *_conv(f"{enc}.0.conv", f"{a}.conv_in", f"{_FILTERS},1,7"),
+        *inward,
+        *_conv(f"{enc}.11.conv", f"{a}.conv_out", f"{_CODEC},{wide[3]},3"),
+        *_conv(f"{dec}.0.conv", f"{w}.conv_in", f"{wide[3]},{_CODEC},7"),
+        *outward,
+        *_conv(f"{dec}.11.conv", f"{w}.conv_out", f"1,{_FILTERS},3"),
+    )
+
+
+def _flow() -> tuple[TensorRow, ...]:
+    """The network that makes a step of sound out of noise, as the language model conditions it."""
+    return (
+        *linear(f"{_L}input_proj", "a.gen.flow.input_proj", f"{_FLOW},latent_dim", REQUIRED),
+        *linear(f"{_L}cond_embed", "a.gen.flow.cond_embd", f"{_FLOW},hidden", REQUIRED),
+        *layers(
+            tensor("freqs", "freqs", "flow_frequencies"),
+            *linear("mlp.0", "up", f"{_FLOW},2*flow_frequencies", REQUIRED),
+            *linear("mlp.2", "down", f"{_FLOW},{_FLOW}", REQUIRED),
+            tensor("mlp.3.alpha", "norm", _FLOW),
+            hf=f"{_L}time_embed.{{n}}.",
+            gguf="a.gen.flow.time.{n}.",
+            depth="2",
+        ),
+        *layers(
+            *norm("in_ln", "norm", _FLOW, REQUIRED),
+            *linear("mlp.0", "up", f"{_FLOW},{_FLOW}", REQUIRED),
+            *linear("mlp.2", "down", f"{_FLOW},{_FLOW}", REQUIRED),
+            *linear("adaLN_modulation.1", "ada", f"3*{_FLOW},{_FLOW}", REQUIRED),
+            hf=f"{_L}res_blocks.{{n}}.",
+            gguf="a.gen.flow.blk.{n}.",
+            depth="flow_depth",
+        ),
+        *linear(f"{_L}final_layer.adaLN_modulation.1", "a.gen.flow.final.ada", f"2*{_FLOW},{_FLOW}", REQUIRED),
+        *linear(f"{_L}final_layer.linear", "a.gen.flow.final.proj", f"latent_dim,{_FLOW}", REQUIRED),
+        *linear(f"{_F}out_eos", "a.gen.out_eos", "1,hidden", REQUIRED),
+        tensor(f"{_F}input_linear.weight", "a.gen.input_linear.weight", "hidden,latent_dim"),
+        tensor(f"{_F}emb_mean", "a.gen.emb_mean", "latent_dim"),
+        tensor(f"{_F}emb_std", "a.gen.emb_std", "latent_dim"),
+    )
+
+
+_POCKET_TTS = Tower(
+    id="pocket_tts_codec",
+    gguf="clip",
+    hf_class="FlowLMModel",
+    model_type="pockettts",
+    # The class that llama.cpp's converter takes it for, and what the published code calls it.
+    hf_classes=("PocketTTSModel", "FlowLMModel"),
+    model_types=("pockettts",),
+    hf_when="model_type=pockettts",
+    when="audio.projector_type=pockettts_spkenc",
+    text="",
+    tensors=(
+        *_mimi_layers("encoder", "a.blk.{n}."),
+        *_seanet(),
+        tensor(f"{_M}downsample.conv.conv.weight", "a.downsample.conv.weight", f"inner_dim,{_CODEC},32"),
+        tensor(f"{_F}speaker_proj_weight", "a.speaker_proj.weight", "hidden,inner_dim"),
+        *_flow(),
+        tensor(
+            f"{_M}quantizer.output_proj.weight",
+            "a.gen.wav.quant_out.weight",
+            "outer_dim,latent_dim,1",
+            gguf_dims=("outer_dim,latent_dim",),
+        ),
+        tensor(f"{_M}upsample.convtr.convtr.weight", "a.gen.wav.upsample.weight", "outer_dim,1,32"),
+        *_mimi_layers("decoder", "a.gen.wav.tfm.blk.{n}."),
+    ),
+    f16=(".seanet.*.weight", "^a.downsample.conv.weight", "^a.gen.wav.upsample.weight"),
+    keys=hears(
+        projector("pockettts_spkenc", part="audio"),
+        *sizes("audio"),
+        Key("audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
+        Key("audio.num_mel_bins", constant=1),
+        Key("has_gen_audio_encoder", kind="bool", constant=True),
+        projector("pockettts_gen", part="gen.audio"),
+        width("gen.audio"),
+        *(replace(key, gguf=f"gen.{key.gguf}") for key in sizes("audio")),
+        Key("gen.audio.attention.layer_norm_epsilon", kind="f32", constant=1e-5),
+        Key("gen.audio.model_variant", ("model_variant",), "str"),
+        *_told(_AUDIO, "latent_dim", "flow_dim", "flow_depth", "flow_frequencies", "inner_dim", "outer_dim", _FILTERS),
+    ),
+)
+
+TOWERS: tuple[Tower, ...] = (_QWEN3_TTS, _POCKET_TTS)

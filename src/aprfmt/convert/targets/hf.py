@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from aprfmt.arch import hparams as hp
 from aprfmt.arch import names
+from aprfmt.arch.configless import VARIANT, config_of_tensors
+from aprfmt.arch.fields import as_text
 from aprfmt.arch.heads import MODULE
 from aprfmt.arch.hyperparams import Hyperparams
 from aprfmt.canonical import envelope
@@ -35,6 +37,7 @@ from aprfmt.provenance.model_card import CARD, to_card
 from aprfmt.tokenizer import hf_write
 from aprfmt.tokenizer.hf import chat_templates, has_vocabulary, is_tokenizer_file, read_files
 from aprfmt.tokenizer.model import NAMED_TEMPLATES, NO_VOCABULARY
+from aprfmt.types import JsonObject
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -123,8 +126,11 @@ def source_texts(c: Canonical, recipe: Recipe | None) -> dict[str, bytes]:
 
 def config_json(
     c: Canonical, texts: Mapping[str, bytes], params: bytes | None, tensors: list[OutTensor], kept: bool
-) -> tuple[bytes, bool]:
-    """config.json, and whether it says what the source's own does; of Mistral's layout `params` counts."""
+) -> tuple[bytes | None, bool]:
+    """config.json, and whether it says what the source's own does; of Mistral's layout `params` counts.
+
+    None for a network that is published without one, as its tensors say the same.
+    """
     source = texts.get(CONFIG) if params is None else None
     if c.arch is None and source is None:
         what = c.part or f"architecture {c.hparams.architecture or 'unknown'!r}"
@@ -136,14 +142,18 @@ def config_json(
     if c.arch is None:
         return source or b"{}", True
     # What the source's own config.json lacks, the new one may lack too.
-    has_own = source is not None or params is not None
+    unwritten = None if source is not None else _of_tensors(c, tensors)
+    has_own = source is not None or params is not None or unwritten is not None
     now = hp.to_hf_config((c if has_own else with_drafts_counted(c)).hparams, complete=not has_own)
     if not has_own:
         return _json(now | {"dtype": _torch_dtype(tensors)}), False
     at = c.model.path / CONFIG if is_folder(c.model.path) else c.model.path
     base = mistral.to_config(parse_config(params, at)) if params is not None else parse_config(source or b"{}", at)
+    base = base if unwritten is None else unwritten
     then = hp.to_hf_config(_as_import(c, hp.from_hf_config(base)), complete=False)
     config = overlay(base if c.layers is None else with_layers(base, c.layers), then, now)
+    if unwritten is not None and config == base:
+        return None, True
     if not kept:
         config = _with_dtype(without_packing(config), _torch_dtype(tensors))
     return (source or _json(config), True) if config == base else (_json(config), False)
@@ -171,6 +181,13 @@ def _with_dtype(config: Mapping[str, object], word: str) -> dict[str, object]:
 def _is_adapter(c: Canonical) -> bool:
     """Whether there is no network: an adapter's own config says what it adapts."""
     return not c.tensors and bool(c.outside) and not from_gguf(c)
+
+
+def _of_tensors(c: Canonical, tensors: list[OutTensor]) -> JsonObject | None:
+    """What a config.json would say of a network that is published without one."""
+    told = config_of_tensors({tensor.name: tensor.shape for tensor in tensors})
+    variant = as_text(c.hparams.extra.get(VARIANT))
+    return {**told, VARIANT: variant} if told is not None and variant is not None else None
 
 
 def names_of_source(c: Canonical, recipe: Recipe | None) -> Mapping[str, str]:

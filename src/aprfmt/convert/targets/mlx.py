@@ -135,7 +135,7 @@ def _quantized(c: Canonical, work: Work, network: MlxNetwork, plan: _Plan) -> Ou
     kept = wanted is None and not c.packs.decoded and hf.CONFIG in source
     config, _ = hf.config_json(c, texts, None, planned.plain, kept)
     settings = _settings(planned.schemes, plan)
-    files = {hf.CONFIG: _config(c, config, texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
+    files = {hf.CONFIG: _config(c, config or b"{}", texts.get(hf.GENERATION), settings), **hf.tokenizer_files(c, texts)}
     files |= {n: data for n, data in texts.items() if n not in files and not n.endswith(INDEX_SUFFIXES)}
     n_params = sum(n_elements(tensor.shape) for tensor in planned.plain)
     shards = _shards(planned.outs, work.options.shard_size or DEFAULT_SHARD_BYTES, n_params)
