@@ -25,7 +25,7 @@ _LAZY = {
     "import_model": "aprfmt.convert.api",
     "export_model": "aprfmt.convert.api",
     "convert_model": "aprfmt.convert.api",
-    "quantize_model": "aprfmt.convert.api",
+    "quantize_model": "aprfmt.api",
     "merge_adapter": "aprfmt.convert.merging",
     "extract_adapter": "aprfmt.convert.merging",
     "prune_model": "aprfmt.convert.pruning",
@@ -108,9 +108,20 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from aprfmt.api import Evaluation, bench, evaluate, imatrix, lint, lint_rules, merge_imatrix, report, validate
+    from aprfmt.api import (
+        Evaluation,
+        bench,
+        evaluate,
+        imatrix,
+        lint,
+        lint_rules,
+        merge_imatrix,
+        quantize_model,
+        report,
+        validate,
+    )
     from aprfmt.codecs.recode import encode
-    from aprfmt.convert.api import Report, convert_model, export_model, import_model, quantize_model
+    from aprfmt.convert.api import Report, convert_model, export_model, import_model
     from aprfmt.convert.merging import extract_adapter, merge_adapter
     from aprfmt.convert.pruning import prune_model
     from aprfmt.convert.stamp import StampReport, stamp

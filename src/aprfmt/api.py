@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING
 from aprfmt import formats
 from aprfmt.errors import AprError, MissingDependencyError, UnmappedError, UnsupportedError, UsageError
 from aprfmt.io.pipe import FileLayout, Literal, StartProgress, WriteOptions, write_file
+from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
 
+AUTO = "auto"
+"""In the place of an importance matrix: it is computed."""
+
 if TYPE_CHECKING:
+    from aprfmt.convert.api import Report
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.validate import Rule, Validation
     from aprfmt.running.bench import BenchReport
@@ -216,8 +221,10 @@ def imatrix(
     _check_numbers(chunks=(chunks, 1), chunk_size=(chunk_size, 32), threads=(threads, 0))
     paths = [data] if isinstance(data, str | os.PathLike) else [*data]
     texts = [Path(formats.path_text(path, "data")) for path in paths]
+    prepared = prepare(file, say=log)
     wanted = Wanted(
-        prepare(file, say=log).path,
+        prepared.path,
+        prepared.key,
         chunk_size=chunk_size,
         chunks=chunks,
         output=process_output,
@@ -247,6 +254,102 @@ def _text_of(paths: Sequence[Path]) -> Iterator[str]:
             yield document
             between = "" if plain else "\n\n"
         between = "\n\n"
+
+
+def quantize_model(
+    src: PathLike,
+    dst: PathLike,
+    mix: str,
+    *,
+    arch: str | None = None,
+    imatrix: PathLike | None = None,
+    data: PathLike | Sequence[PathLike] = (),
+    chunks: int | None = None,
+    tensor_type: str | Sequence[str] = (),
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    pure: bool = False,
+    leave_output: bool = False,
+    allow_requantize: bool = False,
+    tokenizer: PathLike | None = None,
+    no_tokenizer: bool = False,
+    allow_unmapped: bool = False,
+    carry: int | str = DEFAULT_CARRY_BYTES,
+    verify: bool = False,
+    plan: bool = False,
+    force: bool = False,
+    progress: StartProgress | None = None,
+    threads: int | None = None,
+    max_memory: int | str | None = None,
+    fsync: bool = True,
+    log: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
+
+    `mix` is one of llama.cpp's ("q4_k_m"), with `pure` also a single type; convert_model explains the other options.
+
+    Args:
+        src: the model.
+        dst: what to write.
+        mix: what its weights become.
+        imatrix: file of an importance matrix; "auto" computes one, as cached_imatrix does.
+        data: the text for "auto".
+        chunks: stop after so many chunks of it.
+        log: called with a line now and then while it is computed.
+    """
+    given = locals()
+    from aprfmt.convert.api import convert
+    from aprfmt.convert.mixes import require_quantized
+
+    dtype = given.pop("mix")
+    text, limit, tell = (given.pop(name) for name in ("data", "chunks", "log"))
+    texts = [text] if isinstance(text, str | os.PathLike) else [*text]
+    if isinstance(dtype, str):
+        require_quantized(dtype)
+    warnings: list[str] = []
+    if imatrix == AUTO:
+        if plan:
+            raise UsageError(
+                f"--plan does nothing, and --imatrix {AUTO} computes",
+                hint="apr imatrix FILE --data TEXT -o OUT --plan says how much text there is",
+            )
+        given["imatrix"], warnings = cached_imatrix(src, texts, chunks=limit, log=tell)
+    elif texts or limit is not None:
+        raise UsageError(f"--{'data' if texts else 'chunks'} goes with --imatrix {AUTO}")
+    report = convert(given | {"dtype": dtype})
+    report.warnings[:0] = warnings
+    return report
+
+
+def cached_imatrix(
+    file: PathLike,
+    data: Sequence[PathLike],
+    *,
+    chunks: int | None = None,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> tuple[str, list[str]]:
+    """(importance matrix of the model `file` on the text `data`, what the user should know of it).
+
+    It is kept in the cache, and found again for the same model, text and number of chunks; a computation that was
+    interrupted goes on. Raises what `imatrix` does.
+    """
+    from aprfmt.formats.imatrix import DEFAULT_CHUNK, read_sums
+    from aprfmt.io.cache import CacheFolder
+    from aprfmt.running.importance import remarks
+    from aprfmt.running.prepared import key, prepare
+
+    if not data:
+        raise UsageError(f"--imatrix {AUTO} computes an importance matrix of text", hint="give the text with --data")
+    model = prepare(file, say=log)
+    texts = [formats.path_text(path, "data") for path in data]
+    own = key(texts, {"model": model.key, "chunks": chunks})
+    name = f"{Path(formats.path_text(file, 'file')).stem[:40]}-{own}.imatrix.gguf"
+    with CacheFolder("imatrix").make(name) as (target, found):
+        if not found:
+            log(f"computing an importance matrix of {', '.join(texts)}, once")
+            imatrix(model.path, texts, target, chunks=chunks, chunk_size=DEFAULT_CHUNK, resume=True, progress=progress)
+        return str(target), remarks(read_sums(target), str(target))
 
 
 def merge_imatrix(

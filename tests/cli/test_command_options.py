@@ -12,6 +12,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 
+import aprfmt
 from aprfmt.cli import convert as commands
 from aprfmt.cli.options import Common
 from aprfmt.convert import api
@@ -22,10 +23,10 @@ PAIRS: dict[str, tuple[type[Common], Callable[..., Report]]] = {
     "import": (commands.Import, api.import_model),
     "export": (commands.Export, api.export_model),
     "convert": (commands.Convert, api.convert_model),
-    "quantize": (commands.Quantize, api.quantize_model),
+    "quantize": (commands.Quantize, aprfmt.quantize_model),
 }
 OF_THE_COMMAND = {"file", "output", "list_mixes", "as_json", "quiet"}
-OF_THE_FUNCTION = {"src", "dst", "progress"}
+OF_THE_FUNCTION = {"src", "dst", "progress", "log"}
 
 
 def types_of(hint: object) -> set[object]:
@@ -50,7 +51,7 @@ def test_a_command_has_the_options_of_its_function(name: str) -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_types_of_options_are_those_of_the_parameters(name: str) -> None:
     command, function = PAIRS[name]
-    wanted, given = get_type_hints(function), get_type_hints(command)
-    for option in (f.name for f in fields(command) if f.name not in OF_THE_COMMAND | {"mix", "tensor_type"}):
+    wanted, given = get_type_hints(function, localns={"Report": Report}), get_type_hints(command)
+    for option in (f.name for f in fields(command) if f.name not in OF_THE_COMMAND | {"mix", "tensor_type", "data"}):
         assert types_of(given[option]) <= types_of(wanted[option]), option
     assert types_of(given["tensor_type"]) - {type(None)} <= types_of(wanted["tensor_type"])

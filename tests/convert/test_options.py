@@ -18,13 +18,15 @@ from aprfmt.convert.targets.base import COMMON, TARGETS, Options, parse_size
 from aprfmt.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-FUNCTIONS = [api.import_model, api.export_model, api.convert_model, api.quantize_model]
+FUNCTIONS = [api.import_model, api.export_model, api.convert_model, aprfmt.quantize_model]
 CONVERT: Callable[..., Any] = api.convert_model
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: str(f.__name__))
 def test_every_function_names_its_options_with_the_defaults_of_all(function: Callable[..., Any]) -> None:
     defaults = {f.name: f.default for f in fields(Options)}
+    if function is aprfmt.quantize_model:  # those of --imatrix auto
+        defaults |= {"data": (), "chunks": None, "log": inspect.signature(function).parameters["log"].default}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             assert parameter.default == defaults[name], name

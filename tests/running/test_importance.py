@@ -382,3 +382,47 @@ def test_text_of_several_files(gguf: Path, text: Path, tmp_path: Path) -> None:
     assert report.chunks == 2
     sums: Sums = read_sums(tmp_path / "m.gguf")
     assert sums.datasets == ("text.txt", "b.jsonl")
+
+
+# --- computed on the way to a mix ---
+
+
+def test_a_mix_computes_its_matrix_once(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("APR_CACHE", str(tmp_path / "cache"))
+    folder = folders("llama")
+    (tmp_path / "t.txt").write_text("So many words, and so few of them are needed. " * 300)
+    given = ["quantize", str(folder), "q4_k_m", "--imatrix", "auto", "--data", str(tmp_path / "t.txt"), "--chunks", "2"]
+    assert run([*given, "-o", str(tmp_path / "a.gguf"), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["ok"]
+    made = list((tmp_path / "cache" / "imatrix").glob("*.gguf"))
+    assert len(made) == 1
+    aprfmt.quantize_model(folder, tmp_path / "b.gguf", "q4_k_m", imatrix=made[0])
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    with aprfmt.open(tmp_path / "a.gguf") as model:
+        assert model.metadata["quantize.imatrix.dataset"] == "t.txt"
+        assert model.metadata["quantize.imatrix.chunks_count"] == 2
+    monkeypatch.setattr(importance, "compute", lambda *a, **k: pytest.fail("computed twice"))
+    report = aprfmt.quantize_model(
+        folder, tmp_path / "c.gguf", "q4_k_m", imatrix="auto", data=tmp_path / "t.txt", chunks=2
+    )
+    assert any("1,024 tokens are few" in warning for warning in report.warnings)
+    assert (tmp_path / "c.gguf").read_bytes() == (tmp_path / "a.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--imatrix", "auto"], "give the text with --data"),
+        (["--data", "t.txt"], "--data goes with --imatrix auto"),
+        (["--chunks", "3"], "--chunks goes with --imatrix auto"),
+        (["--imatrix", "auto", "--data", "t.txt", "--plan"], "--plan does nothing"),
+    ],
+)
+def test_what_auto_needs(
+    gguf: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["quantize", str(gguf), "q4_k_m", "-o", str(tmp_path / "o.gguf"), *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

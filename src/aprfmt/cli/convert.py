@@ -30,7 +30,7 @@ from aprfmt.cli.options import (
     Towers,
     VerifyOption,
 )
-from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table
+from aprfmt.cli.output import as_text, out, pairs, printable, progress_bar, table, tokens
 from aprfmt.errors import RefusedError, UsageError
 from aprfmt.text import format_bytes, format_count, format_seconds, format_shape
 
@@ -129,6 +129,12 @@ class _Quantized:
     tokenizer: TokenizerOption = None
     no_tokenizer: NoTokenizerOption = False
     verify: VerifyOption = False
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", "-d", metavar="PATH", help="Text for --imatrix auto; repeatable.")
+    ] = None
+    chunks: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With --imatrix auto: stop after N chunks of 512 tokens.")
+    ] = None
 
 
 @dataclass(kw_only=True)
@@ -139,6 +145,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
     apr quantize --list
     apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
     apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
+    apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
     apr quantize model.gguf q4_k_m -o m.gguf --tensor-type ffn_down=q6_k --plan
     """
 
@@ -150,9 +157,18 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
         if self.file is None or self.mix is None or self.output is None:
             missing = "FILE" if self.file is None else "MIX" if self.mix is None else "--output"
             raise UsageError(f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list")
-        from aprfmt.convert.api import quantize_model
+        import aprfmt
+        from aprfmt.api import AUTO, cached_imatrix
 
-        _run(self, "quantizing", quantize_model, self.file, self.output, mix=self.mix)
+        if self.imatrix == AUTO and self.data and not self.plan:
+            with progress_bar("computing", tokens) as progress:
+                path, warnings = cached_imatrix(
+                    self.file, self.data, chunks=self.chunks, progress=progress, log=out.progress_line
+                )
+            for warning in warnings:
+                out.warning(warning)
+            self.imatrix, self.data, self.chunks = path, None, None
+        _run(self, "quantizing", aprfmt.quantize_model, self.file, self.output, mix=self.mix, data=self.data or ())
 
 
 @dataclass(kw_only=True)

@@ -43,7 +43,7 @@ COMMANDS = {
         Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
         Row("merge-adapter", "merge:MergeAdapter", "Adapters into their base; --unmerge extracts one.", "Convert"),
         Row("prune", "prune:Prune", "Leave out layers of a model (depth pruning).", "Convert"),
-        Row("imatrix", "imatrix:Imatrix", "Which columns matter, for quantization; --merge adds some.", "Convert"),
+        Row("imatrix", "imatrix:Imatrix", "Which columns matter, for a better quantization.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),

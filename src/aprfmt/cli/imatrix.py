@@ -12,9 +12,9 @@ import typer
 import aprfmt
 from aprfmt.cli.convert import refuse_terminal
 from aprfmt.cli.options import Common, ForceOption, LlamaMachine, PlanOption
-from aprfmt.cli.output import out, pairs, printable, progress_bar
+from aprfmt.cli.output import out, pairs, printable, progress_bar, tokens
 from aprfmt.errors import UsageError
-from aprfmt.text import first_few, format_count, format_seconds
+from aprfmt.text import first_few, format_seconds
 
 if TYPE_CHECKING:
     from aprfmt.running.importance import ImatrixReport
@@ -71,7 +71,7 @@ class Imatrix(Common, LlamaMachine):
                 raise UsageError(
                     "--data is missing", hint=f"apr imatrix {self.files[0]} --data text.txt -o {self.output}"
                 )
-            with progress_bar("computing", _tokens) as progress:
+            with progress_bar("computing", tokens) as progress:
                 report = aprfmt.imatrix(
                     self.files[0],
                     self.data,
@@ -91,10 +91,6 @@ class Imatrix(Common, LlamaMachine):
         for warning in report.warnings:
             out.warning(warning)
         out.result(report.to_json(), _text(report, self.plan))
-
-
-def _tokens(n: float) -> str:
-    return f"{format_count(round(n))} tokens"
 
 
 def _text(report: ImatrixReport, plan: bool) -> Iterator[str]:

@@ -96,8 +96,7 @@ class Mix:
     """Options of a quantization mix."""
 
     imatrix: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Importance matrix from llama-imatrix, in its old or new format."),
+        str | None, typer.Option(metavar="FILE", help="Importance matrix, in the GGUF form or the old one.")
     ] = None
     tensor_type: Annotated[
         list[str] | None,

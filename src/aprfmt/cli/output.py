@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from aprfmt.errors import AprError, StorageError
-from aprfmt.text import format_bytes, format_seconds
+from aprfmt.text import format_bytes, format_count, format_seconds
 from aprfmt.types import Json
 
 if TYPE_CHECKING:
@@ -246,6 +246,11 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
         if drawn:
             out.error_stream.write("\r\x1b[2K")
             out.error_stream.flush()
+
+
+def tokens(n: float) -> str:
+    """Counts of tokens, for a bar."""
+    return f"{format_count(round(n))} tokens"
 
 
 def _bar(

@@ -31,11 +31,10 @@ from aprfmt.canonical.tensor import Losses
 from aprfmt.codecs.dtypes import DtypeTotals, dtype_totals
 from aprfmt.convert.files import with_files
 from aprfmt.convert.integrity import open_checked
-from aprfmt.convert.mixes import find_mix, require_quantized
+from aprfmt.convert.mixes import find_mix
 from aprfmt.convert.quantization import Quantization, quantization_of
 from aprfmt.convert.targets import apr
 from aprfmt.convert.targets.base import (
-    DEFAULT_CARRY_BYTES,
     TARGETS,
     Options,
     Output,
@@ -67,6 +66,7 @@ from aprfmt.io.pipe import (
 )
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import is_file, is_folder, is_same
+from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.llama.client import Verification, require_llama, verify_gguf
 from aprfmt.model import Model
 from aprfmt.provenance import provenance
@@ -86,7 +86,7 @@ class PlannedTensor(TypedDict):
 
 @dataclass(slots=True, repr=False, kw_only=True)
 class Report:
-    """The result of import_model, export_model, convert_model and quantize_model; `to_json` is the CLI's object.
+    """The result of what converts: import_model, export_model, ...; `to_json` is the CLI's object.
 
     Attributes:
         source, output: paths as given.
@@ -305,42 +305,6 @@ def convert_model(
 
 export_model = convert_model
 """The same under the name of the command that writes for other programs."""
-
-
-def quantize_model(
-    src: PathLike,
-    dst: PathLike,
-    mix: str,
-    *,
-    arch: str | None = None,
-    imatrix: PathLike | None = None,
-    tensor_type: str | Sequence[str] = (),
-    output_type: str | None = None,
-    embedding_type: str | None = None,
-    pure: bool = False,
-    leave_output: bool = False,
-    allow_requantize: bool = False,
-    tokenizer: PathLike | None = None,
-    no_tokenizer: bool = False,
-    allow_unmapped: bool = False,
-    carry: int | str = DEFAULT_CARRY_BYTES,
-    verify: bool = False,
-    plan: bool = False,
-    force: bool = False,
-    progress: StartProgress | None = None,
-    threads: int | None = None,
-    max_memory: int | str | None = None,
-    fsync: bool = True,
-) -> Report:
-    """Stores the weights of a model in fewer bits, as the `.gguf` or `.apr` file `dst`.
-
-    `mix` is one of llama.cpp's ("q4_k_m"), with `pure` also a single type; convert_model explains the options.
-    """
-    given = locals()
-    dtype = given.pop("mix")
-    if isinstance(dtype, str):
-        require_quantized(dtype)
-    return convert(given | {"dtype": dtype})
 
 
 Edit = Callable[[Canonical], tuple[Canonical, list[str]]]

@@ -70,6 +70,7 @@ class Wanted:
 
     Attributes:
         gguf: the model, in a form that llama.cpp loads.
+        model: another name when the model has changed.
         chunk_size: tokens of a piece of text.
         chunks: at most so many pieces; None: all.
         output: whether the output head gets an entry too.
@@ -78,6 +79,7 @@ class Wanted:
     """
 
     gguf: str
+    model: str = ""
     chunk_size: int = DEFAULT_CHUNK
     chunks: int | None = None
     output: bool = False
@@ -187,20 +189,28 @@ def _report(sums: Sums, target: str, sources: list[str]) -> ImatrixReport:
     report = ImatrixReport(
         target, sources, [*sums.datasets], len(sums.entries), sums.chunks, sums.chunk_size, unused=unused
     )
-    if unused:
-        n = sum(map(len, unused.values()))
-        name, experts = next(iter(unused.items()))
-        report.warnings.append(
-            f"no token reached {plural(n, 'expert weight')}, such as number {experts[0]} of {name}: a mix weighs all "
+    report.warnings = remarks(sums, target)
+    return report
+
+
+def remarks(sums: Sums, target: str) -> list[str]:
+    """What a user should know of an importance matrix."""
+    warnings = []
+    names = [name for name, entry in sorted(sums.entries.items()) if (entry.counts == 0).any()]
+    if names:
+        n = sum(int((sums.entries[name].counts == 0).sum()) for name in names)
+        first = int((sums.entries[names[0]].counts == 0).argmax())
+        warnings.append(
+            f"no token reached {plural(n, 'expert weight')}, such as number {first} of {names[0]}: a mix weighs all "
             "their columns alike; more text, or text of more kinds, reaches them"
         )
     if sums.chunks and sums.chunks * sums.chunk_size < _FEW_TOKENS:
-        report.warnings.append(
+        warnings.append(
             f"{sums.chunks * sums.chunk_size:,} tokens are few for an importance matrix; some 50,000 are usual"
         )
-    if target.lower().endswith(OLD_SUFFIX) and unused:
-        report.warnings.append("the old form has no counts of experts")
-    return report
+    if names and target.lower().endswith(OLD_SUFFIX):
+        warnings.append("the old form has no counts of experts")
+    return warnings
 
 
 _FEW_TOKENS = 10_000
@@ -248,9 +258,8 @@ _CHARACTERS = 8
 def _identity(wanted: Wanted, chunks: list[list[int]]) -> dict[str, object]:
     import hashlib
 
-    status = os.stat(wanted.gguf)
     return {
-        "model": [status.st_size, status.st_mtime_ns],
+        "model": wanted.model,
         "text": hashlib.sha256(json.dumps(chunks).encode()).hexdigest(),
         "chunk_size": wanted.chunk_size,
         "output": wanted.output,

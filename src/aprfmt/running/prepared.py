@@ -31,11 +31,13 @@ class Prepared:
     Attributes:
         path: the file, or the first of its parts.
         n_bytes: of all parts.
+        key: another one when the model has changed.
         report: of the export, where one was made.
     """
 
     path: str
     n_bytes: int
+    key: str
     report: Report | None = None
 
 
@@ -56,7 +58,8 @@ def prepare(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -
     with watch_opened() as opened, formats.open(name) as model:
         size, format = model.size_bytes, model.format
         if format == "gguf":
-            return Prepared(model.sources[0].path, size)
+            parts = [source.path for source in model.sources]
+            return Prepared(parts[0], size, key(parts, {}))
         sources = sorted({str(model.path), *(source.path for source in opened)})
     return exported(".gguf", sources, name, size, {}, say)
 
@@ -76,18 +79,19 @@ def exported(
     """
     folder = CacheFolder("exports")
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).name)[:40]
-    with folder.make(f"{stem}-{_key(sources, options)}{suffix}") as (target, found):
+    own = key(sources, options)
+    with folder.make(f"{stem}-{own}{suffix}") as (target, found):
         report = None
         if not found:
             say(f"exporting {name} ({format_bytes(size)}) to the cache, once")
             report = convert_model(name, target, force=True, fsync=False, **options)  # type: ignore[arg-type]
         limit = parse_size(os.environ.get(SIZE_VARIABLE) or _DEFAULT_SIZE, least=0, name=SIZE_VARIABLE)
         folder.trim(limit, target)
-        return Prepared(str(target), target.stat().st_size, report)
+        return Prepared(str(target), target.stat().st_size, own, report)
 
 
-def _key(sources: list[str], options: dict[str, object]) -> str:
-    """By what the sources are now, the options, and the version of this package."""
+def key(sources: list[str], options: dict[str, object]) -> str:
+    """A name for what the files and folders `sources` are now, for `options`, and for this version of the package."""
     digest = hashlib.sha256(f"{aprfmt.__version__} {sorted(options.items())!r}".encode())
     for path in sorted({each for source in sources for each in _files(source)}):
         try:

@@ -18,6 +18,7 @@ from aprfmt import formats
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
 from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
+from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
-
-DEFAULT_CARRY_BYTES = 64_000_000
-"""What files of a folder that belong to no model may take together."""
 
 
 @dataclass(frozen=True, slots=True)
