@@ -35,7 +35,7 @@ COMMANDS = {
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
         Row("lint", "lint:lint", "What a file could do better; exit 1 if there is anything.", "Look"),
         Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),
-        Row("vocab", "vocab", "Encode text, decode ids, or compare two tokenizers; exit 1: they differ.", "Look"),
+        Row("vocab", "vocab", "Text to tokens and back; how two tokenizers differ.", "Look"),
         Row("architectures", "look:architectures", "The supported model families.", "Look"),
         Row("import", "convert:Import", "safetensors, Hugging Face folder, GGUF, hf://... to .apr.", "Convert"),
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
