@@ -132,6 +132,7 @@ VALUES: dict[str, Any] = {
     "group_size": 64,
     "recipe": "mixed_4_6",
     "verify": True,
+    "modelfile": True,
     "hash": True,
 }
 

@@ -140,6 +140,7 @@ OPERATIONS: dict[str, Operation] = {
     "import adapter": convert("lora", "lora.apr"),
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
     "prune": prune("m.gguf", "m.gguf"),
+    "export modelfile": command("export", "IN/m.apr", "-o", "OUT/m.gguf", "--modelfile", "--force", "--quiet"),
     "merge importance": command(
         "imatrix", "IN/a.imatrix.gguf", "IN/b.imatrix.dat", "--merge", "-o", "OUT/c.imatrix.gguf", "--force", "--quiet"
     ),

@@ -85,6 +85,7 @@ class Export(Convert):
     apr export model.apr -o folder --format hf --shard-size 2GB
     apr export model.apr -o model.gguf --shard-size 2GB
     apr export model.apr -o mmproj.gguf --mmproj
+    apr export model.apr -o model.gguf --modelfile
     """
 
 
@@ -122,7 +123,8 @@ class _Quantized:
         None
     )
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="PATH", help="The .gguf or .apr to write; default: NAME-MIX.gguf."),
     ] = None
     list_mixes: Annotated[bool, typer.Option("--list", help="Show the mixes and when to use which.")] = False
     arch: ArchOption = None
@@ -143,6 +145,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
 
     \b
     apr quantize --list
+    apr quantize ./Qwen2.5-0.5B q4_k_m        (writes Qwen2.5-0.5B-Q4_K_M.gguf)
     apr quantize ./Qwen2.5-0.5B q4_k_m -o qwen.gguf --verify
     apr quantize model.apr iq3_m -o small.gguf --imatrix model.imatrix.gguf
     apr quantize model.apr iq2_m -o small.gguf --imatrix auto --data text.txt
@@ -154,11 +157,14 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
         if self.list_mixes:
             _list_mixes()
             return
-        if self.file is None or self.mix is None or self.output is None:
-            missing = "FILE" if self.file is None else "MIX" if self.mix is None else "--output"
+        if self.file is None or self.mix is None:
+            missing = "FILE" if self.file is None else "MIX"
             raise UsageError(f"{missing} is missing", hint="apr quantize FILE MIX -o OUT; apr quantize --list")
         import aprfmt
         from aprfmt.api import AUTO, cached_imatrix
+        from aprfmt.convert.mixes import quantized_name
+
+        output = self.output or Path(quantized_name(self.file, self.mix))
 
         if self.imatrix == AUTO and self.data and not self.plan:
             with progress_bar("computing", tokens) as progress:
@@ -168,7 +174,7 @@ class Quantize(Common, Machine, Run, Mix, _Quantized):
             for warning in warnings:
                 out.warning(warning)
             self.imatrix, self.data, self.chunks = path, None, None
-        _run(self, "quantizing", aprfmt.quantize_model, self.file, self.output, mix=self.mix, data=self.data or ())
+        _run(self, "quantizing", aprfmt.quantize_model, self.file, output, mix=self.mix, data=self.data or ())
 
 
 @dataclass(kw_only=True)

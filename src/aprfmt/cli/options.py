@@ -228,6 +228,9 @@ class Target(Drafts, MlxBits):
     ] = "llama.cpp"
     shard_size: ShardSizeOption = None
     verify: VerifyOption = False
+    modelfile: Annotated[
+        bool, typer.Option("--modelfile", help="Write an Ollama Modelfile beside the GGUF: template, stops, context.")
+    ] = False
 
 
 @dataclass(kw_only=True)

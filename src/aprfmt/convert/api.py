@@ -274,6 +274,7 @@ def convert_model(
     carry: int | str = DEFAULT_CARRY_BYTES,
     hash: bool = False,
     verify: bool = False,
+    modelfile: bool = False,
     plan: bool = False,
     force: bool = False,
     progress: StartProgress | None = None,
@@ -299,6 +300,7 @@ def convert_model(
             (32, 64, 128).
         recipe: for MLX, in the place of `bits`: one of mlx_lm's mixes, "mixed_4_6".
         verify: load the GGUF in llama.cpp and generate a little.
+        modelfile: write an Ollama Modelfile beside the GGUF.
     """
     return convert(locals())
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.errors import RefusedError, UsageError
@@ -152,6 +153,34 @@ def require_quantized(name: str) -> None:
     """Raises UsageError for a name that means floats, or nothing at all."""
     if _key(name) in ("keep", "f32", "f16", "bf16", "f64"):
         raise UsageError(f"{name} is not a quantized type", hint=f"apr convert FILE -o OUT --dtype {name}")
+
+
+# What a name ends with that says how its weights are stored ("-Q8_0", ".f16"), or which part of a model a file is.
+_TYPE_OF_NAME = re.compile(r"[-._](f32|f16|bf16|(i?q\d|tq\d|mxfp4|nvfp4)[a-z0-9_]*)$", re.IGNORECASE)
+_PART_OF_NAME = re.compile(r"-\d{5}-of-\d{5}$")
+_NO_NAMES = ("model", "pytorch_model", "consolidated", "ggml-model")
+
+
+def quantized_name(source: str, mix: str) -> str:
+    """The name that files of this mix get on the hub: "Qwen3-0.6B-Q4_K_M.gguf" of ./Qwen3-0.6B or Qwen3-0.6B-F16.gguf.
+
+    Raises UsageError for a mix that there is not, and for a source without a name.
+    """
+    require_quantized(mix)
+    found = find_mix(mix)
+    if found is None and _key(mix) not in {_key(name) for name in DTYPES}:
+        raise unknown(mix)
+    word = found.name if found is not None else mix
+    path = Path(source.removeprefix("hf://").split("@")[0]) if source.startswith("hf://") else Path(source)
+    path = path if path.name not in ("", "..") else path.resolve()
+    suffix = path.suffix.lower()
+    name = path.stem if suffix in (".gguf", ".apr", ".safetensors", ".json", ".bin") else path.name
+    name = _PART_OF_NAME.sub("", name.removesuffix(".safetensors.index"))
+    name = _TYPE_OF_NAME.sub("", name)
+    name = path.resolve().parent.name if name in _NO_NAMES else name
+    if not name:
+        raise UsageError("the model has no name that the output could be called by", hint="name a file with -o")
+    return f"{name}-{word.upper()}.gguf"
 
 
 def unknown(name: str, *others: str) -> UsageError:

@@ -65,6 +65,7 @@ class Options:
     group_size: int | None = None
     recipe: str | None = None
     verify: bool = False
+    modelfile: bool = False
     plan: bool = False
     force: bool = False
     progress: StartProgress | None = None
@@ -318,7 +319,7 @@ TARGETS: tuple[Target, ...] = (
         "gguf",
         "GGUF",
         "gguf:layouts",
-        _HF | MIX | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify"},
+        _HF | MIX | {"no_tokenizer", "mtp_only", "mmproj", "pre", "pad_style", "verify", "modelfile"},
         ".gguf",
         adapters="adapter:gguf_layouts",
     ),
@@ -386,5 +387,9 @@ def check_options(options: Options, target: Target) -> None:
         )
     if options.mmproj is True and (options.mtp_only or options.verify or options.shard_size):
         raise UsageError("--mmproj goes with none of --mtp-only, --verify and --shard-size", hint="leave these out")
+    if options.modelfile and (options.shard_size or options.mtp_only or options.mmproj is True):
+        raise UsageError(
+            "--modelfile is for a whole model in one file", hint="leave out --shard-size, --mtp-only and --mmproj"
+        )
     if options.no_mtp and options.mtp_only:
         raise UsageError("--no-mtp and --mtp-only exclude each other", hint="give one of them")

@@ -37,6 +37,8 @@ from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.codecs.recode import is_padded
 from aprfmt.convert.files import say_left_behind, say_what_has_no_key
 from aprfmt.convert.mixes import file_type_of, fitting
+from aprfmt.convert.modelfile import NAME as MODELFILE
+from aprfmt.convert.modelfile import modelfile
 from aprfmt.convert.quantization import Quantization, mix_of
 from aprfmt.convert.recipe import Recipe, overlay, restorable
 from aprfmt.convert.targets.base import Options, Output, Work
@@ -46,7 +48,7 @@ from aprfmt.formats import apr2, gguf, gguf_write
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, GgufNative, GgufType, KvMapping
 from aprfmt.formats.gguf_write import KV
 from aprfmt.formats.out import OutTensor, dominant_dtype, group_by_size
-from aprfmt.io.pipe import FileLayout
+from aprfmt.io.pipe import FileLayout, Literal
 from aprfmt.io.source import padding
 from aprfmt.limits import MAX_SPLITS
 from aprfmt.provenance import provenance
@@ -57,6 +59,18 @@ from aprfmt.tokenizer.pre import age_note, check_name
 
 
 def layouts(c: Canonical, work: Work) -> Output:
+    """The GGUF for `c`, and an Ollama Modelfile beside it where that is asked for. Raises as model_layouts."""
+    output = model_layouts(c, work)
+    if not work.options.modelfile:
+        return output
+    if len(output.layouts) > 1:
+        raise RefusedError("Ollama loads no GGUF in parts", path=c.model.path, hint="--shard-size 0 writes one file")
+    data, notes = modelfile(c, work.name)
+    work.losses.warnings += notes
+    return replace(output, layouts=[*output.layouts, FileLayout(MODELFILE, [Literal(data)])])
+
+
+def model_layouts(c: Canonical, work: Work) -> Output:
     """The GGUF for `c`, in one file or in parts: the imported one itself where nothing changed.
 
     Raises RefusedError or UnmappedError where llama.cpp could not load the result.

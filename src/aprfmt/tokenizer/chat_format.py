@@ -1,0 +1,215 @@
+"""What a chat template writes around each message, found by rendering it: chatml, llama3, gemma, mistral, phi, ...
+
+A Jinja template is a program, but most of them put fixed texts around messages. These texts are read off what it makes
+of conversations with marks in them, and count only when they give what the template gives for further conversations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aprfmt.errors import MissingDependencyError
+from aprfmt.text import plural
+from aprfmt.tokenizer.model import Tokenizer
+
+Message = Mapping[str, str]
+Conversation = Sequence[Message]
+
+MAX_TEMPLATE = 1 << 18
+"""Characters of a template that is rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Texts around messages.
+
+    Attributes:
+        system, user, assistant: (before, behind) the content; of `system` None where there is no such message.
+        folded: whether the content of the system message stands at the beginning of the first user's, between the two
+            texts of `system`.
+        reply: what the answer begins with.
+        start: what a conversation begins with, beside the begin token.
+        default: the system message of a conversation without one; None where there is none.
+    """
+
+    user: tuple[str, str]
+    assistant: tuple[str, str]
+    reply: str
+    system: tuple[str, str] | None = None
+    folded: bool = False
+    start: str = ""
+    default: str | None = None
+
+    def render(self, conversation: Conversation) -> str:
+        """The text of a conversation that the model is to answer."""
+        out, pending = self.start, None
+        messages = list(conversation)
+        if self.default is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.default})
+        for message in messages:
+            content = message["content"]
+            if message["role"] == "system" and self.system is not None:
+                if self.folded:
+                    pending = self.system[0] + content + self.system[1]
+                else:
+                    out += self.system[0] + content + self.system[1]
+            elif message["role"] == "user":
+                out += self.user[0] + (pending or "") + content + self.user[1]
+                pending = None
+            else:
+                out += self.assistant[0] + content + self.assistant[1]
+        return out + self.reply
+
+
+def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
+    """The format of the tokenizer's chat template; without one, why there is none, a clause.
+
+    Raises MissingDependencyError without jinja2.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        return None, "the model has no chat template"
+    if len(template) > MAX_TEMPLATE:
+        return None, f"the chat template has {len(template)} characters"
+    try:
+        render = _Renderer(template, tokenizer)
+        found = _read_off(render)
+        wrong = sum(render(talk) != found.render(talk) for talk in _probes(found.system is not None)) if found else 0
+    except _Failure as error:
+        return None, f"the chat template cannot be rendered: {error}"
+    if found is None:
+        return None, "the chat template does more than put fixed texts around messages"
+    return (found, "") if not wrong else (None, f"{plural(wrong, 'conversation')} came out otherwise in the template")
+
+
+class _Failure(Exception):
+    """A template that does not render a conversation."""
+
+
+class _Renderer:
+    """A template in jinja2's sandbox, which takes no attribute that leads out of it and changes no value."""
+
+    def __init__(self, template: str, tokenizer: Tokenizer) -> None:
+        try:
+            from jinja2 import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as error:
+            raise MissingDependencyError("chat templates are rendered by jinja2", hint="pip install jinja2") from error
+        self._error = TemplateError
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+
+        def raise_exception(message: str) -> None:
+            raise TemplateError(message)
+
+        environment.globals["raise_exception"] = raise_exception
+        texts = {role: _text_of(tokenizer, role) for role in ("bos", "eos", "unk", "pad")}
+        self._given = {f"{role}_token": text for role, text in texts.items()}
+        self._bos = ""
+        self._template = None
+        try:
+            self._template = environment.from_string(template)
+        except (TemplateError, RecursionError) as error:
+            self._failure = str(error)
+        # A begin token that the tokenizer adds is none of the template's; one that begins each message is no such.
+        bos = texts["bos"]
+        if self._template is not None and bos and tokenizer.flags.get("add_bos") is not False:
+            self._bos = bos if self(_talk(_U, _A, _V)).count(bos) == 1 else ""
+
+    def __call__(self, conversation: Conversation, *, reply: bool = True) -> str:
+        """The text of a conversation, without the begin token. Raises _Failure."""
+        if self._template is None:
+            raise _Failure(self._failure)
+        messages = [dict(message) for message in conversation]
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=reply, tools=None, **self._given)
+        except (self._error, *_OF_TEMPLATES) as error:
+            raise _Failure(f"{error}") from error
+        return text.removeprefix(self._bos)
+
+
+_OF_TEMPLATES = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What the expressions of a template raise."""
+
+
+def _text_of(tokenizer: Tokenizer, role: str) -> str:
+    i = tokenizer.special.get(role)
+    return tokenizer.tokens[i] if i is not None and i < len(tokenizer.tokens) else ""
+
+
+def _talk(*turns: str, system: str | None = None) -> Conversation:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def _probes(has_system: bool) -> list[Conversation]:
+    """Conversations that texts around messages must hold for."""
+    turns = ("Who are you?", "I am a model.\n\nAsk me!", "1 + 1 = ?", "2", "Café, 你好 {{ x }} <b>")
+    systems = [None, "Be brief.\nBe kind."] if has_system else [None]
+    return [_talk(*turns[:n], system=system) for n in (1, 3, 5) for system in systems]
+
+
+_U, _A, _V, _S = "QuserQ", "QassistantQ", "QagainQ", "QsystemQ"
+
+
+def _read_off(render: _Renderer) -> ChatFormat | None:
+    """The texts around the marks, where they are the same from message to message."""
+    start, first, between, end = _cut(render(_talk(_U, _A, _V)), _U, _A, _V)
+    closed = _cut(render(_talk(_U, _A), reply=False), _A)[1]
+    before_user = between.removeprefix(closed)
+    if not (between.startswith(closed) and start.endswith(before_user)):  # the end of a text is not that of a message
+        before_user = _TAIL.sub("", _common(start[::-1], between[::-1])[::-1])
+        closed = between[: len(between) - len(before_user)]
+    # A user's message ends as an answer does, or as one does that no answer follows.
+    plain = _cut(render(_talk(_U, _A, _V), reply=False), _V)[1]
+    ends = (closed, plain, _common(first, end))
+    plain = next(text for text in ends if first.startswith(text) and end.startswith(text) and (text or text == ends[2]))
+    around = before_user, plain
+    beginning = start[: len(start) - len(before_user)]
+    found = ChatFormat(around, (first.removeprefix(plain), closed), end.removeprefix(plain), start=beginning)
+    try:
+        before, behind, *_ = _cut(render(_talk(_U, _A, _V, system=_S)), _S, _U, _A, _V)
+    except _Failure:
+        return found
+    return _with_system(found, before, behind)
+
+
+_TAIL = re.compile(r"^[^<\[]*[>\]]")
+"""What is left of a tag that was cut."""
+
+
+def _with_system(found: ChatFormat, before: str, behind: str) -> ChatFormat | None:
+    """The format with the texts before and behind a system message; None where they fit in no way."""
+    start, before_user = found.start, found.user[0]
+    if before.startswith(start + before_user):
+        inner = before.removeprefix(start + before_user)
+        if not behind.endswith(before_user) or not before_user:
+            return replace(found, system=(inner, behind), folded=True)
+    if not behind.endswith(before_user):
+        return None
+    system = before, behind[: len(behind) - len(before_user)]
+    if start and start.startswith(system[0]) and start.endswith(system[1]) and len(start) >= len(before + system[1]):
+        default = start[len(system[0]) : len(start) - len(system[1])]
+        return replace(found, system=system, start="", default=default)
+    return replace(found, system=(before.removeprefix(start), system[1])) if before.startswith(start) else None
+
+
+def _common(a: str, b: str) -> str:
+    """The longest text that both begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
+
+
+def _cut(text: str, *marks: str) -> list[str]:
+    """The texts between marks, each of which must be there once. Raises _Failure."""
+    out = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found or mark in text:
+            raise _Failure("it leaves out or repeats a message")
+        out.append(before)
+    return [*out, text]
