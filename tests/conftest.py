@@ -42,6 +42,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the suite exports for llama.cpp does not go to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("APR_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def fixtures_dir() -> Path:
     """The repository's fixtures folder."""

@@ -43,6 +43,8 @@ _LAZY = {
     "Lint": "aprfmt.inspection.lint.run",
     "tree": "aprfmt.inspection.tree",
     "Tree": "aprfmt.inspection.tree",
+    "doctor": "aprfmt.running.doctor",
+    "Diagnosis": "aprfmt.running.doctor",
     "evaluate": "aprfmt.api",
     "bench": "aprfmt.api",
     "BenchReport": "aprfmt.running.bench",
@@ -62,6 +64,7 @@ __all__ = [
     "AprError",
     "BenchReport",
     "Comparison",
+    "Diagnosis",
     "Evaluation",
     "ImatrixReport",
     "Inspection",
@@ -80,6 +83,7 @@ __all__ = [
     "convert_model",
     "detect",
     "diff",
+    "doctor",
     "dump_metadata",
     "encode",
     "evaluate",
@@ -140,6 +144,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
     from aprfmt.running.bench import BenchReport
+    from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.importance import ImatrixReport
 
 

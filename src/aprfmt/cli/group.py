@@ -51,6 +51,7 @@ COMMANDS = {
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
         Row("report", "measure:report", "A page about a training run or a model.", "Train"),
+        Row("doctor", "doctor:doctor", "What is installed, what works, what is missing.", "Try"),
         Row("demo", "demo", "The main job on a small model, each step timed and checked.", "Try"),
     )
 }

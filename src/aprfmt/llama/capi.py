@@ -138,6 +138,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_sampler_sample": (Token, [Pointer, Pointer, c_int32]),
     "llama_sampler_free": (None, [Pointer]),
     "llama_supports_gpu_offload": (c_bool, []),
+    "llama_print_system_info": (c_char_p, []),
 }
 """Name -> (result, arguments) of the functions that take no parameters by value of a layout to be found out."""
 

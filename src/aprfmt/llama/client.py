@@ -282,6 +282,11 @@ class Llama:
         """Tokens in the vocabulary."""
         return self.facts.n_vocab
 
+    def system(self) -> str:
+        """What llama.cpp says of the processor's instructions that it was built for."""
+        text: str = self._ask("system")
+        return text
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The ids of a text, with the tokens that begin and end one if `add_special`."""
         ids: list[int] = self._ask("tokenize", text=text, add_special=add_special, parse_special=parse_special)

@@ -95,6 +95,11 @@ class Session:
             "adds_bos": self._c.vocab_get_add_bos(self._vocab),
         }
 
+    def system(self) -> str:
+        """What llama.cpp says of the processor's instructions that it was built for."""
+        text: bytes = self._c.print_system_info()
+        return text.decode(errors="replace").strip(" |")
+
     # --- tokens and text ---
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:

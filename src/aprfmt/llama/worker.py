@@ -22,7 +22,19 @@ from aprfmt.types import Json, JsonObject
 if TYPE_CHECKING:
     from aprfmt.llama.session import Session
 
-CALLS = ("facts", "tokenize", "detokenize", "generate", "embed", "logits", "measure", "collect", "collected", "restore")
+CALLS = (
+    "facts",
+    "system",
+    "tokenize",
+    "detokenize",
+    "generate",
+    "embed",
+    "logits",
+    "measure",
+    "collect",
+    "collected",
+    "restore",
+)
 """Methods of a Session that can be asked for, with their arguments by name."""
 
 STOP = "stop"

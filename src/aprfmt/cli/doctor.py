@@ -1,0 +1,40 @@
+"""`apr doctor`: what is installed, what works, what is missing for which command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import aprfmt
+from aprfmt.cli.options import JsonOption, QuietOption
+from aprfmt.cli.output import out, pairs, printable
+
+if TYPE_CHECKING:
+    from aprfmt.running.doctor import Diagnosis
+
+_STYLES = {"ok": "green", "absent": "dim", "warn": "yellow", "fail": "red"}
+
+
+def doctor(*, as_json: JsonOption = False, quiet: QuietOption = False) -> int:
+    """Show what is installed, what works, and what is missing for which command.
+
+    llama.cpp computes a tiny model for it. Exit status 1: something that is installed does not work.
+
+    \b
+    apr doctor
+    apr doctor --json
+    """
+    found = aprfmt.doctor()
+    out.result(found.to_json(), _text(found))
+    return 0 if found.passed else 1
+
+
+def _text(found: Diagnosis) -> Iterator[str]:
+    yield out.style(f"apr {found.version}", "bold")
+    width = max(len(finding.id) for finding in found.findings)
+    for finding in found.findings:
+        first, *rest = pairs([(finding.id, finding.message)], label=width, indent=10)
+        yield f"  {out.style(finding.status.ljust(6), _STYLES[finding.status])}  {first[10:]}"
+        yield from rest
+        if finding.hint:
+            yield " " * (width + 12) + out.style(printable(finding.hint), "cyan")

@@ -1,0 +1,251 @@
+"""What is installed, what works, and what is missing for which command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.resources import as_file, files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+import aprfmt
+from aprfmt.codecs import backend
+from aprfmt.errors import AprError, MissingDependencyError
+from aprfmt.formats.hub import cache_folder
+from aprfmt.io.cache import cache_home
+from aprfmt.llama.client import PROMPT, Llama
+from aprfmt.text import first_few, format_bytes
+
+Status = Literal["ok", "absent", "warn", "fail"]
+
+EXTRAS = {
+    "llama": ("xllamacpp", "run, bench, qa, imatrix, export --verify"),
+    "train": ("torch", "distill, pretrain, eval on a GPU, .bin and .pth files"),
+    "hub": ("huggingface_hub", "hf:// addresses, push"),
+    "fast": ("isal", "faster checksums"),
+}
+"""Extra -> (the package that it stands for, the commands that need it)."""
+
+_LEAST_PYTHON = (3, 11)
+_LITTLE_DISK = 2_000_000_000
+_TORCH_SECONDS = 120.0
+_TORCH = """
+import json, torch
+names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "names": names}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        id: stable name, such as "llama.cpp".
+        status: "ok"; "absent": optional and not there; "warn"; "fail": something that is installed does not work.
+        message: what was found.
+        hint: what to type next, where anything is to be done.
+    """
+
+    id: str
+    status: Status
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The result of `doctor`.
+
+    Attributes:
+        version: of this package.
+        findings: all, in the order of the table of checks.
+        passed: whether nothing failed.
+    """
+
+    version: str
+    findings: list[Finding]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed; what is absent or worth a warning is no failure."""
+        return all(finding.status != "fail" for finding in self.findings)
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr doctor --json`."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def doctor() -> Diagnosis:
+    """Looks at Python, packages, llama.cpp, processor, memory, GPU and disks; llama.cpp computes a tiny model."""
+    return Diagnosis(aprfmt.__version__, [finding for look in _CHECKS for finding in look()])
+
+
+def _python() -> Iterator[Finding]:
+    text = f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < _LEAST_PYTHON or sys.maxsize < 1 << 32:
+        yield Finding("python", "fail", f"{text}; 64 bits and {'.'.join(map(str, _LEAST_PYTHON))} are needed")
+    else:
+        yield Finding("python", "ok", text)
+
+
+def _packages() -> Iterator[Finding]:
+    """What the package itself needs, in the versions that it asks for."""
+    wrong, found = [], []
+    try:
+        needed = [Requirement(text) for text in requires("aprfmt") or []]
+    except PackageNotFoundError:
+        yield Finding("packages", "warn", "aprfmt runs from a folder that is not installed", "pip install .")
+        return
+    for requirement in needed:
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        found.append(f"{requirement.name} {installed}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{requirement.name} is {installed}, not {requirement.specifier}")
+    if wrong:
+        yield Finding("packages", "fail", "; ".join(wrong), "pip install --upgrade aprfmt")
+    else:
+        yield Finding("packages", "ok", first_few(found, len(found)))
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (package, commands) in EXTRAS.items():
+        if find_spec(package) is not None:
+            yield Finding(f"extra {extra}", "ok", f"{package} {_version(package)}: {commands}")
+        else:
+            yield Finding(
+                f"extra {extra}", "absent", f"not installed; needed for {commands}", f"pip install 'aprfmt[{extra}]'"
+            )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def _quantizers() -> Iterator[Finding]:
+    why = backend.absence()
+    if not why:
+        yield Finding("libggml", "ok", "quantizes to every type that llama.cpp has")
+    else:
+        yield Finding("libggml", "warn", f"{why}; some types cannot be written", "pip install libggml-python")
+
+
+def _llama() -> Iterator[Finding]:
+    tiny = as_file(files("aprfmt.cli") / "demo-tiny.gguf")
+    try:
+        with tiny as path, Llama(path) as llama:
+            llama.generate(PROMPT, 1)
+            engine, system = llama.engine, llama.system()
+    except MissingDependencyError as error:
+        yield Finding("llama.cpp", "absent", error.message, error.hint)
+    except AprError as error:
+        yield Finding("llama.cpp", "fail", error.message, error.hint)
+    else:
+        off = engine.endswith("off")
+        known = ", ".join(
+            part.split(" = ")[0].rpartition(": ")[2] for part in system.split(" | ") if part.endswith("= 1")
+        )
+        amx = "; it dies with repacked weights (AMX that is reported and not granted?), so they are off" if off else ""
+        yield Finding("llama.cpp", "warn" if off else "ok", f"{engine} computes, built for {known}{amx}")
+
+
+def _machine() -> Iterator[Finding]:
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    lines = _lines("/proc/cpuinfo")
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = next(({*line.split()} for line in lines if line.startswith("flags")), set())
+    known = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "avx_vnni", "amx_tile") if flag in flags]
+    text = f"{processors} processors {name}".strip() + (f" ({', '.join(known)})" if known else "")
+    yield Finding("processor", "ok", text)
+    memory = {line.partition(":")[0]: line.split()[1] for line in _lines("/proc/meminfo") if len(line.split()) > 1}
+    if {"MemTotal", "MemAvailable"} <= memory.keys():
+        total, free = (int(memory[key]) << 10 for key in ("MemTotal", "MemAvailable"))
+        yield Finding("memory", "ok", f"{format_bytes(total)}, {format_bytes(free)} of it available")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _gpu() -> Iterator[Finding]:
+    """torch is asked in a process of its own: to import it takes seconds, and a broken driver may end it."""
+    if find_spec("torch") is None:
+        return
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False
+        )
+        found = json.loads(done.stdout) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError):
+        found = None
+    if found is None:
+        yield Finding("gpu", "fail", "torch cannot be imported", 'python -c "import torch" shows why')
+    elif found["names"]:
+        yield Finding("gpu", "ok", f"{', '.join(found['names'])}; torch {found['version']}, CUDA {found['cuda']}")
+    elif shutil.which("nvidia-smi") is not None:
+        yield Finding("gpu", "warn", f"torch {found['version']} sees none of the GPUs that nvidia-smi may show")
+    else:
+        yield Finding("gpu", "absent", f"torch {found['version']} sees none: training takes the processor")
+
+
+def _disks() -> Iterator[Finding]:
+    for name, place in (("current folder", Path.cwd()), ("temporary files", Path(tempfile.gettempdir()))):
+        free = shutil.disk_usage(place).free
+        status: Status = "ok" if free >= _LITTLE_DISK else "warn"
+        yield Finding(f"disk: {name}", status, f"{format_bytes(free)} free at {place}")
+    for name, folder, hint in (
+        ("exports for llama.cpp", cache_home() / "exports", "APR_CACHE_SIZE=20GB limits it; it can be deleted"),
+        ("importance matrices", cache_home() / "imatrix", "it can be deleted"),
+        ("models of the hub", cache_folder(), "hf cache shows what is in it"),
+    ):
+        count, size = _size_of(folder)
+        if count:
+            yield Finding(f"cache: {name}", "ok", f"{format_bytes(size)} in {count:,} files at {folder}", hint)
+
+
+def _size_of(folder: Path) -> tuple[int, int]:
+    """(files, bytes); links of the hub's cache count once, where they point to."""
+    count = size = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(where, name))
+            except OSError:
+                continue
+            count, size = count + 1, size + status.st_size
+    return count, size
+
+
+_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python,
+    _packages,
+    _extras,
+    _quantizers,
+    _llama,
+    _machine,
+    _gpu,
+    _disks,
+)
