@@ -85,18 +85,23 @@ def evaluate(
     data: PathLike,
     *,
     teacher: PathLike | None = None,
-    device: str = "cuda",
+    engine: str | None = None,
+    device: str | None = None,
     seq_len: int | None = None,
     limit: int | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Scores the model `file`, in any container, on the text of `data`.
 
+    Both engines read the same windows, in which a document sees nothing of the others.
+
     Args:
         file: the model.
         data: a text, jsonl or Parquet file or a folder of them; of a run's token shards the held-out part is read.
         teacher: a model to compare with.
-        device: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing.
+        engine: "torch", for the families that `aprtrain` trains, or "llama", for every decoder that llama.cpp runs;
+            None: torch on a GPU where there is one and it can, else llama.cpp, which also computes where torch cannot.
+        device: of torch: "cuda", "cuda:N" or "cpu"; nothing else is tried when it is missing. Names the engine torch.
         seq_len: tokens of a window; None: 2048, or the context of a model where it is less.
         limit: score about so many tokens, spread evenly over the data; None: all.
         log: called with a line now and then about how far it is.
@@ -105,16 +110,52 @@ def evaluate(
         MissingDependencyError: without torch.
         RunError: the evaluation failed; there is no score then.
     """
-    if find_spec("torch") is None:
-        raise MissingDependencyError("an evaluation needs torch", hint="pip install 'aprfmt[train]'")
     for name, value in (("seq_len", seq_len), ("limit", limit)):
         if value is not None and (type(value) is not int or value < 2):
             raise UsageError(f"{name} must be a number of tokens from 2 on, not {value!r}")
     model, text = formats.path_text(file, "file"), Path(formats.path_text(data, "data"))
     other = formats.path_text(teacher, "teacher") if teacher is not None else None
+    if engine not in (None, *_ENGINES):
+        raise UsageError(f"there is no engine {engine!r:.40}", hint=f"engines are {', '.join(_ENGINES)}")
+    if engine == "llama" and device is not None:
+        raise UsageError("device is torch's: llama.cpp takes the processors", hint="leave out one of the two")
+    if (engine or _engine_for([model, *([other] if other is not None else [])], device)) == "llama":
+        from aprtrain import evaluate_llama
+
+        return evaluate_llama.score(model, text, teacher=other, seq_len=seq_len, limit=limit, log=log)
+    if find_spec("torch") is None:
+        raise MissingDependencyError("this evaluation needs torch", hint="pip install 'aprfmt[train]'")
     from aprtrain.evaluate import score
 
+    device = device or "cuda"
     return score(model, text, teacher=other, device=device, seq_len=seq_len, limit=limit, log=log)
+
+
+_ENGINES = ("torch", "llama")
+
+
+def _engine_for(models: Sequence[str], device: str | None) -> str:
+    """The engine for models that no engine was named for."""
+    from aprfmt.llama.engine import ENGINES
+
+    if device is not None:
+        return "torch"
+    if not any(find_spec(package) for package in ENGINES):
+        return "torch"
+    if find_spec("torch") is None:
+        return "llama"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "llama"
+    from aprtrain.network.weights import open_network
+
+    try:
+        for path in models:
+            open_network(path).close()
+    except UnsupportedError:
+        return "llama"
+    return "torch"
 
 
 def bench(

@@ -12,14 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -27,10 +25,9 @@ from torch.nn import functional
 from aprfmt.api import EvaluatedModel, Evaluation
 from aprfmt.errors import RunError, UsageError
 from aprtrain.data.batches import Batch, Windows, batch_of
-from aprtrain.data.corpus import Encoder, Part, ReadProgress, open_corpus
-from aprtrain.data.sources import HEADER, list_files
-from aprtrain.guards import check_length
-from aprtrain.loss.objective import IGNORED
+from aprtrain.data.corpus import Encoder
+from aprtrain.data.scored import read_part, scoring, window_length
+from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, soft_cap
 from aprtrain.network.weights import Network, load_decoder, open_network
@@ -40,10 +37,6 @@ from aprtrain.world import device_of
 _HEAD_ROWS = 8192
 _POSITIONS = 2048
 _SUMS = 6
-SEQ_LEN = 2048
-"""Tokens of a window, if no model was made for fewer."""
-
-_DOCUMENTS = 256  # tokenised at a time
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}
 _ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
 
@@ -72,20 +65,6 @@ class Scores:
     agreement: float | None = None
     teacher_ce: float | None = None
     dropped_mass: float | None = None
-
-
-@contextmanager
-def scoring() -> Iterator[None]:
-    """Turns whatever goes wrong in the block into RunError: without a result there is no score."""
-    try:
-        yield
-    except RunError:
-        raise
-    except Exception as error:
-        reason, hint = str(error) or type(error).__name__, getattr(error, "hint", None)
-        if isinstance(error, torch.OutOfMemoryError):
-            hint = "take fewer tokens at a time: a smaller --micro-tokens; of apr eval a smaller --seq-len"
-        raise RunError(f"the evaluation failed, no score: {reason}", hint=hint) from error
 
 
 def evaluate(
@@ -269,15 +248,11 @@ def score(
         other = stack.enter_context(open_network(teacher)) if teacher is not None else None
         models = {"model": network} if other is None else {"model": network, "teacher": other}
         made_for = {who: n for who, m in models.items() if (n := m.hparams.max_position_embeddings)}
-        length = seq_len or min(SEQ_LEN, min(made_for.values(), default=SEQ_LEN))
-        for who, positions in made_for.items():
-            check_length(length, who, positions)
-        if limit is not None and limit < length:
-            raise UsageError(
-                f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len"
-            )
+        length = window_length(seq_len, limit, made_for)
         skipped: Counter[str] = Counter()
-        part, separator = _read(data, network, skipped, log)
+        with scoring():
+            encoder = Encoder(network.tokenizer)
+        part, separator = read_part(data, encoder, skipped, log), encoder.separator
         vocabulary = None
         if other is not None:
             rows = other.shape.vocab_rows, network.shape.vocab_rows
@@ -317,26 +292,3 @@ def _facts(path: str, network: Network) -> dict[str, Any]:
     label = network.model.label if network.model is not None else None
     shape = network.shape
     return {"file": path, "format": label, "architecture": shape.architecture, "parameters": shape.n_params}
-
-
-def _read(data: Path, network: Network, skipped: Counter[str], log: Callable[[str], None]) -> tuple[Part, int]:
-    """The documents to read, and the id that separates them; `skipped` counts what is left out, by reason."""
-    with scoring():
-        encoder = Encoder(network.tokenizer)
-    if (data / HEADER).is_file():
-        return open_corpus(data, encoder.digest).held_out, encoder.separator
-    files = list_files([data], skipped)
-    progress = ReadProgress(sum(file.size for file in files), log)
-    documents = (
-        document
-        for file in files
-        for document in progress.documents(file, encoder.separator, skipped)
-        if not isinstance(document, str) or document.strip()
-    )
-    ids = []
-    while some := list(islice(documents, _DOCUMENTS)):
-        with scoring():
-            ids += encoder.encode(some)
-    tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
-    ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
-    return Part(tokens, ends, np.zeros(len(ids), np.uint64)), encoder.separator

@@ -104,15 +104,6 @@ def check_dropped(mass: float | None) -> None:
         )
 
 
-def check_length(seq_len: int, who: str, positions: int | None) -> None:
-    """Refuses windows longer than the contexts that a model was made for: its predictions are random there."""
-    if positions is not None and seq_len > positions:
-        raise RefusedError(
-            f"windows of {seq_len} tokens exceed the {positions} that the {who} was made for",
-            hint=f"give --seq-len {positions} or less",
-        )
-
-
 def check_divergence(kl: float) -> None:
     """Refuses a student that answers as its teacher does from the start. Nats."""
     if not kl > KL_FLOOR:

@@ -36,8 +36,8 @@ from aprfmt.tokenizer.model import Tokenizer
 from aprfmt.types import JsonObject, PathLike
 from aprtrain.checkpoints.checkpoint import Identity
 from aprtrain.config import Config, command_fields, what_fields
-from aprtrain.data.batches import Windows, batch_of
-from aprtrain.guards import check_distinct, check_length
+from aprtrain.data.batches import Windows, batch_of, check_length
+from aprtrain.guards import check_distinct
 from aprtrain.loss.vocab import Vocabulary, align
 from aprtrain.network.decoder import Decoder, hf_parts
 from aprtrain.network.shape import Shape, shape_of, to_hparams

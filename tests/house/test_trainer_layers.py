@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     {"teacher", "optim", "report"},
     {"checkpoints"},
     {"guards"},
-    {"models", "evaluate"},
+    {"models", "evaluate", "evaluate_llama"},
     {"budget"},
     {"loop"},
     {"resume"},

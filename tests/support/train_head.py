@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aprtrain.loss import IGNORED
 from aprtrain.loss.head import HeadOut, Softcaps, distill_head
-from aprtrain.loss.objective import IGNORED, Objective
+from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary
 
 

@@ -22,7 +22,8 @@ import aprfmt
 from aprfmt.cli.main import run as apr
 from aprtrain.data import corpus
 from aprtrain.data.corpus import Encoder
-from aprtrain.evaluate import SEQ_LEN, score
+from aprtrain.data.scored import SEQ_LEN
+from aprtrain.evaluate import score
 from aprtrain.network.decoder import Decoder
 from aprtrain.network.weights import Network, load_decoder, open_network
 
@@ -290,9 +291,9 @@ def test_bad_input_has_its_own_exit_code(
     assert_no_score(found, body, code, "")
 
 
-def test_the_gpu_is_the_default_and_nothing_replaces_it(
+def test_torch_takes_a_gpu_and_nothing_replaces_it(
     teacher_file: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert apr(["eval", str(teacher_file), "--data", str(corpus_file), "--json"]) == 6
+    assert apr(["eval", str(teacher_file), "--data", str(corpus_file), "--engine", "torch", "--json"]) == 6
     assert_no_score(6, json.loads(capsys.readouterr().out), 6, "CUDA")

@@ -18,8 +18,9 @@ from aprfmt.errors import AprError, RefusedError, RunError, UsageError
 from aprtrain import evaluate as module
 from aprtrain.data.batches import Windows, batch_of
 from aprtrain.data.corpus import Encoder
-from aprtrain.evaluate import Scores, evaluate, scoring
-from aprtrain.loss.objective import IGNORED
+from aprtrain.data.scored import scoring
+from aprtrain.evaluate import Scores, evaluate
+from aprtrain.loss import IGNORED
 from aprtrain.loss.vocab import Vocabulary
 from aprtrain.network.attention import Documents
 from aprtrain.network.decoder import Decoder, soft_cap

@@ -32,9 +32,14 @@ def evaluate(
         ),
     ],
     teacher: Annotated[str | None, typer.Option(metavar="FILE", help="The model to compare with.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="torch or llama. [default: torch on a GPU where both can, else llama.cpp]"),
+    ] = None,
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="cuda, cuda:N or cpu; nothing else is tried when it is missing.")
-    ] = "cuda",
+        str | None,
+        typer.Option(metavar="NAME", help="Of torch: cuda, cuda:N or cpu; nothing else is tried when it is missing."),
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
@@ -55,15 +60,16 @@ def evaluate(
     """Measure cross entropy and perplexity on text; with a teacher KL(teacher, model) and agreement.
 
     If the evaluation fails, the exit status is 8 and no score is printed. With the original model as the teacher of
-    a quantized one, the KL shows what quantization cost.
+    a quantized one, the KL shows what quantization cost. torch computes the families that can be trained, llama.cpp
+    every decoder that it runs, from any form; both read the same windows.
 
     \b
     apr eval run/model.apr --data held-out.jsonl --teacher big.gguf
     apr eval run/model.apr --data run/tokens --json
-    apr eval q4.gguf --teacher model.apr --data text.txt --device cpu
+    apr eval q4.gguf --teacher model.apr --data text.txt --engine llama
     """
     found = aprfmt.evaluate(
-        file, data, teacher=teacher, device=device, seq_len=seq_len, limit=limit, log=out.progress_line
+        file, data, teacher=teacher, engine=engine, device=device, seq_len=seq_len, limit=limit, log=out.progress_line
     )
     out.result(found.to_json(), _evaluation(found))
 

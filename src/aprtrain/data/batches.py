@@ -15,16 +15,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.corpus import Part
-from aprtrain.loss.objective import IGNORED
-from aprtrain.network.attention import Documents
+from aprtrain.loss import IGNORED
+
+if TYPE_CHECKING:  # windows are read without torch too
+    import torch
+    from torch import Tensor
+
+    from aprtrain.network.attention import Documents
 
 MIN_ENTROPY = 3.0
 """Bits of the histogram of tokens. English by letters has 4.1, four letters at random have 2."""
@@ -123,6 +127,15 @@ class Windows:
         borders = np.searchsorted(self._borders, ends, "right") - np.searchsorted(self._borders, starts, "right")
         counts: Int64 = ends - starts - borders
         return counts
+
+
+def check_length(seq_len: int, who: str, positions: int | None) -> None:
+    """Refuses windows longer than the contexts that a model was made for: its predictions are random there."""
+    if positions is not None and seq_len > positions:
+        raise RefusedError(
+            f"windows of {seq_len} tokens exceed the {positions} that the {who} was made for",
+            hint=f"give --seq-len {positions} or less",
+        )
 
 
 def check_windows(windows: Windows) -> None:
@@ -225,6 +238,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same on a device; copies to a GPU from pinned memory do not wait."""
+        import torch
+
+        from aprtrain.network.attention import Documents
+
         device = torch.device(device)
 
         def moved(x: Tensor) -> Tensor:
@@ -338,6 +355,10 @@ class Batches:
 
 def batch_of(windows: Windows, ids: Sequence[int], *, index: int = 0, n_valid: int | None = None) -> Batch:
     """The windows of these numbers as a batch; `n_valid` is counted when not given."""
+    import torch
+
+    from aprtrain.network.attention import Documents
+
     rows = windows.rows(ids)
     documents = None
     if windows.is_packed:

@@ -29,8 +29,6 @@ from torch import Tensor
 from aprfmt.errors import UsageError
 
 Kind = Literal["forward", "reverse", "jsd"]
-IGNORED = -100
-"""The label of a position that does not count."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from train_corpora import part, tiny_decoder, varied
 
 from aprfmt.errors import RefusedError, UsageError
 from aprtrain.data.batches import Batch, Batches, Windows, batch_of, shuffle_index
-from aprtrain.loss.objective import IGNORED
+from aprtrain.loss import IGNORED
 
 FILLER = 2
 

@@ -15,7 +15,7 @@ from train_corpora import byte_tokenizer, functions, part, varied, write_jsonl
 from aprfmt.errors import AprError, RefusedError
 from aprtrain.data.batches import Windows, check_windows
 from aprtrain.data.corpus import prepare
-from aprtrain.loss.objective import IGNORED
+from aprtrain.loss import IGNORED
 
 NO = IGNORED
 FILLER = 999

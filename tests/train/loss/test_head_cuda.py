@@ -11,8 +11,9 @@ import pytest
 import torch
 from train_head import Answer, Head, Problem, cosine, expected, gap, problem
 
+from aprtrain.loss import IGNORED
 from aprtrain.loss.head import Softcaps, distill_head, head_bytes, logit_weight
-from aprtrain.loss.objective import IGNORED, Kind, Objective
+from aprtrain.loss.objective import Kind, Objective
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]

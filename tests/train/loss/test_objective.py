@@ -12,8 +12,9 @@ from torch.nn import functional
 from train_head import Problem, expected, problem
 
 from aprfmt.errors import UsageError
+from aprtrain.loss import IGNORED
 from aprtrain.loss import objective as module
-from aprtrain.loss.objective import IGNORED, Kind, Objective, dense
+from aprtrain.loss.objective import Kind, Objective, dense
 
 KINDS: list[Kind] = ["forward", "reverse", "jsd"]
 OBJECTIVES = [

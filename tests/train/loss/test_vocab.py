@@ -12,8 +12,9 @@ import torch
 from aprfmt.errors import RefusedError
 from aprfmt.tokenizer.hf import read_files
 from aprfmt.tokenizer.model import Tokenizer, TokenType
+from aprtrain.loss import IGNORED
 from aprtrain.loss.head import distill_head
-from aprtrain.loss.objective import IGNORED, Objective
+from aprtrain.loss.objective import Objective
 from aprtrain.loss.vocab import Vocabulary, align, count_real, token_bytes
 
 CONTROL, NORMAL, UNUSED, USER = (

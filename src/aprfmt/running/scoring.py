@@ -1,0 +1,141 @@
+"""How well llama.cpp's model predicts tokens, and how far it is from another one, position by position."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aprfmt.llama.client import Llama
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+    Logits = npt.NDArray[np.float32]
+
+_BYTES = 48 << 20
+"""Logits that are in memory at once, of one model."""
+
+
+class Scored(NamedTuple):
+    """Values at the positions that have a label [P]; those of another model are None without one.
+
+    Attributes:
+        loss: -ln of the probability of the label, in nats.
+        hit: whether the label is the first choice.
+        kl: KL(other, model) in nats.
+        agree: whether both have the same first choice.
+        other_loss: the other model's loss.
+        dropped: the other model's probability of ids that are not shared; None where all are.
+    """
+
+    loss: Floats
+    hit: npt.NDArray[np.bool_]
+    kl: Floats | None = None
+    agree: npt.NDArray[np.bool_] | None = None
+    other_loss: Floats | None = None
+    dropped: Floats | None = None
+
+
+class Reader:
+    """Takes the logits of loaded models out of files that their workers write.
+
+    Args:
+        folder: of scratch files.
+        model: the model.
+        other: one to compare with.
+        n_shared: ids below it are the same in both; those of `other` beyond count as dropped up to `n_other`.
+        n_other: ids of `other` that are tokens; None: all.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        model: Llama,
+        other: Llama | None = None,
+        n_shared: int | None = None,
+        n_other: int | None = None,
+    ) -> None:
+        self._folder = folder
+        self._models = [model] if other is None else [model, other]
+        self._shared = n_shared if n_shared is not None else min(each.n_vocab for each in self._models)
+        self._n_other = n_other if n_other is not None else self._models[-1].n_vocab
+        for each in self._models:
+            # A worker that cannot use some instructions dies here, where no context is lost.
+            each.generate([max(0, each.facts.bos)], 1)
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, list[Logits]]]:
+        """(position, logits of each model [positions, vocabulary]) for pieces of one text. Raises RunError."""
+        import numpy as np
+
+        step = max(1, _BYTES // (4 * max(each.n_vocab for each in self._models)))
+        for start in range(0, len(ids), step):
+            some = ids[start : start + step]
+            rows = []
+            for number, each in enumerate(self._models):
+                path = os.path.join(self._folder, f"logits-{number}")
+                with open(path, "wb") as file:
+                    file.truncate(4 * len(some) * each.n_vocab)
+                each.logits(some, path, follow=start > 0)
+                rows.append(np.fromfile(path, np.float32).reshape(len(some), each.n_vocab))
+            yield start, rows
+
+    def score(self, ids: Sequence[int], labels: Sequence[int] | None = None) -> Scored:
+        """The scores of one text; a label below 0 does not count. Without labels each token is that of the one before.
+
+        Raises RunError where a model computes no numbers.
+        """
+        import numpy as np
+
+        wanted = np.array(labels if labels is not None else [*ids[1:], -1], np.int64)
+        last = int(np.flatnonzero(wanted >= 0)[-1]) + 1 if (wanted >= 0).any() else 0
+        pieces = [
+            self._scores(rows, wanted[start : start + len(rows[0])]) for start, rows in self.logits([*ids[:last]])
+        ]
+        if not pieces:
+            return Scored(np.zeros(0), np.zeros(0, np.bool_))
+        columns: list[tuple[Any, ...]] = [*zip(*pieces, strict=True)]
+        joined: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in columns]
+        return Scored(*joined)
+
+    def _scores(self, rows: list[Logits], labels: Any) -> Scored:
+        import numpy as np
+
+        places = np.flatnonzero(labels >= 0)
+        chosen = labels[places]
+        own = rows[0][places].astype(np.float64)
+        if len(chosen) and chosen.max() >= own.shape[1]:
+            own = np.pad(own, ((0, 0), (0, int(chosen.max()) + 1 - own.shape[1])), constant_values=-np.inf)
+        log_sum = _log_sum(own)
+        first = own.argmax(1)
+        at = np.arange(len(places))
+        loss = log_sum - own[at, chosen]
+        if len(rows) == 1:
+            return Scored(loss, first == chosen)
+        n = self._shared
+        theirs = rows[1][places].astype(np.float64)
+        shared, beyond = theirs[:, :n], theirs[:, n : self._n_other]
+        other_sum = _log_sum(shared)
+        with np.errstate(invalid="ignore"):
+            weighted = np.where(
+                np.isneginf(shared), 0.0, np.exp(shared - other_sum[:, None]) * (shared - own[:, :n])
+            ).sum(1)
+        label = np.where(chosen < n, shared[at, np.minimum(chosen, n - 1)], np.nan)
+        dropped = None
+        if beyond.shape[1]:
+            dropped = 1 / (1 + np.exp(other_sum - _log_sum(beyond)))
+        return Scored(
+            loss, first == chosen, weighted - other_sum + log_sum, first == shared.argmax(1), other_sum - label, dropped
+        )
+
+
+def _log_sum(rows: Floats) -> Floats:
+    import numpy as np
+
+    if not len(rows):
+        return np.zeros(0)
+    top = rows.max(1)
+    total: Floats = top + np.log(np.exp(rows - top[:, None]).sum(1))
+    return total

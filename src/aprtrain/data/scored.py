@@ -1,0 +1,82 @@
+"""The text that a model is scored on, whatever computes it: read, tokenised, cut into windows."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from aprfmt.errors import RunError, UsageError
+from aprtrain.data.batches import check_length
+from aprtrain.data.corpus import Ids, Log, Part, ReadProgress, open_corpus
+from aprtrain.data.sources import HEADER, Document, list_files
+
+SEQ_LEN = 2048
+"""Tokens of a window, if no model was made for fewer."""
+
+_DOCUMENTS = 256  # tokenised at a time
+
+
+class TextEncoder(Protocol):
+    """What makes ids of documents, as corpus.Encoder does."""
+
+    separator: int
+    digest: str
+
+    def encode(self, documents: list[Document]) -> list[Ids]:
+        """Ids of each document, with those that begin and end it."""
+
+
+@contextmanager
+def scoring() -> Iterator[None]:
+    """Turns whatever goes wrong in the block into RunError: without a result there is no score."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        reason, hint = str(error) or type(error).__name__, getattr(error, "hint", None)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(error, torch.OutOfMemoryError):
+            hint = "take fewer tokens at a time: a smaller --micro-tokens; of apr eval a smaller --seq-len"
+        raise RunError(f"the evaluation failed, no score: {reason}", hint=hint) from error
+
+
+def window_length(seq_len: int | None, limit: int | None, made_for: Mapping[str, int]) -> int:
+    """Tokens of a window, for models that were made for so many.
+
+    Raises RefusedError where it is longer than one of them, UsageError for a limit below one window.
+    """
+    length = seq_len or min(SEQ_LEN, min(made_for.values(), default=SEQ_LEN))
+    for who, positions in made_for.items():
+        check_length(length, who, positions)
+    if limit is not None and limit < length:
+        raise UsageError(f"--limit {limit} is less than one window of {length} tokens", hint="give a smaller --seq-len")
+    return length
+
+
+def read_part(data: Path, encoder: TextEncoder, skipped: Counter[str], log: Log) -> Part:
+    """The documents to read; `skipped` counts what is left out, by reason."""
+    if (data / HEADER).is_file():
+        return open_corpus(data, encoder.digest).held_out
+    files = list_files([data], skipped)
+    progress = ReadProgress(sum(file.size for file in files), log)
+    documents = (
+        document
+        for file in files
+        for document in progress.documents(file, encoder.separator, skipped)
+        if not isinstance(document, str) or document.strip()
+    )
+    ids: list[Ids] = []
+    while some := list(islice(documents, _DOCUMENTS)):
+        with scoring():
+            ids += encoder.encode(some)
+    tokens = np.concatenate([np.zeros(0, np.uint32), *ids])
+    ends = np.cumsum([len(document) for document in ids], dtype=np.int64)
+    return Part(tokens, ends, np.zeros(len(ids), np.uint64))

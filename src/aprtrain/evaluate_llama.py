@@ -1,0 +1,205 @@
+"""Scores of models that llama.cpp computes, on the windows that the trainer's own network reads."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import aprfmt
+from aprfmt.api import EvaluatedModel, Evaluation
+from aprfmt.canonical.model import canonical, find_row
+from aprfmt.errors import AprError, RunError
+from aprfmt.llama.client import Llama
+from aprfmt.running.decoders import open_decoder
+from aprfmt.running.scoring import Reader
+from aprtrain.data.batches import Windows
+from aprtrain.data.corpus import Encoder, Ids
+from aprtrain.data.scored import TextEncoder, read_part, scoring, window_length
+from aprtrain.data.sources import Document
+from aprtrain.loss.vocab import Vocabulary, align
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.tokenizer.model import Tokenizer
+
+_ROUNDING = 1e-4  # nats; a KL further below zero is not rounding
+
+
+class _LlamaEncoder:
+    """llama.cpp's tokenizer, for vocabularies that the tokenizers library does not run."""
+
+    def __init__(self, llama: Llama) -> None:
+        if llama.facts.eos < 0:
+            raise RunError("the evaluation failed, no score: the model has no token to put between documents")
+        self._llama, self.separator, self.digest = llama, llama.facts.eos, ""
+
+    def encode(self, documents: list[Document]) -> list[Ids]:
+        """Ids of each document, with the end token behind."""
+        found = []
+        for document in documents:
+            ids = self._llama.tokenize(document, parse_special=False) if isinstance(document, str) else [*document]
+            if not ids or ids[-1] != self.separator:
+                ids.append(self.separator)
+            found.append(np.array(ids, np.uint32))
+        return found
+
+
+def score(
+    path: str,
+    data: Path,
+    *,
+    teacher: str | None = None,
+    seq_len: int | None = None,
+    limit: int | None = None,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """What `aprfmt.api.evaluate` does, for any decoder that llama.cpp computes.
+
+    Raises RunError for whatever keeps model, tokenizer, data or computation from giving a score; UnsupportedError for
+    an encoder; before anything is computed, what opening the models and reading the data raise.
+    """
+    begin = time.perf_counter()
+    with ExitStack() as stack:
+        paths = [path] if teacher is None else [path, teacher]
+        opened = [stack.enter_context(aprfmt.open(each)) for each in paths]
+        names = ["model", "teacher"]
+        facts = [_facts(each, model) for each, model in zip(paths, opened, strict=True)]
+        made_for = {who: n for who, model in zip(names, opened, strict=False) if (n := _positions(model))}
+        length = window_length(seq_len, limit, made_for)
+        loaded = [
+            stack.enter_context(open_decoder(each, n_ctx=length + 8, n_threads=threads, gpu_layers=gpu_layers, say=log))
+            for each in paths
+        ]
+        tokenizers = [model.tokenizer for model in opened]
+        vocabulary = None
+        if teacher is not None:
+            vocabulary = align(tokenizers[1], tokenizers[0], loaded[1].n_vocab, loaded[0].n_vocab)
+        skipped: Counter[str] = Counter()
+        encoder = _encoder(tokenizers[0], loaded[0])
+        part = read_part(data, encoder, skipped, log)
+        with scoring():
+            windows = Windows(part, length, encoder.separator)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="apr-eval-"))
+        totals = _totals(windows, windows.select(limit and limit // length), folder, loaded, vocabulary, log)
+        return Evaluation(
+            **facts[0],  # type: ignore[arg-type]  # _facts are the fields of EvaluatedModel
+            teacher=EvaluatedModel(**facts[1]) if teacher is not None else None,  # type: ignore[arg-type]
+            data=str(data),
+            documents=len(part.ends),
+            data_tokens=len(part.tokens),
+            left_out=dict(+skipped),
+            device=f"llama.cpp ({loaded[0].engine})",
+            dtype=_dtype(opened[0]),
+            seq_len=length,
+            **totals,  # type: ignore[arg-type]
+            seconds=time.perf_counter() - begin,
+        )
+
+
+def _encoder(tokenizer: Tokenizer | None, llama: Llama) -> TextEncoder:
+    try:
+        return Encoder(tokenizer)
+    except AprError:
+        if tokenizer is None:
+            with scoring():
+                raise
+        return _LlamaEncoder(llama)
+
+
+def _totals(
+    windows: Windows,
+    numbers: list[int],
+    folder: str,
+    loaded: list[Llama],
+    vocabulary: Vocabulary | None,
+    log: Callable[[str], None],
+) -> dict[str, object]:
+    """The means over all labels, by their names in Evaluation. Each piece of a document is a text of its own."""
+    shared = vocabulary.n_real if vocabulary is not None else None
+    n_other = vocabulary.dropped_rows.stop if vocabulary is not None else None
+    with scoring():
+        other = loaded[1] if len(loaded) > 1 else None
+        reader = Reader(folder, loaded[0], other, n_shared=shared, n_other=n_other)
+        sums = np.zeros(6)
+        count, logged = 0, time.monotonic()
+        for done, number in enumerate(numbers):
+            rows = windows.rows([number])
+            start = 0
+            for size in rows.lengths[0]:
+                piece = slice(start, start + size)
+                start += size
+                found = reader.score(rows.tokens_NT[0, piece].tolist(), rows.labels_NT[0, piece].tolist())
+                count += len(found.loss)
+                sums += [0.0 if column is None else column.sum() for column in found]
+            if time.monotonic() - logged > _LOG_S:
+                logged = time.monotonic()
+                log(f"scored {done + 1:,} of {len(numbers):,} windows")
+    if not count:
+        raise RunError("the evaluation found no labels, no score", hint="give longer held-out texts")
+    ce, accuracy, kl, agreement, teacher_ce, dropped = (float(value / count) for value in sums)
+    if not all(map(math.isfinite, (ce, kl, teacher_ce))):
+        raise RunError(
+            f"the evaluation is not finite: cross entropy {ce}, KL {kl}, the teacher's cross entropy {teacher_ce}",
+            hint="the weights are damaged, or ids of the data have no row in the head",
+        )
+    if kl < -_ROUNDING:
+        raise RunError(f"the KL to the teacher came out as {kl:g} nats, which is impossible: no score")
+    compared = vocabulary is not None
+    return {
+        "windows": len(numbers),
+        "tokens": count,
+        "ce": ce,
+        "perplexity": math.exp(ce),
+        "accuracy": accuracy,
+        "kl": max(kl, 0.0) if compared else None,
+        "agreement": agreement if compared else None,
+        "teacher_ce": teacher_ce if compared else None,
+        "dropped_mass": dropped if vocabulary is not None and vocabulary.dropped else None,
+    }
+
+
+_LOG_S = 20.0
+
+
+def _facts(path: str, model: Model) -> dict[str, object]:
+    return {"file": path, "format": model.label, "architecture": _architecture(model), "parameters": _parameters(model)}
+
+
+def _architecture(model: Model) -> str:
+    try:
+        row = find_row(model)
+    except AprError:
+        row = None
+    return row.id if row is not None else str(model.metadata.get("general.architecture", "unknown"))
+
+
+def _parameters(model: Model) -> int:
+    try:
+        return canonical(model).n_params
+    except AprError:  # llama.cpp may know what the table does not
+        return sum(math.prod(tensor.shape) for tensor in model.tensors.entries)
+
+
+def _positions(model: Model) -> int | None:
+    try:
+        return model.hparams.max_position_embeddings
+    except AprError:
+        return None
+
+
+def _dtype(model: Model) -> str:
+    """What most bytes of the tensors are."""
+    sizes: Counter[str] = Counter()
+    for tensor in model.tensors.entries:
+        sizes[tensor.dtype] += tensor.n_bytes
+    return sizes.most_common(1)[0][0].lower()
