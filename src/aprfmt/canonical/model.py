@@ -167,8 +167,8 @@ def canonical(
         hparams.architecture = row.id
         if model.convention == "gguf":
             warnings += _complete_from_gguf(model, row, hparams)
-        elif model.convention == "apr" and model.metadata.get("head_dim") is None:
-            complete_from_shapes(hparams, model.tensors)
+        elif model.convention == "apr":
+            _complete_from_apr(model, row, hparams)
     kept: Envelope | None = None
     if (gguf := model.native_as(GgufNative)) is not None:
         kept, warning = envelope.read_envelope(gguf.parts[0].kv)
@@ -235,6 +235,15 @@ def _adapter(model: Model, base: Base | None, allow_unmapped: bool) -> Canonical
         part=ADAPTER,
         adapter=adapter,
     )
+
+
+def _complete_from_apr(model: Model, row: Architecture, hparams: Hyperparams) -> None:
+    """Sizes that the metadata leave out, by the shapes of the tensors."""
+    if model.metadata.get("head_dim") is None:
+        complete_from_shapes(hparams, model.tensors)
+    if hparams.num_experts is None and "experts" in names.dimension_words(row):
+        shapes = {tensor.name: tensor.shape for tensor in model.tensors.entries}
+        hparams.num_experts = names.sizes_of_tensors(row, shapes).get("experts")
 
 
 def _complete_from_tensors(
@@ -352,6 +361,8 @@ def find_row(model: Model, arch: str | None = None) -> Architecture | None:
         if row is None:
             raise UsageError(f"unknown architecture {arch!r}", hint=_nearest(arch))
         return row
+    if model.convention == "apr" and model.metadata.get(UNMAPPED_KEY) is True:
+        return None
     kv = model.metadata if model.convention == "gguf" else None
     return row_of(model.hparams, kv=kv, tensor_names=model.tensors)
 
@@ -539,6 +550,15 @@ _ORIGINAL = {"gguf": "gguf", "hf": "safetensors"}
 PART_KEY = "aprfmt.part"
 """APR metadata key that tells what a file holds which is no network."""
 
+UNMAPPED_KEY = "aprfmt.unmapped"
+"""APR metadata key of a network without a row, though its architecture has the name of one: a GGUF may say "mixtral",
+which llama.cpp calls "llama"."""
+
+
+def _is_unmapped(c: Canonical) -> bool:
+    named = c.tensors and c.adapter is None and not c.part and c.arch is None
+    return bool(named) and lookup(c.hparams.architecture or "") is not None
+
 
 def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]:
     """The metadata of an `.apr` for `c`, without the record of its source files."""
@@ -552,6 +572,7 @@ def apr_metadata_of(c: Canonical, tensors: list[OutTensor]) -> dict[str, object]
         **hp.to_apr(h),
         **provenance.to_metadata(c.general),
         PART_KEY: c.part or None,
+        UNMAPPED_KEY: _is_unmapped(c) or None,
         **(c.adapter.to_metadata() if c.adapter is not None else {}),
         **(c.tower.to_metadata() if c.tower is not None else {}),
     }

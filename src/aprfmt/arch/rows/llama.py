@@ -71,7 +71,8 @@ ROWS: tuple[Architecture, ...] = (
         defaults={"": _LLAMA_DEFAULTS | {"pooling": "mean"}},
     ),
     Architecture(
-        id="ministral", gguf="llama", when="attention.sliding_window_pattern", **hf_names("Ministral", "ministral"),
+        id="ministral", gguf="llama", when="attention.sliding_window_pattern&!expert_count",
+        **hf_names("Ministral", "ministral"),
         rope_type=0,
         tensors=_PLAIN, keys=(*_LLAMA, SILU, WINDOW, SLIDING_LAYERS),
         differs=(NO_WINDOW,),
@@ -82,7 +83,8 @@ ROWS: tuple[Architecture, ...] = (
         }},
     ),
     Architecture(
-        id="mistral", gguf="llama", when="attention.sliding_window", **hf_names("Mistral", "mistral"), rope_type=0,
+        id="mistral", gguf="llama", when="attention.sliding_window&!expert_count", **hf_names("Mistral", "mistral"),
+        rope_type=0,
         gguf_only=_FACTORS,
         tensors=_PLAIN, keys=(*_LLAMA, SILU, WINDOW),
         differs=(NO_WINDOW,), defaults={"": _MISTRAL_DEFAULTS},

@@ -170,6 +170,13 @@ def _plan_tensor(
     stored = tensor.pieces[0].dtype  # of norms with 1 added, which are computed in F32
     dtype = wanted or (stored if stored in _FLOATS else "F16")
     dtype = dtype if is_float(tensor.dtype) else tensor.dtype
+    if not is_float(tensor.dtype) and tensor.name.endswith(".weight"):
+        raise RefusedError(
+            f"mlx_lm takes a weight of whole numbers for a packed one, and this is {tensor.dtype}",
+            path=c.model.path,
+            tensor=tensor.name,
+            hint="an .apr or a GGUF holds it as it is",
+        )
     module, scheme = tensor.name.removesuffix(".weight"), plan.of(tensor)
     out = tensor.out(tensor.name, dtype, overflow=losses.overflow)
     planned.plain.append(out)
