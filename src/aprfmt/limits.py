@@ -79,3 +79,6 @@ MAX_TREE_DEPTH = 48
 
 DEFAULT_CARRY_BYTES = 64_000_000
 """What files of a folder that belong to no model may take together."""
+
+MAX_CHAT_CHARS = 16 << 20
+"""What a chat template may write."""

@@ -1,4 +1,4 @@
-"""llama.cpp's C functions, from whichever Python package has brought the library.
+"""llama.cpp's C functions and mtmd's, from whichever Python package has brought the library.
 
 Both packages of `engine.ENGINES` hold a shared library that exports llama.h. How a build lays out its structures of
 parameters, ctypes cannot know: the defaults that it gives, of which some are known, tell which layout below it has.
@@ -73,6 +73,8 @@ _KNOWN: dict[str, dict[str, object]] = {
     "llama_model_default_params": {"vocab_only": False, "use_extra_bufts": True, "no_alloc": False},
     "llama_context_default_params": {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "pooling_type": -1, "type_k": 1}
     | {"cb_eval": None, "embeddings": False, "offload_kqv": True, "no_perf": True, "op_offload": True},
+    "mtmd_context_params_default": {"use_gpu": True, "n_threads": 4, "media_marker": b"<__media__>", "warmup": True}
+    | {"image_min_tokens": -1, "image_max_tokens": -1, "cb_eval": None, "progress_callback": None},
 }
 """Defaults that have not changed for long; another value says that a field lies elsewhere."""
 
@@ -89,6 +91,30 @@ class Batch(Structure):
         ("seq_id", POINTER(POINTER(c_int32))),
         ("logits", POINTER(c_int8)),
     )
+
+
+class InputText(Structure):
+    """mtmd_input_text."""
+
+    _fields_ = (("text", c_char_p), ("text_len", c_size_t), ("add_special", c_bool), ("parse_special", c_bool))
+
+
+class MediaOptions(Structure):
+    """mtmd_helper_init_opt: how films are read."""
+
+    _fields_ = (("fps_target", c_float), ("ffmpeg_bin_dir", c_char_p), ("timestamp_interval_ms", ctypes.c_int64))
+
+
+class Bitmap(Structure):
+    """mtmd_helper_bitmap_wrapper: a picture or sound; `film` where it is one of many pictures."""
+
+    _fields_ = (("bitmap", Pointer), ("film", Pointer))
+
+
+class ChatMessage(Structure):
+    """llama_chat_message."""
+
+    _fields_ = (("role", c_char_p), ("content", c_char_p))
 
 
 class _SamplerChainParams(Structure):
@@ -137,34 +163,68 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_sampler_init_temp": (Pointer, [c_float]),
     "llama_sampler_sample": (Token, [Pointer, Pointer, c_int32]),
     "llama_sampler_free": (None, [Pointer]),
+    "llama_vocab_get_add_eos": (c_bool, [Pointer]),
+    "llama_vocab_get_add_sep": (c_bool, [Pointer]),
+    "llama_vocab_sep": (Token, [Pointer]),
+    "llama_chat_apply_template": (c_int32, [c_char_p, POINTER(ChatMessage), c_size_t, c_bool, c_char_p, c_int32]),
     "llama_supports_gpu_offload": (c_bool, []),
     "llama_print_system_info": (c_char_p, []),
 }
 """Name -> (result, arguments) of the functions that take no parameters by value of a layout to be found out."""
 
 
-class Library:
-    """The functions of llama.h as attributes under their names without `llama_`.
+_MEDIA_FIELDS: list[tuple[str, Any]] = [
+    ("use_gpu", c_bool),
+    ("device", Pointer),
+    ("print_timings", c_bool),
+    ("n_threads", c_int32),
+    ("image_marker", Pointer),
+    ("media_marker", c_char_p),
+    ("flash_attn_type", c_int32),
+    ("warmup", c_bool),
+    ("image_min_tokens", c_int32),
+    ("image_max_tokens", c_int32),
+    ("cb_eval", Pointer),
+    ("cb_eval_user_data", Pointer),
+    ("batch_max_tokens", c_int32),
+    ("progress_callback", Pointer),
+    ("progress_callback_user_data", Pointer),
+]
+_POSITION = POINTER(c_int32)
+
+_MEDIA_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "mtmd_support_vision": (c_bool, [Pointer]),
+    "mtmd_support_audio": (c_bool, [Pointer]),
+    "mtmd_helper_init_opt_default": (MediaOptions, []),
+    "mtmd_helper_bitmap_init_from_file": (Bitmap, [Pointer, c_char_p, c_bool, MediaOptions]),
+    "mtmd_bitmap_is_audio": (c_bool, [Pointer]),
+    "mtmd_bitmap_free": (None, [Pointer]),
+    "mtmd_input_chunks_init": (Pointer, []),
+    "mtmd_input_chunks_free": (None, [Pointer]),
+    "mtmd_tokenize": (c_int32, [Pointer, Pointer, POINTER(InputText), POINTER(Pointer), c_size_t]),
+    "mtmd_helper_get_n_tokens": (c_size_t, [Pointer]),
+    "mtmd_helper_eval_chunks": (c_int32, [Pointer, Pointer, Pointer, c_int32, c_int32, c_int32, c_bool, _POSITION]),
+}
+"""Of mtmd.h and mtmd-helper.h."""
+
+
+class Functions:
+    """Functions of a shared library as attributes, under their names without the prefix that all have.
 
     Args:
-        package: a key of engine.ENGINES.
+        path: the library.
+        prefix: "llama_" or "mtmd_".
+        table: name -> (result, arguments).
 
     Raises:
-        ImportError: the package is not installed, or has no library that exports llama.h.
-        LayoutError: the library's structures are laid out in a way that is not known here.
+        ImportError: the library does not export one of them.
     """
 
-    def __init__(self, package: str) -> None:
-        self._library = ctypes.CDLL(str(_library_of(package)))
+    def __init__(self, path: Path, prefix: str, table: dict[str, tuple[Any, list[Any]]]) -> None:
+        self._library, self._prefix = ctypes.CDLL(str(path)), prefix
         self._defaults: dict[type[Structure], bytes] = {}
-        for name, (result, arguments) in _FUNCTIONS.items():
+        for name, (result, arguments) in table.items():
             self.declare(name, result, arguments)
-        self._model_params = self._parameters("llama_model_default_params", _MODEL_LAYOUTS)
-        self._context_params = self._parameters("llama_context_default_params", _CONTEXT_LAYOUTS)
-        self.declare("llama_model_load_from_file", Pointer, [c_char_p, self._model_params])
-        self.declare("llama_init_from_model", Pointer, [Pointer, self._context_params])
-        self.backend_init()
-        self.log_set(None, None)  # a package may have set a filter; what is said on stderr is the client's log
 
     def declare(self, name: str, result: Any, arguments: list[Any]) -> None:
         """Makes a function of the library an attribute. Raises ImportError where the library does not export it."""
@@ -173,14 +233,10 @@ class Library:
         except AttributeError:
             raise ImportError(f"its library does not export {name}") from None
         function.restype, function.argtypes = result, arguments
-        setattr(self, name.removeprefix("llama_"), function)
-
-    def callback(self, parameters: Any, name: str, function: Any) -> None:
-        """Sets a field of a structure of parameters to a C callback, which the caller keeps alive."""
-        setattr(parameters, name, ctypes.cast(function, Pointer).value)
+        setattr(self, name.removeprefix(self._prefix), function)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"llama_{name} is not declared")
+        raise AttributeError(f"{name} is not declared")
 
     def _parameters(self, default: str, layouts: list[list[tuple[str, Any]]]) -> type[Structure]:
         """The structure whose defaults the function `default` gives, with room behind its fields."""
@@ -199,6 +255,32 @@ class Library:
                 return padded
         raise LayoutError(f"this build of llama.cpp has another {default.removesuffix('_default_params')}_params")
 
+
+class Library(Functions):
+    """The functions of llama.h.
+
+    Args:
+        package: a key of engine.ENGINES.
+
+    Raises:
+        ImportError: the package is not installed, or has no library that exports llama.h.
+        LayoutError: the library's structures are laid out in a way that is not known here.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        super().__init__(_library_of(package, _LIBRARIES), "llama_", _FUNCTIONS)
+        self._model_params = self._parameters("llama_model_default_params", _MODEL_LAYOUTS)
+        self._context_params = self._parameters("llama_context_default_params", _CONTEXT_LAYOUTS)
+        self.declare("llama_model_load_from_file", Pointer, [c_char_p, self._model_params])
+        self.declare("llama_init_from_model", Pointer, [Pointer, self._context_params])
+        self.backend_init()
+        self.log_set(None, None)  # a package may have set a filter; what is said on stderr is the client's log
+
+    def callback(self, parameters: Any, name: str, function: Any) -> None:
+        """Sets a field of a structure of parameters to a C callback, which the caller keeps alive."""
+        setattr(parameters, name, ctypes.cast(function, Pointer).value)
+
     def model_params(self) -> Any:
         """llama.cpp's defaults for loading a model."""
         return self._model_params.from_buffer_copy(self._defaults[self._model_params])
@@ -212,11 +294,31 @@ class Library:
         return self.sampler_chain_init(_SamplerChainParams(True))
 
 
-def _library_of(package: str) -> Path:
-    """The shared library in an installed package. Raises ImportError."""
+class MediaLibrary(Functions):
+    """The functions of mtmd.h and mtmd-helper.h, which make pictures and sound into what a language model takes.
+
+    Raises as Library.
+    """
+
+    def __init__(self, package: str) -> None:
+        super().__init__(_library_of(package, _MEDIA_LIBRARIES), "mtmd_", _MEDIA_FUNCTIONS)
+        self._params = self._parameters("mtmd_context_params_default", [_MEDIA_FIELDS])
+        self.declare("mtmd_init_from_file", Pointer, [c_char_p, Pointer, self._params])
+
+    def params(self) -> Any:
+        """mtmd's defaults for loading a tower."""
+        return self._params.from_buffer_copy(self._defaults[self._params])
+
+
+_LIBRARIES = ("xllamacpp*.so", "xllamacpp*.pyd", "lib/libllama.so", "lib/libllama.dylib", "lib/llama.dll")
+_MEDIA_LIBRARIES = ("xllamacpp*.so", "xllamacpp*.pyd", "lib/libmtmd.so", "lib/libmtmd.dylib", "lib/mtmd.dll")
+
+
+def _library_of(package: str, patterns: tuple[str, ...]) -> Path:
+    """The first shared library in an installed package that has one of these names. Raises ImportError."""
     module = importlib.import_module(package)  # its own start-up loads what the library needs
     folder = Path(module.__file__ or "").parent
-    for pattern in ("xllamacpp*.so", "xllamacpp*.pyd", "lib/libllama.so", "lib/libllama.dylib", "lib/llama.dll"):
+    for pattern in patterns:
         if found := next(folder.glob(pattern), None):
             return found
     raise ImportError(f"there is no shared library in {package}")

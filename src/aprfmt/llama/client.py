@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -59,6 +59,7 @@ class Worker:
     """A child process that answers one JSON line with one JSON line; what it writes on stderr is kept as its log."""
 
     def __init__(self, command: Sequence[str]) -> None:
+        self._saying = threading.Lock()
         self._log: IO[str] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -92,7 +93,8 @@ class Worker:
 
     def _say(self, line: str) -> None:
         assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
+        with self._saying:
+            print(line, file=self._process.stdin, flush=True)
 
     def _line(self, seconds: float) -> str:
         assert self._process.stdout is not None
@@ -228,6 +230,7 @@ class Llama:
         n_threads: threads that compute; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
         importance: "layers" or "output" to `collect`.
+        tower: GGUF of what sees or hears beside the model, for `media`.
         engines: packages to try, in this order.
 
     Attributes:
@@ -253,6 +256,7 @@ class Llama:
         n_threads: int = 0,
         gpu_layers: int = 0,
         importance: str | None = None,
+        tower: PathLike | None = None,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
@@ -266,6 +270,7 @@ class Llama:
             gpu_layers=gpu_layers,
             adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
             importance=importance,
+            tower=os.path.abspath(tower) if tower is not None else None,
         )
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
@@ -306,6 +311,7 @@ class Llama:
         stop: Sequence[str] = (),
         reuse: bool = False,
         parse_special: bool = True,
+        media: Sequence[PathLike] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> Generated:
         """Continues `prompt`, a text or ids, by at most `n_tokens`. Raises RunError, also for NaN or infinite logits.
@@ -317,6 +323,8 @@ class Llama:
             stop: words that end the text and do not belong to it.
             reuse: what the context holds of the prompt is not computed again.
             parse_special: whether the names of special tokens in a text mean those.
+            media: files of pictures and sound; in the prompt, a text that gets no further tokens then,
+                engine.MEDIA_MARKER stands for each.
             on_text: called with each piece of text as it comes.
         """
         answer = self._ask(
@@ -328,18 +336,30 @@ class Llama:
             stop=[*stop],
             reuse=reuse,
             parse_special=parse_special,
+            media=[os.path.abspath(path) for path in media],
         )
         return Generated(**answer)
 
     def interrupt(self) -> None:
-        """Ends the `generate` that another thread or a signal's handler is in, after its next token."""
+        """Ends the `generate` that is going on, after its next token; for other threads and for handlers of signals."""
         if self._worker is not None:
-            self._worker.stop()
+            # A handler of signals may stand in the middle of what the lock of the worker's stdin protects.
+            threading.Thread(target=self._worker.stop).start()
 
-    def embed(self, text: str) -> list[float]:
-        """The vector of a text, of a model loaded with `pooling`. Raises RunError, also for values that are NaN."""
-        vector: list[float] = self._ask("embed", text=text)
+    def embed(self, text: str | Sequence[int]) -> list[float]:
+        """The vector of a text or of ids, of a model loaded with `pooling`. Raises RunError, also for NaN values."""
+        vector: list[float] = self._ask("embed", text=text if isinstance(text, str) else [*text])
         return vector
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """The ids of two texts as a reranker takes them, with the special tokens that its vocabulary asks for."""
+        ids: list[int] = self._ask("pair", query=query, document=document)
+        return ids
+
+    def chat(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation by one of llama.cpp's own templates, with the beginning of an answer. Raises RunError."""
+        text: str = self._ask("chat", name=name, messages=[dict(message) for message in messages])
+        return text
 
     def logits(self, ids: Sequence[int], path: PathLike, *, follow: bool = False) -> None:
         """Writes the logits after each of `ids` into `path`: float32, tokens x n_vocab. Raises RunError.

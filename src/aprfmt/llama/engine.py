@@ -11,6 +11,10 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 """How an encoder makes one vector of a text, by llama.cpp's number."""
 
 
+MEDIA_MARKER = "<__media__>"
+"""Stands in a prompt for a picture or a sound."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
     """A model to load.
@@ -23,6 +27,7 @@ class LoadRequest:
         n_threads: threads that compute; 0: half of the processors, since one that waits does so in a busy loop.
         gpu_layers: layers computed on a GPU, by a build of llama.cpp that can.
         adapters: (path of a LoRA GGUF, scale).
+        tower: GGUF of what sees or hears beside the model.
         importance: what an importance matrix is made of: "layers", or "output" for the output head too.
     """
 
@@ -34,6 +39,7 @@ class LoadRequest:
     gpu_layers: int = 0
     adapters: list[tuple[str, float]] = field(default_factory=list)
     importance: str | None = None
+    tower: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

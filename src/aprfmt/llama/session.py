@@ -12,14 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.llama.capi import Batch, Library, Token
+from aprfmt.llama.capi import Batch, ChatMessage, Library, Token
 from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, Sampling
 from aprfmt.llama.importance import Collector, Sums
+from aprfmt.llama.media import Tower
 from aprfmt.types import JsonObject
 
 _LONGEST_PIECE = 4096
 _BATCH, _MICRO_BATCH = 2048, 512
 """Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
+
+
+_NO_TOKEN = -1
+"""In the place of what a picture or a sound became."""
 
 
 class Session:
@@ -43,6 +48,7 @@ class Session:
         self._model = library.model_load_from_file(os.fsencode(request.path), params)
         if not self._model:
             raise EngineError("llama.cpp does not load the file")
+        self._threads = request.n_threads or max(1, _processors() // 2)
         self._vocab = library.model_get_vocab(self._model)
         self.n_vocab: int = library.vocab_n_tokens(self._vocab)
         self._pooling = request.pooling
@@ -51,8 +57,14 @@ class Session:
         if not self._context:
             raise EngineError("llama.cpp makes no context for the model")
         self._apply(request.adapters)
+        self._tower = (
+            Tower(library.package, request.tower, self._model, self._threads, use_gpu=request.gpu_layers > 0)
+            if request.tower
+            else None
+        )
         self._seconds = time.perf_counter() - started
         self._past: list[int] = []
+        self._position: int | None = None
 
     def _options(self, request: LoadRequest) -> Any:
         options = self._c.context_params()
@@ -61,8 +73,8 @@ class Session:
         # A whole text goes through an encoder at once, and a chunk where its products are looked at.
         whole = request.pooling or self._collector
         options.n_batch = n_ctx if whole else min(n_ctx, _BATCH)
-        options.n_ubatch = n_ctx if whole else min(n_ctx, _MICRO_BATCH)
-        self._threads = request.n_threads or max(1, _processors() // 2)
+        # The parts of a picture may see each other, so they are computed at once.
+        options.n_ubatch = options.n_batch if whole or request.tower else min(n_ctx, _MICRO_BATCH)
         options.n_threads = options.n_threads_batch = self._threads
         if request.pooling is not None:
             options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
@@ -109,6 +121,29 @@ class Session:
         n = self._c.tokenize(self._vocab, data, len(data), ids, len(ids), add_special, parse_special)
         return list(ids[: max(n, 0)])
 
+    def pair(self, query: str, document: str) -> list[int]:
+        """The ids of two texts as a reranker takes them, with the special tokens that its vocabulary asks for."""
+        first, second = (self.tokenize(text, add_special=False, parse_special=False) for text in (query, document))
+        eos = self._c.vocab_eos(self._vocab)
+        end = [eos if eos >= 0 else self._c.vocab_sep(self._vocab)] if self._c.vocab_get_add_eos(self._vocab) else []
+        between = [self._c.vocab_sep(self._vocab)] if self._c.vocab_get_add_sep(self._vocab) else []
+        begin = [self._c.vocab_bos(self._vocab)] if self._c.vocab_get_add_bos(self._vocab) else []
+        return [token for token in (*begin, *first, *end, *between, *second, *end) if token >= 0]
+
+    def chat(self, name: str, messages: Sequence[dict[str, str]]) -> str:
+        """A conversation by one of llama.cpp's own templates, with the beginning of an answer at its end."""
+        said = [ChatMessage(message["role"].encode(), message["content"].encode()) for message in messages]
+        given = (ChatMessage * len(said))(*said)
+        size = 2 * sum(len(m.role) + len(m.content) for m in said) + _LONGEST_PIECE
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._c.chat_apply_template(name.encode(), given, len(said), True, buffer, size)
+            if n < 0:
+                raise EngineError(f"llama.cpp has no chat template {name!r}")
+            if n <= size:
+                return buffer.raw[:n].decode(errors="replace")
+            size = n
+
     def detokenize(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of ids, that of special tokens only if asked for."""
         return b"".join(self._piece(token, special) for token in ids).decode(errors="replace")
@@ -124,10 +159,16 @@ class Session:
         """Computes ids that follow those of the context, with outputs for the last one or for every one."""
         memory = (Token * len(ids))(*ids)
         wanted = (ctypes.c_int8 * len(ids))(*([every] * (len(ids) - 1)), True)
-        code = self._c.decode(self._context, Batch(n_tokens=len(ids), token=memory, logits=wanted))
+        batch = Batch(n_tokens=len(ids), token=memory, logits=wanted)
+        if self._position is not None:
+            # A picture may take fewer positions than tokens, which llama.cpp cannot know.
+            batch.pos = (Token * len(ids))(*range(self._position, self._position + len(ids)))
+        code = self._c.decode(self._context, batch)
         if code:
             raise EngineError(f"llama.cpp does not compute the model (code {code})")
         self._past += ids
+        if self._position is not None:
+            self._position += len(ids)
 
     def _decode(self, ids: Sequence[int]) -> None:
         step = self._c.n_batch(self._context)
@@ -135,6 +176,8 @@ class Session:
         if len(ids) > room:
             raise EngineError(f"the text has {len(ids):,} tokens, the context room for {room:,}")
         for start in range(0, len(ids), step):
+            if start and self._stopped():
+                return
             self._compute(ids[start : start + step])
 
     def _forget(self, keep: int = 0) -> int:
@@ -144,6 +187,7 @@ class Session:
             self._c.memory_clear(memory, True)
             keep = 0
         del self._past[keep:]
+        self._position = None  # what is kept has no pictures
         return keep
 
     def _row(self, index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -172,6 +216,16 @@ class Session:
         kept = self._forget(min(same, len(ids) - 1) if reuse else 0)
         self._decode(ids[kept:])
 
+    def _look(self, prompt: str, media: Sequence[str]) -> int:
+        """Computes a prompt with pictures and sound; how many tokens it has."""
+        if self._tower is None:
+            raise EngineError("the model has no tower that sees or hears")
+        self._forget()
+        n_batch = self._c.n_batch(self._context)
+        n, behind = self._tower.feed(self._context, prompt, media, n_batch, self._c.n_ctx(self._context))
+        self._past, self._position = [_NO_TOKEN] * n, behind
+        return n
+
     def generate(
         self,
         prompt: str | list[int],
@@ -180,11 +234,16 @@ class Session:
         stop: Sequence[str] = (),
         reuse: bool = False,
         parse_special: bool = True,
+        media: Sequence[str] = (),
     ) -> Generator[dict[str, str], None, dict[str, object]]:
         """Continues a prompt. Parts: {"text": what is certain so far}. The result: see client.Generated."""
-        ids = self.tokenize(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt
         started = time.perf_counter()
-        self._begin(ids, reuse)
+        if media:
+            n_prompt = self._look(str(prompt), media)
+        else:
+            ids = self.tokenize(prompt, parse_special=parse_special) if isinstance(prompt, str) else prompt
+            n_prompt = len(ids)
+            self._begin(ids, reuse)
         first = time.perf_counter()
         sampler = self._sampler(Sampling(**(sampling or {})))
         words = _Words(stop)
@@ -193,6 +252,9 @@ class Session:
         room = self._c.n_ctx(self._context) - len(self._past)
         try:
             while len(made) < n_tokens:
+                if self._stopped():
+                    ended = "interrupt"
+                    break
                 self._row(-1)  # only to see that it holds numbers
                 made.append(self._c.sampler_sample(sampler, self._context, -1))
                 if self._c.vocab_is_eog(self._vocab, made[-1]):
@@ -202,9 +264,6 @@ class Session:
                     yield {"text": text}
                 if words.stopped:
                     ended = "stop"
-                    break
-                if self._stopped():
-                    ended = "interrupt"
                     break
                 if len(made) > room:
                     ended = "context"
@@ -220,7 +279,7 @@ class Session:
             "ids": made,
             "text": words.text,
             "ended": ended,
-            "prompt_tokens": len(ids),
+            "prompt_tokens": n_prompt,
             "prompt_seconds": first - started,
             "seconds": last - first,
         }
@@ -241,11 +300,15 @@ class Session:
             self._c.sampler_chain_add(chain, link)
         return chain
 
-    def embed(self, text: str) -> list[float]:
-        """The vector of a text; of a reranker (pooling "rank") its scores."""
+    def embed(self, text: str | list[int]) -> list[float]:
+        """The vector of a text or of ids; of a reranker (pooling "rank") its scores."""
         self._forget()
-        ids = self.tokenize(text) or [max(0, self._c.vocab_bos(self._vocab))]
-        self._compute(ids)
+        ids = self.tokenize(text) if isinstance(text, str) else text
+        if len(ids) > self._c.n_ctx(self._context):
+            raise EngineError(
+                f"the text has {len(ids):,} tokens, the context room for {self._c.n_ctx(self._context):,}"
+            )
+        self._compute(ids or [max(0, self._c.vocab_bos(self._vocab))])
         pointer = self._c.get_embeddings_seq(self._context, 0)
         if not pointer:
             raise EngineError("llama.cpp gives no embedding")

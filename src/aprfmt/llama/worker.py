@@ -23,17 +23,10 @@ if TYPE_CHECKING:
     from aprfmt.llama.session import Session
 
 CALLS = (
-    "facts",
-    "system",
-    "tokenize",
-    "detokenize",
-    "generate",
-    "embed",
-    "logits",
-    "measure",
-    "collect",
-    "collected",
-    "restore",
+CALLS = (
+    *("facts", "system", "tokenize", "detokenize", "generate", "embed", "logits"),
+    *("measure", "collect", "collected", "restore", "pair", "chat"),
+)
 )
 """Methods of a Session that can be asked for, with their arguments by name."""
 

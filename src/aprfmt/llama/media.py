@@ -1,0 +1,92 @@
+"""Pictures and sound in a prompt, through mtmd, in the process of the worker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from aprfmt.llama.capi import Bitmap, InputText, MediaLibrary
+from aprfmt.llama.engine import MEDIA_MARKER, EngineError
+
+
+class Tower:
+    """What sees or hears beside a language model.
+
+    Args:
+        package: a key of engine.ENGINES.
+        path: the GGUF of the tower.
+        model: llama.cpp's pointer to the language model.
+        n_threads: threads that compute.
+        use_gpu: whether a GPU computes it, by a build of llama.cpp that can.
+    """
+
+    def __init__(self, package: str, path: str, model: Any, n_threads: int, *, use_gpu: bool) -> None:
+        self._c = MediaLibrary(package)
+        params = self._c.params()
+        params.use_gpu, params.n_threads, params.print_timings, params.warmup = use_gpu, n_threads, False, False
+        params.media_marker = MEDIA_MARKER.encode()
+        self._context = self._c.init_from_file(os.fsencode(path), model, params)
+        if not self._context:
+            raise EngineError(f"mtmd does not load the tower {path}")
+
+    def feed(self, context: Any, prompt: str, files: Sequence[str], n_batch: int, room: int) -> tuple[int, int]:
+        """Computes a prompt with a marker for each file, in an empty context; its tokens, and the position behind it.
+
+        Raises EngineError, also where it has more tokens than there is `room` for.
+        """
+        data = prompt.encode()
+        text = InputText(data, len(data), False, True)
+        with self._bitmaps(files) as bitmaps, self._chunks() as chunks:
+            pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+            if code := self._c.tokenize(self._context, chunks, ctypes.byref(text), pointers, len(bitmaps)):
+                raise EngineError(_WHY.get(code, f"mtmd does not prepare the prompt (code {code})"))
+            n = int(self._c.helper_get_n_tokens(chunks))
+            if n >= room:
+                raise EngineError(f"the prompt has {n:,} tokens with its files, the context room for {room:,}")
+            behind = ctypes.c_int32()
+            if code := self._c.helper_eval_chunks(
+                self._context, context, chunks, 0, 0, n_batch, True, ctypes.byref(behind)
+            ):
+                raise EngineError(f"llama.cpp does not compute the prompt with its files (code {code})")
+        return n, behind.value
+
+    @contextmanager
+    def _chunks(self) -> Iterator[Any]:
+        chunks = self._c.input_chunks_init()
+        try:
+            yield chunks
+        finally:
+            self._c.input_chunks_free(chunks)
+
+    @contextmanager
+    def _bitmaps(self, files: Sequence[str]) -> Iterator[list[Any]]:
+        found: list[Any] = []
+        try:
+            for file in files:
+                found.append(self._read(file))
+            yield found
+        finally:
+            for bitmap in found:
+                self._c.bitmap_free(bitmap)
+
+    def _read(self, file: str) -> Any:
+        read: Bitmap = self._c.helper_bitmap_init_from_file(
+            self._context, os.fsencode(file), False, self._c.helper_init_opt_default()
+        )
+        if not read.bitmap:
+            raise EngineError(f"mtmd reads no picture and no sound in {file}")
+        is_sound = self._c.bitmap_is_audio(read.bitmap)
+        if not (self._c.support_audio if is_sound else self._c.support_vision)(self._context):
+            self._c.bitmap_free(read.bitmap)
+            raise EngineError(f"the model's tower does not {'hear sound' if is_sound else 'see pictures'}: {file}")
+        return read.bitmap
+
+
+_WHY = {
+    1: f"the prompt names {MEDIA_MARKER}, which stands for a file, more or less often than files are given",
+    2: "mtmd cannot prepare one of the files",
+}
+"""By mtmd_tokenize's code."""
