@@ -402,6 +402,110 @@ def merge_imatrix(
     return merge(files, formats.path_text(output, "output"), plan=plan, force=force)
 
 
+def run(
+    file: PathLike,
+    prompt: str,
+    *,
+    system: str | None = None,
+    raw: bool | None = None,
+    template: str | None = None,
+    max_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    lora: PathLike | Sequence[PathLike | tuple[PathLike, float]] = (),
+    image: PathLike | Sequence[PathLike] = (),
+    audio: PathLike | Sequence[PathLike] = (),
+    mmproj: PathLike | None = None,
+    ctx: int | None = None,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> RunResult:
+    """What the model `file`, in any form, answers to `prompt`, through llama.cpp.
+
+    Args:
+        file: the model. What is not a GGUF is exported into a cache first, once.
+        prompt: what the user says, or with `raw` a text to continue.
+        system: what the model is told before.
+        raw: continue `prompt` as it is, without a chat template; None: where the model has no template.
+        template: file of a chat template, or the name of one of the model's or of llama.cpp's.
+        max_tokens: at most so many; None: until the model ends or the context is full, 256 with `raw`.
+        temperature: 0 takes the most likely token each time; the next four count where it is more.
+        top_k: draw from the k most likely tokens; 0: from all.
+        top_p: draw from the most likely tokens that have this probability together.
+        min_p: draw from tokens with at least this share of the most likely one's probability.
+        seed: the same seed draws the same tokens.
+        stop: words that end the answer and do not belong to it.
+        lora: adapters of any form, each with its scale where that is not 1.
+        image, audio: files that the prompt is about; "<__media__>" in the prompt says where they belong.
+        mmproj: GGUF of the towers that see and hear; None: the model's own.
+        ctx: tokens of the context; 0: those that the model was trained with; None: these, at most 4096.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        on_text: called with each piece of the answer as it comes.
+        log: called with a line before something is exported.
+
+    Raises:
+        MissingDependencyError: without llama.cpp.
+        RunError: llama.cpp refuses the model, dies, or computes NaN.
+    """
+    from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
+
+    asked = Prompt(prompt, system, raw, [*_paths(image), *_paths(audio)])
+    asked.check()
+    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    words = [stop] if isinstance(stop, str) else [*stop]
+    loading = Loading(
+        ctx=ctx,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        lora=_adapters(lora),
+        mmproj=mmproj,
+        media=bool(asked.media),
+        template=template,
+    )
+    with Runner(file, loading, log) as runner:
+        return runner.ask(asked, max_tokens=max_tokens, sampling=sampling, stop=words, on_text=on_text)
+
+
+def embed(
+    file: PathLike,
+    text: str | Sequence[str],
+    *,
+    lora: PathLike | Sequence[PathLike | tuple[PathLike, float]] = (),
+    ctx: int | None = None,
+    threads: int = 0,
+    gpu_layers: int = 0,
+    log: Callable[[str], None] = lambda line: None,
+) -> Embeddings:
+    """The vectors that the model `file`, in any form, makes of texts, through llama.cpp, pooled as the file says.
+
+    A reranker compares the first text with each of the others. The other options are those of `run`.
+
+    Raises:
+        RunError: a text is longer than the context; llama.cpp refuses the model.
+    """
+    from aprfmt.running.embeddings import compute
+    from aprfmt.running.generate import Loading
+
+    loading = Loading(ctx=ctx, threads=threads, gpu_layers=gpu_layers, lora=_adapters(lora))
+    return compute(file, [text] if isinstance(text, str) else [*text], loading, log)
+
+
+def _paths(value: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    return [value] if isinstance(value, str | os.PathLike) else [*value]
+
+
+def _adapters(value: PathLike | Sequence[PathLike | tuple[PathLike, float]]) -> list[tuple[PathLike, float]]:
+    given = [value] if isinstance(value, str | os.PathLike) else [*value]
+    return [one if isinstance(one, tuple) else (one, 1.0) for one in given]
+
+
 def validate(
     path: PathLike,
     *,

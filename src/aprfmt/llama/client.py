@@ -495,18 +495,22 @@ class Verification(TypedDict):
     embedding_norm: NotRequired[float]
 
 
+def pooling_of(metadata: Mapping[str, Any]) -> tuple[str | None, bool]:
+    """(how embeddings are pooled by the keys of a GGUF, None where they are silent; whether it is an encoder)."""
+    architecture = metadata.get("general.architecture")
+    value = metadata.get(f"{architecture}.pooling_type")
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(POOLINGS)
+    causal = metadata.get(f"{architecture}.attention.causal", True)
+    return POOLINGS[value] if known and value is not None else None, not causal or architecture in _ENCODERS
+
+
 def encoder_pooling(path: PathLike) -> tuple[str | None, int]:
     """(how the model of a GGUF pools its embeddings, None for one that generates text; bytes of all its parts)."""
     with formats.open(path) as model:
-        architecture = model.metadata.get("general.architecture")
-        causal = model.metadata.get(f"{architecture}.attention.causal", True)
-        pooling = model.metadata.get(f"{architecture}.pooling_type", 0)
+        name, encodes = pooling_of(model.metadata)
         size = model.size_bytes
-    if causal and architecture not in _ENCODERS:
-        return None, size
-    name = POOLINGS[pooling] if isinstance(pooling, int) and 0 <= pooling < len(POOLINGS) else "none"
     # Without pooling there is a vector for each token, with "rank" a score: both are asked for their mean.
-    return (name if name in ("mean", "cls", "last") else "mean"), size
+    return (name if name in ("mean", "cls", "last") else "mean") if encodes else None, size
 
 
 def verify_gguf(path: PathLike, embedding_rows: int | None, name: PathLike | None = None) -> Verification:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import aprfmt
 from aprfmt import formats
+from aprfmt.canonical.adapter import looks_like_adapter
 from aprfmt.convert.api import Report, convert_model
 from aprfmt.convert.targets.base import parse_size
-from aprfmt.errors import storage_error
+from aprfmt.errors import RefusedError, storage_error
 from aprfmt.io.cache import CacheFolder
 from aprfmt.io.source import is_folder, watch_opened
 from aprfmt.text import format_bytes
@@ -55,13 +56,95 @@ def prepare(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -
         AprError: as convert_model.
     """
     name = formats.path_text(file, "file")
+    found = _look(name)
+    return found.gguf or exported(".gguf", found.sources, name, found.size, {}, say)
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """A file that was opened: its bytes, all files that it is made of, and what it is where it is a GGUF."""
+
+    size: int
+    sources: list[str]
+    gguf: Prepared | None
+
+
+def _look(name: str) -> _Looked:
     with watch_opened() as opened, formats.open(name) as model:
-        size, format = model.size_bytes, model.format
-        if format == "gguf":
-            parts = [source.path for source in model.sources]
-            return Prepared(parts[0], size, key(parts, {}))
-        sources = sorted({str(model.path), *(source.path for source in opened)})
-    return exported(".gguf", sources, name, size, {}, say)
+        size = model.size_bytes
+        parts = [source.path for source in model.sources]
+        gguf = Prepared(parts[0], size, key(parts, {})) if model.format == "gguf" else None
+        return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
+
+
+def prepare_tower(file: PathLike, *, say: Callable[[str], None] = lambda line: None) -> Prepared:
+    """What sees or hears, as a GGUF for mtmd: itself where it is one, else those of the model `file`, in the cache.
+
+    Raises RefusedError for a GGUF of another kind, and what convert_model raises.
+    """
+    name = formats.path_text(file, "file")
+    found = _look(name)
+    if found.gguf is None:
+        return exported(".gguf", found.sources, name, found.size, {"mmproj": True}, say)
+    with formats.open(name) as model:
+        if model.metadata.get("general.architecture") != "clip":
+            raise RefusedError(
+                "the file holds a language model, and nothing that sees or hears",
+                path=name,
+                hint="--mmproj FILE names the GGUF that does",
+            )
+    return found.gguf
+
+
+def prepare_adapter(
+    file: PathLike, base: PathLike, prepared: Prepared, *, say: Callable[[str], None] = lambda line: None
+) -> str:
+    """An adapter of any form as a LoRA GGUF for the model `base`, which was `prepared`; its path.
+
+    Raises RefusedError for one that is for another model, and what convert_model raises.
+    """
+    name, of = formats.path_text(file, "file"), formats.path_text(base, "base")
+    found = _look(name)
+    with formats.open(name) as model:
+        if not looks_like_adapter(model):
+            raise RefusedError("this is no adapter", path=name, hint="--lora names a LoRA adapter of any form")
+    gguf = found.gguf
+    if gguf is None:
+        sources = sorted({*found.sources, *_look(of).sources})
+        gguf = exported(".gguf", sources, name, found.size, {"base": prepared.path}, say)
+    _check_adapter(gguf.path, prepared.path, name, of)
+    return gguf.path
+
+
+def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
+    """Raises RefusedError where the tensors of an adapter's GGUF do not fit those of a model's."""
+    with formats.open(adapter) as model, formats.open(base) as of:
+        theirs, ours = (m.metadata.get("general.architecture") for m in (model, of))
+        stated = model.metadata.get("general.base_model.0.name")
+        whose = f" (it says: {stated})" if isinstance(stated, str) else ""
+
+        def refusal(why: str) -> RefusedError:
+            return RefusedError(
+                f"the adapter is for another model than {base_name}: {why}{whose}",
+                path=name,
+                hint="apr inspect shows what an adapter is for",
+            )
+
+        if theirs != ours:
+            raise refusal(f"its architecture is {theirs!r}, the model's {ours!r}")
+        for tensor in model.tensors.entries:
+            weight, _, factor = tensor.name.rpartition(".")
+            if factor not in ("lora_a", "lora_b"):
+                continue
+            if weight not in of.tensors:
+                raise refusal(f"there is no tensor {weight}")
+            rows, columns = of.tensors[weight].shape[-2:]
+            turned = weight == "token_embd.weight"
+            expected = {"lora_a": rows if turned else columns, "lora_b": columns if turned else rows}[factor]
+            at = 0 if turned or factor == "lora_b" else -1
+            size = tensor.shape[-2] if at == 0 else tensor.shape[-1]
+            if size != expected:
+                raise refusal(f"{weight} is {list(of.tensors[weight].shape)}, its {factor} {list(tensor.shape)}")
 
 
 def exported(

@@ -1,0 +1,92 @@
+"""A conversation with a model, which remembers what was said as long as there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aprfmt.llama.engine import Sampling
+from aprfmt.running.generate import Runner, RunResult, with_markers
+from aprfmt.types import PathLike
+
+_SHARE, _MOST = 4, 512
+"""The part of the context that is kept for an answer, and its limit."""
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said to a model and what it answered.
+
+    Attributes:
+        runner: the model.
+        system: what it is told before all; None: nothing.
+        max_tokens, sampling, stop: as for Runner.answer.
+        turns: messages of the user and the assistant, the oldest first.
+    """
+
+    runner: Runner
+    system: str | None = None
+    max_tokens: int | None = None
+    sampling: Sampling | None = None
+    stop: Sequence[str] = ()
+    turns: list[dict[str, str]] = field(default_factory=list)
+    _media: list[list[PathLike]] = field(default_factory=list)
+
+    def ask(
+        self,
+        text: str,
+        *,
+        media: Sequence[PathLike] = (),
+        on_text: Callable[[str], None] | None = None,
+        on_drop: Callable[[int], None] | None = None,
+    ) -> RunResult:
+        """The answer to a message; both are remembered. Raises AprError, and forgets the message then.
+
+        Args:
+            text: the message.
+            media: files of pictures and sound that belong to it.
+            on_text: called with each piece of the answer.
+            on_drop: called with how many of the oldest messages were forgotten, because the context is full.
+        """
+        before = len(self.turns)
+        self.turns.append({"role": "user", "content": with_markers(text, len(media))})
+        self._media.append([*media])
+        try:
+            prompt, dropped = self._fitting()
+            before -= dropped
+            if dropped and on_drop is not None:
+                on_drop(dropped)
+            found = self.runner.answer(
+                prompt,
+                max_tokens=self.max_tokens,
+                sampling=self.sampling,
+                stop=self.stop,
+                media=[path for paths in self._media for path in paths],
+                reuse=True,
+                on_text=on_text,
+            )
+        except BaseException:
+            del self.turns[max(before, 0) :], self._media[max(before, 0) :]
+            raise
+        self.turns.append({"role": "assistant", "content": found.text})
+        self._media.append([])
+        return found
+
+    def reset(self) -> None:
+        """Forgets what was said, but not the system's message."""
+        self.turns.clear()
+        self._media.clear()
+
+    def _fitting(self) -> tuple[str, int]:
+        """The prompt, and how many of the oldest messages are dropped for it to leave room for an answer."""
+        n_ctx = self.runner.llama.facts.n_ctx
+        reserve = min(_MOST, n_ctx // _SHARE)
+        dropped = 0
+        while True:
+            system = [{"role": "system", "content": self.system}] if self.system else []
+            prompt = self.runner.chat_text([*system, *self.turns])
+            if len(self.turns) < 3 or len(self.runner.ids(prompt)) + reserve <= n_ctx:
+                return prompt, dropped
+            # A question goes with its answer.
+            del self.turns[:2], self._media[:2]
+            dropped += 2

@@ -1,0 +1,274 @@
+"""What a model answers, through llama.cpp: one prompt, or a conversation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aprfmt import formats
+from aprfmt.errors import NotFoundError, RefusedError, UsageError
+from aprfmt.formats import hf_files
+from aprfmt.io.source import is_file
+from aprfmt.llama.client import Generated, Llama, pooling_of
+from aprfmt.llama.engine import MEDIA_MARKER, Sampling
+from aprfmt.running.prepared import Prepared, prepare, prepare_adapter, prepare_tower
+from aprfmt.tokenizer.chat import ChatTemplate
+from aprfmt.types import PathLike
+
+DEFAULT_CONTEXT = 4096
+"""Tokens of the context, where the model was trained with at least as many."""
+
+RAW_TOKENS = 256
+"""Tokens of a text that nothing ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a model made of a prompt.
+
+    Attributes:
+        model: the file, as given.
+        engine: the package that brought llama.cpp.
+        text: the answer, without what stopped it.
+        tokens: its ids, an end token included.
+        ended: why there is no more: "end" (an end token), "stop" (a word), "length", "context" (no room), "interrupt".
+        prompt: the text that the model was given.
+        prompt_tokens: its tokens.
+        load_seconds, prompt_seconds, seconds: to load the model, until the first token could be drawn, from then on.
+        exported: the GGUF in the cache that was made for this run, None where there was no need to.
+    """
+
+    model: str
+    engine: str
+    text: str
+    tokens: list[int]
+    ended: str
+    prompt: str
+    prompt_tokens: int
+    load_seconds: float
+    prompt_seconds: float
+    seconds: float
+    exported: str | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Speed of the answer, None where it was too short to be measured."""
+        return (len(self.tokens) - 1) / self.seconds if len(self.tokens) > 1 and self.seconds > 0 else None
+
+    def to_json(self) -> dict[str, object]:
+        """The object of `apr run --json`."""
+        body = asdict(self)
+        timings: dict[str, object] = {name: body.pop(name) for name in _TIMES}
+        return body | {"timings": timings | {"tokens_per_second": self.tokens_per_second}}
+
+
+_TIMES = ("load_seconds", "prompt_seconds", "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How a model is loaded.
+
+    Attributes:
+        ctx: tokens of the context; 0: those that the model was trained with; None: these, at most DEFAULT_CONTEXT.
+        threads: threads of llama.cpp; 0: half of the processors.
+        gpu_layers: layers to compute on a GPU, if this llama.cpp can.
+        lora: adapters to apply, each with its scale.
+        mmproj: GGUF of the towers (vision, audio), or a model that has them.
+        media: whether there will be pictures or sound.
+        template: file of a chat template, or the name of one of the model's or of llama.cpp's; None: the model's.
+    """
+
+    ctx: int | None = None
+    threads: int = 0
+    gpu_layers: int = 0
+    lora: Sequence[tuple[PathLike, float]] = ()
+    mmproj: PathLike | None = None
+    media: bool = False
+    template: str | None = None
+
+
+class Runner:
+    """A model that is ready to answer. Use in `with`.
+
+    Args:
+        file: the model, in any form.
+        loading: how to load it.
+        say: called with a line before something is exported.
+
+    Attributes:
+        path: the model, as given.
+        llama: the model in llama.cpp.
+        template: its chat template; the name of one of llama.cpp's; None for a model without one.
+
+    Raises:
+        RefusedError: the file holds no language model that writes text, or an adapter is for another one.
+        RunError: llama.cpp refuses the file.
+    """
+
+    def __init__(self, file: PathLike, loading: Loading, say: Callable[[str], None] = lambda line: None) -> None:
+        self.path = formats.path_text(file, "file")
+        self._prepared = prepare(file, say=say)
+        metadata = metadata_of(self._prepared.path)
+        refuse_others(metadata, self.path)
+        if pooling_of(metadata)[1]:
+            raise RefusedError(
+                "the model is an encoder: it writes no text, but gives vectors of texts",
+                path=self.path,
+                hint=f'apr run {self.path} --embed "some text"',
+            )
+        adapters = [(prepare_adapter(path, file, self._prepared, say=say), scale) for path, scale in loading.lora]
+        tower: Prepared | None = None
+        if loading.media or loading.mmproj is not None:
+            tower = prepare_tower(loading.mmproj if loading.mmproj is not None else file, say=say)
+        self.llama = Llama(
+            self._prepared.path,
+            n_ctx=context_of(metadata, loading.ctx),
+            name=self.path,
+            n_bytes=self._prepared.n_bytes,
+            adapters=adapters,
+            n_threads=loading.threads,
+            gpu_layers=loading.gpu_layers,
+            tower=tower.path if tower is not None else None,
+        )
+        try:
+            self.template = self._template(metadata, loading.template)
+        except BaseException:
+            self.llama.close()
+            raise
+
+    def _template(self, metadata: Mapping[str, Any], wanted: str | None) -> ChatTemplate | str | None:
+        source, path, name = metadata.get(_TEMPLATE), self.path, "the chat template"
+        if wanted is not None:
+            if (own := metadata.get(f"{_TEMPLATE}.{wanted}")) is not None:
+                source, name = own, f"the chat template {wanted!r}"
+            elif is_file(wanted):
+                source, path = hf_files.read_text_file(Path(wanted)).decode(errors="replace"), wanted
+            elif os.sep in wanted or wanted.endswith(".jinja"):
+                raise NotFoundError("there is no such chat template", path=wanted)
+            else:
+                return wanted
+        if not isinstance(source, str) or not source.strip():
+            return None
+        if "{" not in source:
+            return source  # the name of one of llama.cpp's
+        roles = {"bos": self.llama.facts.bos, "eos": self.llama.facts.eos}
+        for role, key in _ROLES.items():
+            value = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if isinstance(value, int) and 0 <= value < self.llama.n_vocab:
+                roles[role] = value
+        special = {
+            role: self.llama.detokenize([token], special=True) if token >= 0 else "" for role, token in roles.items()
+        }
+        return ChatTemplate(source, special, name, path)
+
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation by the template, with the beginning of an answer at its end. Raises AprError."""
+        if self.template is None:
+            raise UsageError(
+                f"the model has no chat template: {self.path}", hint="--raw continues a text; --template gives one"
+            )
+        plain = [{"role": message["role"], "content": message["content"]} for message in messages]
+        if isinstance(self.template, str):
+            return self.llama.chat(self.template, plain)
+        return self.template.render(plain)
+
+    def ids(self, text: str, *, raw: bool = False) -> list[int]:
+        """The tokens of a prompt: a raw text gets those that begin one; a chat's has them, or lacks them."""
+        if raw:
+            return self.llama.tokenize(text)
+        ids = self.llama.tokenize(text, add_special=False)
+        facts = self.llama.facts
+        return ids if not facts.adds_bos or ids[:1] == [facts.bos] else [facts.bos, *ids]
+
+    def answer(
+        self,
+        text: str,
+        *,
+        raw: bool = False,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        media: Sequence[PathLike] = (),
+        reuse: bool = False,
+        on_text: Callable[[str], None] | None = None,
+    ) -> RunResult:
+        """Continues the text of a prompt. Raises RunError.
+
+        Args:
+            text: the prompt; engine.MEDIA_MARKER stands for each file of `media`.
+            raw: whether it is a text to continue, and no conversation.
+            max_tokens: at most so many; None: until the model ends or the context is full, RAW_TOKENS of a raw text.
+            sampling: how tokens are drawn; None: the most likely ones.
+            stop: words that end the answer.
+            media: files of pictures and sound.
+            reuse: what the context holds of the prompt is not computed again.
+            on_text: called with each piece of the answer as it comes.
+        """
+        facts = self.llama.facts
+        if max_tokens is None:
+            max_tokens = RAW_TOKENS if raw else facts.n_ctx
+        prompt: str | list[int] = self.ids(text, raw=raw)
+        if media:
+            bos = self.llama.detokenize([facts.bos], special=True) if facts.adds_bos and facts.bos >= 0 else ""
+            prompt = text if text.startswith(bos) else bos + text
+        made: Generated = self.llama.generate(
+            prompt, max_tokens, sampling=sampling, stop=stop, media=media, reuse=reuse, on_text=on_text
+        )
+        return RunResult(
+            model=self.path,
+            engine=self.llama.engine,
+            text=made.text,
+            tokens=made.ids,
+            ended=made.ended,
+            prompt=text,
+            prompt_tokens=made.prompt_tokens,
+            load_seconds=self.llama.facts.load_seconds,
+            prompt_seconds=made.prompt_seconds,
+            seconds=made.seconds,
+            exported=self._prepared.path if self._prepared.report is not None else None,
+        )
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llama.close()
+
+
+_TEMPLATE = "tokenizer.chat_template"
+_ROLES = {"unk": "unknown", "pad": "padding", "sep": "seperator", "cls": "cls", "mask": "mask"}
+"""Role of a special token -> the word of its GGUF key; "seperator" is how the key is spelled."""
+
+
+def metadata_of(gguf: str) -> dict[str, Any]:
+    """The keys of a GGUF."""
+    with formats.open(gguf) as model:
+        return dict(model.metadata)
+
+
+def refuse_others(metadata: Mapping[str, Any], path: str) -> None:
+    """Raises RefusedError for a GGUF that holds no model that reads text."""
+    kind = metadata.get("general.type")
+    if kind == "adapter":
+        raise RefusedError("this is an adapter", path=path, hint=f"apr run BASE --lora {path}")
+    if kind == "mmproj" or metadata.get("general.architecture") == "clip":
+        raise RefusedError(
+            "this is a tower without its language model", path=path, hint=f"apr run TEXT.gguf --mmproj {path}"
+        )
+
+
+def context_of(metadata: Mapping[str, Any], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
+    """Tokens of the context: those that are wanted, else `usual`, or as many as the model was trained with."""
+    if wanted is not None:
+        return wanted
+    trained = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    return min(trained, usual) if isinstance(trained, int) and trained > 0 else usual
+
+
+def with_markers(text: str, n: int) -> str:
+    """A message to which `n` files belong: they come first, unless it says where they are."""
+    return text if MEDIA_MARKER in text or not n else MEDIA_MARKER * n + "\n" + text
