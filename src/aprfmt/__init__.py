@@ -53,6 +53,10 @@ _LAZY = {
     "ImatrixReport": "aprfmt.running.importance",
     "Evaluation": "aprfmt.api",
     "report": "aprfmt.api",
+    "run": "aprfmt.api",
+    "RunResult": "aprfmt.running.generate",
+    "embed": "aprfmt.api",
+    "Embeddings": "aprfmt.running.embeddings",
     "vocab": "aprfmt.inspection.vocabulary",
     "Vocabulary": "aprfmt.inspection.vocabulary",
     "Model": "aprfmt.model",
@@ -65,6 +69,7 @@ __all__ = [
     "BenchReport",
     "Comparison",
     "Diagnosis",
+    "Embeddings",
     "Evaluation",
     "ImatrixReport",
     "Inspection",
@@ -72,6 +77,7 @@ __all__ = [
     "Model",
     "RawTensor",
     "Report",
+    "RunResult",
     "StampReport",
     "Tensor",
     "Tree",
@@ -85,6 +91,7 @@ __all__ = [
     "diff",
     "doctor",
     "dump_metadata",
+    "embed",
     "encode",
     "evaluate",
     "export_model",
@@ -103,6 +110,7 @@ __all__ = [
     "read_v1",
     "report",
     "rewrite_file",
+    "run",
     "save_file",
     "stamp",
     "tree",
@@ -115,6 +123,7 @@ if TYPE_CHECKING:
     from aprfmt.api import (
         Evaluation,
         bench,
+        embed,
         evaluate,
         imatrix,
         lint,
@@ -122,6 +131,7 @@ if TYPE_CHECKING:
         merge_imatrix,
         quantize_model,
         report,
+        run,
         validate,
     )
     from aprfmt.codecs.recode import encode
@@ -145,6 +155,8 @@ if TYPE_CHECKING:
     from aprfmt.model import Model, Tensor
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.doctor import Diagnosis, doctor
+    from aprfmt.running.embeddings import Embeddings
+    from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.validate import Rule, Validation
     from aprfmt.running.bench import BenchReport
+    from aprfmt.running.embeddings import Embeddings
+    from aprfmt.running.generate import RunResult
     from aprfmt.running.importance import ImatrixReport
 
 

@@ -46,6 +46,7 @@ COMMANDS = {
         Row("imatrix", "imatrix:Imatrix", "Which columns matter, for a better quantization.", "Convert"),
         Row("shard", "convert:Shard", "Split into .apr files of limited size, with a manifest.", "Convert"),
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
+        Row("run", "run:Run", "Ask a model, talk with it, or embed texts, in llama.cpp.", "Run"),
         Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),

@@ -118,6 +118,12 @@ class Output:
         if self.mode == "human":
             self._put(text + "\n", flush=True)
 
+    def stream(self, text: str) -> None:
+        """A piece of text that was asked for, on stdout as it comes; nothing in it can drive a terminal."""
+        if self.data_stream.isatty():
+            text = "".join(c if c in "\n\t" else printable(c) for c in text)
+        self._put(text, flush=True)
+
     def warning(self, text: str) -> None:
         """A warning on stderr; the JSON object is expected to hold it too."""
         if self.mode == "human":

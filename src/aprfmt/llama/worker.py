@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from aprfmt.llama.session import Session
 
 CALLS = (
-CALLS = (
     *("facts", "system", "tokenize", "detokenize", "generate", "embed", "logits"),
     *("measure", "collect", "collected", "restore", "pair", "chat"),
-)
 )
 """Methods of a Session that can be asked for, with their arguments by name."""
 

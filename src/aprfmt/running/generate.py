@@ -91,6 +91,59 @@ class Loading:
     template: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is asked.
+
+    Attributes:
+        text: what the user says, or a text to continue.
+        system: what the model is told before.
+        raw: whether it is a text to continue; None: where the model has no chat template.
+        media: files of pictures and sound.
+    """
+
+    text: str
+    system: str | None = None
+    raw: bool | None = None
+    media: Sequence[PathLike] = ()
+
+    def check(self) -> None:
+        """Raises UsageError, and NotFoundError for a file that is not there."""
+        if self.raw and self.system is not None:
+            raise UsageError("a system message needs a chat template, which --raw leaves out")
+        for path in self.media:
+            if not is_file(path):
+                raise NotFoundError("there is no such file", path=path)
+
+
+def sampling_of(**values: float) -> Sampling:
+    """The Sampling of these values. Raises UsageError for one out of range, or without effect."""
+    for name, (least, most, kind) in _RANGES.items():
+        value = values[name]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole or (kind is float and isinstance(value, float))) or not least <= value <= most:
+            raise UsageError(f"{name} must be {_KINDS[kind]} from {least:g} to {most:g}, not {value!r:.40}")
+    usual = Sampling()
+    if not values["temperature"]:
+        named = [name for name in values if name != "temperature" and values[name] != getattr(usual, name)]
+        if named:
+            raise UsageError(
+                f"{named[0]} has no effect without a temperature: the most likely token is taken",
+                hint="add --temperature 0.8",
+            )
+    return Sampling(**values)  # type: ignore[arg-type]  # checked above
+
+
+_RANGES: dict[str, tuple[float, float, type]] = {
+    "temperature": (0, 100, float),
+    "top_k": (0, 2**31 - 1, int),
+    "top_p": (0, 1, float),
+    "min_p": (0, 1, float),
+    "seed": (0, 2**32 - 1, int),
+}
+_KINDS = {int: "a whole number", float: "a number"}
+
+
 class Runner:
     """A model that is ready to answer. Use in `with`.
 
@@ -184,6 +237,27 @@ class Runner:
         facts = self.llama.facts
         return ids if not facts.adds_bos or ids[:1] == [facts.bos] else [facts.bos, *ids]
 
+    def ask(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        on_text: Callable[[str], None] | None = None,
+    ) -> RunResult:
+        """The answer to one prompt; the options are those of `answer`. Raises AprError."""
+        raw = prompt.raw if prompt.raw is not None else self.template is None
+        text = with_markers(prompt.text, len(prompt.media))
+        if raw and prompt.system is not None:
+            self.chat_text([])  # says that there is no template
+        if not raw:
+            system = [{"role": "system", "content": prompt.system}] if prompt.system is not None else []
+            text = self.chat_text([*system, {"role": "user", "content": text}])
+        return self.answer(
+            text, raw=raw, max_tokens=max_tokens, sampling=sampling, stop=stop, media=prompt.media, on_text=on_text
+        )
+
     def answer(
         self,
         text: str,
@@ -209,6 +283,8 @@ class Runner:
             on_text: called with each piece of the answer as it comes.
         """
         facts = self.llama.facts
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise UsageError(f"max_tokens must be a number of tokens from 1 on, not {max_tokens!r:.40}")
         if max_tokens is None:
             max_tokens = RAW_TOKENS if raw else facts.n_ctx
         prompt: str | list[int] = self.ids(text, raw=raw)

@@ -73,7 +73,7 @@ class ChatTemplate:
             import jinja2
         except ImportError as error:
             raise MissingDependencyError(
-                "chat templates need jinja2, which is not installed", hint="pip install 'aprfmt[llama]'"
+                "chat templates need jinja2, which is not installed", hint="pip install jinja2"
             ) from error
         tokens = {f"{role}_token": text for role, text in self.special.items()}
         try:

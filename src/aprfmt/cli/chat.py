@@ -1,0 +1,136 @@
+"""A conversation with a model on the terminal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from aprfmt.cli.output import out, printable
+from aprfmt.errors import AprError, UsageError
+from aprfmt.llama.client import LlamaDiedError
+from aprfmt.text import plural
+
+if TYPE_CHECKING:
+    from aprfmt.cli.run import Run
+    from aprfmt.running.conversation import Conversation
+
+_PROMPT = ">>> "
+_HELP = """\
+/reset          forget what was said
+/system [TEXT]  tell the model something before all, and forget what was said
+/exit           leave (Ctrl-D too)
+Ctrl-C ends an answer. A line that ends with \\ goes on."""
+
+
+def chat(options: Run) -> None:
+    """Reads what the user says until the end, and prints what the model of `options` answers."""
+    from aprfmt.running.conversation import Conversation
+    from aprfmt.running.generate import Loading, Prompt, Runner, sampling_of
+
+    if options.raw:
+        raise UsageError("a conversation needs a chat template, which --raw leaves out", hint="give a text to continue")
+    media = [*(options.image or ()), *(options.audio or ())]
+    Prompt("", media=media).check()
+    sampling = sampling_of(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+    )
+    loading = Loading(
+        ctx=options.ctx,
+        threads=options.threads,
+        gpu_layers=options.gpu_layers,
+        lora=[one if isinstance(one, tuple) else (one, 1.0) for one in options.adapters()],
+        mmproj=options.mmproj,
+        media=bool(media),
+        template=options.template,
+    )
+    with suppress(ImportError):
+        import readline  # noqa: F401  # input() then edits lines and remembers them
+    with Runner(options.file, loading, out.progress_line) as runner:
+        talk = Conversation(runner, options.system, options.max_tokens, sampling, options.stop or ())
+        runner.chat_text([{"role": "user", "content": "Hello"}])  # a model without a template is refused first
+        out.progress_line("/help names the commands, Ctrl-D leaves")
+        while (line := _read()) is not None:
+            if line.startswith("/"):
+                if not _command(line, talk):
+                    return
+            elif line.strip():
+                media = _answer(talk, line, media)
+
+
+def _answer(talk: Conversation, line: str, media: list[str]) -> list[str]:
+    """Prints an answer; gives the files that the next message is about."""
+    from aprfmt.cli.run import statistics
+
+    try:
+        with _ending_answers(talk):
+            found = talk.ask(
+                line,
+                media=media,
+                on_text=out.stream,
+                on_drop=lambda n: out.progress_line(
+                    f"the context is full: the oldest {plural(n, 'message')} forgotten (/reset, --ctx)"
+                ),
+            )
+    except LlamaDiedError:
+        raise
+    except AprError as error:  # the conversation goes on without the message
+        out.failure(error)
+        return media
+    out.stream("\n")
+    out.progress_line(statistics(found))
+    return []
+
+
+@contextmanager
+def _ending_answers(talk: Conversation) -> Iterator[None]:
+    """Ctrl-C ends the answer while the block runs."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: talk.runner.llama.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _read() -> str | None:
+    """What the user says; None at the end."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input(_PROMPT if not lines else "... ")
+        except KeyboardInterrupt:
+            out.stream("\n")
+            lines.clear()
+            out.progress_line("Ctrl-D or /exit leaves")
+            continue
+        except EOFError:
+            out.stream("\n")
+            return None
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            return "\n".join(lines)
+
+
+def _command(line: str, talk: Conversation) -> bool:
+    """Does what a line with a / says; False where it ends the conversation."""
+    word, _, rest = line.partition(" ")
+    if word in ("/exit", "/quit", "/bye"):
+        return False
+    if word == "/reset":
+        talk.reset()
+        out.progress_line("forgotten")
+    elif word == "/system":
+        talk.reset()
+        talk.system = rest.strip() or None
+        out.progress_line("the model is told so" if talk.system else "the model is told nothing")
+    else:
+        if word != "/help":
+            out.progress_line(f"there is no command {printable(word)}")
+        for text in _HELP.splitlines():
+            out.progress_line(text)
+    return True

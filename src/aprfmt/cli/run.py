@@ -1,0 +1,229 @@
+"""`apr run`: what a model answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import aprfmt
+from aprfmt.cli.options import Common, LlamaMachine, ModelArgument
+from aprfmt.cli.output import out, printable, shorten, table, width
+from aprfmt.errors import UsageError
+from aprfmt.text import format_seconds
+
+if TYPE_CHECKING:
+    from aprfmt.running.embeddings import Embeddings
+    from aprfmt.running.generate import RunResult
+
+_SCALE = ":"
+
+
+@dataclass(kw_only=True)
+class Run(Common, LlamaMachine):
+    """Ask a model something, talk with it, or embed texts, in llama.cpp; what is not a GGUF is exported once.
+
+    Without a prompt, on a terminal, it is a conversation: /help names its commands, Ctrl-C ends an answer, Ctrl-D the
+    conversation. Otherwise the prompt is read from standard input. The text of the answer goes to standard output, all
+    else to standard error.
+
+    \b
+    apr run model.apr "What is the capital of France?"
+    apr run ./Qwen3-0.6B --system "Answer in French." --temperature 0.7 --seed 1
+    git diff | apr run model.gguf "Summarise this change:" -
+    apr run base.gguf --raw "Once upon a time" -n 50 --stop "The end"
+    apr run model.gguf --lora ./adapter:0.5 "Hello"
+    apr run gemma.gguf --mmproj mmproj.gguf --image cat.png "What is this?"
+    apr run bge-m3.gguf --embed "a cat" --embed "a kitten" --json
+    """
+
+    file: ModelArgument
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]", help="What to ask; several are put together, - is standard input."),
+    ] = None
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before.")] = None
+    raw: Annotated[
+        bool | None,
+        typer.Option("--raw", help="Continue the text as it is; by default if the model has no chat template."),
+    ] = None
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|NAME", help="Another chat template: a Jinja file, or a name the model has."),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", metavar="N", min=1, help="At most N tokens; with --raw 256 by default."),
+    ] = None
+    temperature: Annotated[
+        float, typer.Option(metavar="T", min=0, help="0: the most likely token each time; 0.8: one of the likely ones.")
+    ] = 0.0
+    top_k: Annotated[int, typer.Option(metavar="K", min=0, help="Choose from the K most likely tokens; 0: all.")] = 40
+    top_p: Annotated[
+        float, typer.Option(metavar="P", min=0, max=1, help="Choose from the likely tokens that make up P.")
+    ] = 0.95
+    min_p: Annotated[
+        float,
+        typer.Option(metavar="P", min=0, max=1, help="Choose from tokens P times as likely as the first, or more."),
+    ] = 0.05
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The same seed chooses the same tokens.")] = 0
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")
+    ] = None
+    ctx: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Tokens of the context; 0: as trained. By default at most 4096 of them."),
+    ] = None
+    lora: Annotated[
+        list[str] | None, typer.Option(metavar="ADAPTER[:SCALE]", help="Apply an adapter of any form; repeatable.")
+    ] = None
+    image: Annotated[list[str] | None, typer.Option(metavar="FILE", help="A picture to ask about; repeatable.")] = None
+    audio: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Sound to ask about; repeatable.")] = None
+    mmproj: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The GGUF that sees or hears, if the model's own file does not.")
+    ] = None
+    embed: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Embed a text; repeatable. A reranker compares the first with the others."),
+    ] = None
+
+    def __call__(self) -> None:
+        """Runs the command."""
+        if self.embed:
+            self._embed(self.embed)
+            return
+        text = self._text()
+        if text is None:
+            from aprfmt.cli.chat import chat
+
+            chat(self)
+            return
+        json = out.mode == "json"
+        found = aprfmt.run(
+            self.file,
+            text,
+            system=self.system,
+            raw=self.raw,
+            template=self.template,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            stop=self.stop or (),
+            lora=self.adapters(),
+            image=self.image or (),
+            audio=self.audio or (),
+            mmproj=self.mmproj,
+            ctx=self.ctx,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            on_text=None if json else out.stream,
+            log=out.progress_line,
+        )
+        if json:
+            out.result(found.to_json())
+            return
+        out.stream("\n")
+        out.progress_line(statistics(found))
+
+    def _text(self) -> str | None:
+        """The prompt; None for a conversation."""
+        words = self.prompt or []
+        if words.count("-") > 1:
+            raise UsageError("standard input is read once: give one -")
+        if words and "-" not in words:
+            return "\n".join(words)
+        if not words and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and out.mode == "human":
+            return None
+        if sys.stdin is None or (not words and sys.stdin.isatty()):
+            raise UsageError("there is no prompt", hint=f'apr run {self.file} "Hello"')
+        given = sys.stdin.buffer.read().decode(errors="replace").rstrip("\n")
+        text = "\n".join(given if word == "-" else word for word in words or ["-"])
+        if not text.strip():
+            raise UsageError("the prompt is empty", hint=f'apr run {self.file} "Hello"')
+        return text
+
+    def adapters(self) -> list[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]]:
+        """Each --lora with its scale. Raises UsageError."""
+        found: list[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = []
+        for text in self.lora or ():
+            path, colon, scale = text.rpartition(_SCALE)
+            if not colon or os.path.exists(text):
+                found.append(text)
+                continue
+            try:
+                found.append((path, float(scale)))
+            except ValueError:
+                found.append(text)  # a name with a colon, such as C:\adapter or hf://
+        return found
+
+    def _embed(self, texts: list[str]) -> None:
+        for name in ("system", "raw", "template", "max_tokens", "stop", "image", "audio", "mmproj", "prompt"):
+            if getattr(self, name):
+                raise UsageError(f"--embed writes no text, so {'a ' if name == 'prompt' else '--'}{name} has no effect")
+        found = aprfmt.embed(
+            self.file,
+            texts,
+            lora=self.adapters(),
+            ctx=self.ctx,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            log=out.progress_line,
+        )
+        out.result(found.to_json(), _vectors(found))
+
+
+def statistics(found: RunResult) -> str:
+    """One line about an answer."""
+    parts = [f"{found.prompt_tokens:,} + {len(found.tokens):,} tokens"]
+    if found.tokens_per_second is not None:
+        parts.append(f"{found.tokens_per_second:.1f} tokens/s")
+    parts.append(f"prompt {format_seconds(found.prompt_seconds)}")
+    parts.append(_ENDED[found.ended])
+    return ", ".join(part for part in parts if part)
+
+
+_ENDED = {
+    "end": "",
+    "stop": "ended by --stop",
+    "length": "cut at --max-tokens",
+    "context": "cut: the context is full (--ctx)",
+    "interrupt": "interrupted",
+}
+
+_SHOWN = 6
+
+
+def _vectors(found: Embeddings) -> Iterator[str]:
+    room = max(16, width() // 3)
+    names = [shorten(printable(item.text), room) for item in found.items]
+    if found.items[0].scores is not None:
+        if found.query is not None:
+            yield f"query: {printable(found.query)}"
+        labels = list(found.items[0].scores)
+        rows = [
+            [name, *(f"{value:.4f}" for value in (item.scores or {}).values())]
+            for name, item in zip(names, found.items, strict=True)
+        ]
+        yield from table(["text", *labels], rows, right=" ".join(labels), indent=0)
+        return
+    rows = [
+        [name, f"{item.norm:.4f}", " ".join(f"{value:.4f}" for value in (item.vector or [])[:_SHOWN]) + " …"]
+        for name, item in zip(names, found.items, strict=True)
+    ]
+    yield f"{found.size:,} values, pooling: {found.pooling}"
+    yield from table(["text", "norm", "first values"], rows, right="norm", indent=0)
+    if len(names) > 1:
+        numbers = [str(i) for i in range(1, len(names) + 1)]
+        cells = [
+            [f"{number} {name}", *("-" if x is None else f"{x:.4f}" for x in row)]
+            for number, name, row in zip(numbers, names, found.similarities or [], strict=True)
+        ]
+        yield ""
+        yield from table(["cosine", *numbers], cells, right=" ".join(numbers), indent=0)
