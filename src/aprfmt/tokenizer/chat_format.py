@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aprfmt.errors import MissingDependencyError
+from aprfmt.errors import AprError, MissingDependencyError
 from aprfmt.text import plural
+from aprfmt.tokenizer.chat import ChatTemplate
 from aprfmt.tokenizer.model import Tokenizer
 
 Message = Mapping[str, str]
@@ -78,7 +79,7 @@ def find_format(tokenizer: Tokenizer) -> tuple[ChatFormat | None, str]:
         found = _read_off(render)
         wrong = sum(render(talk) != found.render(talk) for talk in _probes(found.system is not None)) if found else 0
     except _Failure as error:
-        return None, f"the chat template cannot be rendered: {error}"
+        return None, str(error)
     if found is None:
         return None, "the chat template does more than put fixed texts around messages"
     return (found, "") if not wrong else (None, f"{plural(wrong, 'conversation')} came out otherwise in the template")
@@ -89,50 +90,26 @@ class _Failure(Exception):
 
 
 class _Renderer:
-    """A template in jinja2's sandbox, which takes no attribute that leads out of it and changes no value."""
+    """The tokenizer's template."""
 
     def __init__(self, template: str, tokenizer: Tokenizer) -> None:
-        try:
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise MissingDependencyError("chat templates are rendered by jinja2", hint="pip install jinja2") from error
-        self._error = TemplateError
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
-        environment.globals["raise_exception"] = raise_exception
         texts = {role: _text_of(tokenizer, role) for role in ("bos", "eos", "unk", "pad")}
-        self._given = {f"{role}_token": text for role, text in texts.items()}
+        self._template = ChatTemplate(template, texts)
         self._bos = ""
-        self._template = None
-        try:
-            self._template = environment.from_string(template)
-        except (TemplateError, RecursionError) as error:
-            self._failure = str(error)
         # A begin token that the tokenizer adds is none of the template's; one that begins each message is no such.
         bos = texts["bos"]
-        if self._template is not None and bos and tokenizer.flags.get("add_bos") is not False:
+        if bos and tokenizer.flags.get("add_bos") is not False:
             self._bos = bos if self(_talk(_U, _A, _V)).count(bos) == 1 else ""
 
     def __call__(self, conversation: Conversation, *, reply: bool = True) -> str:
         """The text of a conversation, without the begin token. Raises _Failure."""
-        if self._template is None:
-            raise _Failure(self._failure)
-        messages = [dict(message) for message in conversation]
         try:
-            text = self._template.render(messages=messages, add_generation_prompt=reply, tools=None, **self._given)
-        except (self._error, *_OF_TEMPLATES) as error:
-            raise _Failure(f"{error}") from error
+            text = self._template.render(conversation, add_generation_prompt=reply)
+        except MissingDependencyError:
+            raise
+        except AprError as error:
+            raise _Failure(error.message) from error
         return text.removeprefix(self._bos)
-
-
-_OF_TEMPLATES = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What the expressions of a template raise."""
 
 
 def _text_of(tokenizer: Tokenizer, role: str) -> str:
@@ -210,6 +187,6 @@ def _cut(text: str, *marks: str) -> list[str]:
     for mark in marks:
         before, found, text = text.partition(mark)
         if not found or mark in text:
-            raise _Failure("it leaves out or repeats a message")
+            raise _Failure("the chat template leaves out or repeats a message")
         out.append(before)
     return [*out, text]
