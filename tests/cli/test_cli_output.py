@@ -137,7 +137,7 @@ def test_table_aligns() -> None:
 def test_table_fits_a_terminal(streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     streams(Terminal)
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(output, "width", lambda: 40)
+    monkeypatch.setattr(output, "width", lambda stream=None: 40)
     lines = table(["name", "size"], [["n" * 90, "1 KiB"]], right="size")
     assert all(len(line) <= 40 for line in lines)
     assert lines[1].endswith("1 KiB")

@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(50_000)
     _prepare_streams()
     try:
+        arguments = _in_our_words(arguments)
         if "--version" in arguments[:2] and set(arguments) <= {"--version", "--json"}:
             _print_version("--json" in arguments)
             code = 0
@@ -28,6 +29,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.write("error: interrupted; no partial output is left\n")
         code = 130
     _leave(code)
+
+
+_ALIASES = {"info": "inspect", "show": "inspect", "version": "--version", "-V": "--version", "help": "--help"}
+"""What people type first, by the habits of other programs."""
+
+
+def _in_our_words(arguments: list[str]) -> list[str]:
+    """The first word by its alias; `help COMMAND` is `COMMAND --help`."""
+    first = next((i for i, word in enumerate(arguments) if word in _ALIASES or not word.startswith("-")), None)
+    if first is None or arguments[first] not in _ALIASES:
+        return arguments
+    before, behind = arguments[:first], arguments[first + 1 :]
+    if arguments[first] == "help" and behind:
+        return [*before, *behind, "--help"]
+    return [*before, _ALIASES[arguments[first]], *behind]
 
 
 def _prepare_streams() -> None:

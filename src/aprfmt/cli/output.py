@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aprfmt.io.pipe import Progress, StartProgress
 
 _INTERVAL_S = 0.1
-_BAR_COLUMNS = 24
+_BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -170,11 +170,14 @@ class Output:
 out = Output()
 
 
-def width() -> int:
-    """Columns of the terminal, 80 when there is none."""
-    import shutil
-
-    return max(40, shutil.get_terminal_size((80, 24)).columns)
+def width(stream: TextIO | None = None) -> int:
+    """Columns of the terminal that `stream` (default: stdout) is; else what COLUMNS says, else 80."""
+    try:
+        columns = os.get_terminal_size((stream or out.data_stream).fileno()).columns
+    except (OSError, ValueError):  # no terminal, or no file at all
+        columns = 0
+    asked = os.environ.get("COLUMNS", "")
+    return max(40, int(asked) if asked.isdecimal() and int(asked) else columns or 80)
 
 
 def shorten(text: str, columns: int) -> str:
@@ -224,9 +227,9 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
 
     `amount` writes how much is done: bytes, unless it counts something else.
 
-    None where there is no bar: stderr is not a terminal, or --json or --quiet was given.
+    None where there is no bar: stderr is not a terminal, or one that cannot rub out, or --json or --quiet was given.
     """
-    if out.mode != "human" or not out.error_stream.isatty():
+    if out.mode != "human" or not out.error_stream.isatty() or os.environ.get("TERM") == "dumb":
         yield None
         return
     drawn = 0.0
@@ -241,7 +244,7 @@ def progress_bar(verb: str, amount: Callable[[float], str] = format_bytes) -> It
             if now - drawn >= _INTERVAL_S:
                 drawn = now
                 text = _bar(verb, done, total, max(now - began, 1e-9), label, amount)
-                out.error_stream.write("\r" + text[: width() - 1] + "\x1b[K")
+                out.error_stream.write("\r" + text + "\x1b[K")
                 out.error_stream.flush()
 
         return advance
@@ -263,12 +266,15 @@ def _bar(
     verb: str, done: int, total: int, elapsed: float, label: str, amount: Callable[[float], str] = format_bytes
 ) -> str:
     share = min(1.0, done / total) if total else 1.0
-    filled = round(share * _BAR_COLUMNS)
     rate = done / elapsed
     left = format_seconds((total - done) / rate) if rate and share < 1 else "0 s"
-    text = (
-        f"{verb} {'█' * filled}{'░' * (_BAR_COLUMNS - filled)} {share:4.0%} "
-        f"{amount(done)}/{amount(total)} {amount(rate)}/s {left}"
-    )
-    room = width() - len(text) - 3
+    numbers = f"{share:4.0%} {amount(done)}/{amount(total)} {amount(rate)}/s {left}"
+    columns = width(out.error_stream) - 1
+    # In a narrow terminal the bar goes before the rate and the time that is left.
+    bar = min(_BAR_COLUMNS, columns - len(verb) - len(numbers) - 2)
+    if bar < _LEAST_BAR_COLUMNS:
+        return f"{verb} {numbers}" if len(verb) + len(numbers) < columns else numbers.strip()[:columns]
+    filled = round(share * bar)
+    text = f"{verb} {'█' * filled}{'░' * (bar - filled)} {numbers}"
+    room = columns - len(text) - 2
     return f"{text}  {shorten(printable(label), room)}" if label and room >= 12 else text
