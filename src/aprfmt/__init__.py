@@ -41,6 +41,8 @@ _LAZY = {
     "lint": "aprfmt.api",
     "lint_rules": "aprfmt.api",
     "Lint": "aprfmt.inspection.lint.run",
+    "hex": "aprfmt.inspection.hex.run",
+    "HexDump": "aprfmt.inspection.hex.run",
     "tree": "aprfmt.inspection.tree",
     "Tree": "aprfmt.inspection.tree",
     "doctor": "aprfmt.running.doctor",
@@ -71,6 +73,7 @@ __all__ = [
     "Diagnosis",
     "Embeddings",
     "Evaluation",
+    "HexDump",
     "ImatrixReport",
     "Inspection",
     "Lint",
@@ -96,6 +99,7 @@ __all__ = [
     "evaluate",
     "export_model",
     "extract_adapter",
+    "hex",
     "imatrix",
     "import_model",
     "inspect",
@@ -148,6 +152,7 @@ if TYPE_CHECKING:
     from aprfmt.formats.apr_metadata import dump as dump_metadata
     from aprfmt.inspection.describe import Inspection, inspect
     from aprfmt.inspection.diff import Comparison, diff
+    from aprfmt.inspection.hex.run import HexDump, hex
     from aprfmt.inspection.lint.run import Lint
     from aprfmt.inspection.tree import Tree, tree
     from aprfmt.inspection.validate import Validation

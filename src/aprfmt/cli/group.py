@@ -32,6 +32,7 @@ COMMANDS = {
         Row("inspect", "look:inspect", "What a file is: container, dimensions, dtypes, tokenizer.", "Look"),
         Row("tensors", "look:tensors", "One row per tensor, with statistics and hashes on request.", "Look"),
         Row("tree", "tree:tree", "The modules as a tree, equal layers folded; dot, Mermaid.", "Look"),
+        Row("hex", "hex:hex", "The bytes of a file with their meaning, or a tensor's blocks.", "Look"),
         Row("validate", "look:validate", "Check integrity and content; exit 5 if a check fails.", "Look"),
         Row("lint", "lint:lint", "What a file could do better; exit 1 if there is anything.", "Look"),
         Row("diff", "compare:diff", "Compare two models; exit 0: same, 1: different, 2: trouble.", "Look"),

@@ -147,6 +147,11 @@ class Cursor:
         self.pos = 0
         self.more = more if source is None else source.size > self._size
 
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self._size if self._source is None else self._source.size
+
     def read_to(self, end: int) -> None:
         """Reads the file as far as byte `end`, for which `need` was asked. Raises CorruptError where it shrank."""
         while len(self.data) < end:
@@ -488,7 +493,7 @@ def _split_number(part: GgufPart, key: str, default: int) -> int:
 def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     source = stack.enter_context(Source.open(path))
     cursor = Cursor(bytearray(), source.path, source=source)
-    version, n_tensors, n_kv = _read_header(cursor)
+    version, n_tensors, n_kv = read_header(cursor)
     entries = _read_entries(cursor, n_kv)
     infos_start = cursor.pos
     infos = _read_infos(cursor, n_tensors)
@@ -503,7 +508,8 @@ def _read_part(path: Path, stack: ExitStack) -> GgufPart:
     return GgufPart(source, version, alignment, tensors, kv, (infos_start, cursor.pos), data_start)
 
 
-def _read_header(cursor: Cursor) -> tuple[int, int, int]:
+def read_header(cursor: Cursor) -> tuple[int, int, int]:
+    """Version, tensor count, key count; the cursor stands behind them. Raises what `open_model` raises."""
     (magic,) = cursor.unpack(_MAGIC, "the magic")
     if magic == b"FUGG":
         raise UnsupportedError("a big-endian GGUF file", path=cursor.path, offset=0, hint=_BIG_ENDIAN_HINT)
@@ -608,5 +614,5 @@ def _stored_as(info: _Info, path: str) -> tuple[str, int]:
 def read_pairs(data: bytes, path: str) -> KvMapping:
     """The key-value pairs of a GGUF of which `data` holds at least the header; tensors are not looked at."""
     cursor = Cursor(data, path, more=True)
-    _, _, n_kv = _read_header(cursor)
+    _, _, n_kv = read_header(cursor)
     return KvMapping(memoryview(data), _read_entries(cursor, n_kv))

@@ -1,0 +1,1 @@
+"""`apr hex`: what every byte of a model file means."""

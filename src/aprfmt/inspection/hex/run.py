@@ -1,0 +1,167 @@
+"""`apr hex`: a file's header, metadata and index with the meaning of their bytes, or the blocks of a tensor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aprfmt import formats
+from aprfmt.errors import AprError, UsageError
+from aprfmt.inspection.hex.blocks import TensorDump, dump_tensor
+from aprfmt.inspection.hex.containers import container_of
+from aprfmt.inspection.hex.spans import Section, Walk, take
+from aprfmt.io.source import Source, is_file
+from aprfmt.types import PathLike
+
+_ENTRIES, _BLOCKS, _LINES = 16, 2, 16
+_MOST_WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FileDump:
+    """What is shown of a file.
+
+    Attributes:
+        file: its path.
+        size_bytes: its size.
+        format: the container; None for one that is not taken apart.
+        sections: in the order of the file.
+        lines: plain lines of bytes as (offset, bytes), where these were asked for or nothing else is known.
+        damage: what is wrong, as far as a look shows; the sections end where it keeps the walk from going on.
+    """
+
+    file: str
+    size_bytes: int
+    format: str | None
+    sections: Sequence[Section]
+    lines: Sequence[tuple[int, bytes]]
+    damage: Sequence[AprError]
+
+    def to_json(self) -> dict[str, object]:
+        """The file's object in the JSON of `apr hex`."""
+        return {
+            "file": self.file,
+            "size_bytes": self.size_bytes,
+            "format": self.format,
+            "sections": [section.to_json() for section in self.sections],
+            "lines": [{"offset": offset, "bytes": data.hex()} for offset, data in self.lines],
+            "damage": [error.to_json() for error in self.damage],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class HexDump:
+    """What is shown of a model; `to_json` is the object of `apr hex --json`.
+
+    Attributes:
+        file: the path as given.
+        files: the files of the model; none where a tensor was asked for.
+        tensor: the tensor that was asked for.
+    """
+
+    file: str
+    files: Sequence[FileDump]
+    tensor: TensorDump | None
+
+    @property
+    def damage(self) -> AprError | None:
+        """The first thing that is wrong with a file."""
+        return next((error for file in self.files for error in file.damage), None)
+
+    def to_json(self) -> dict[str, object]:
+        """The keys of the JSON contract."""
+        tensor = None if self.tensor is None else self.tensor.to_json()
+        return {"file": self.file, "files": [file.to_json() for file in self.files], "tensor": tensor}
+
+
+def hex(
+    path: PathLike,
+    *,
+    tensor: str | None = None,
+    offset: int = 0,
+    limit: int | None = None,
+    width: int = 16,
+    raw: bool = False,
+) -> HexDump:
+    """What the bytes of the file at `path` mean: header, metadata and index, or the blocks of `tensor`.
+
+    Reads only what it shows, and what lies before it in a header. A damaged file is shown as far as it can be
+    (`FileDump.damage`).
+
+    Args:
+        path: a file, or a model of several, each of which is shown.
+        tensor: a tensor's name: its blocks, with fields and values.
+        offset: begin at this byte, of the tensor where one is named.
+        limit: at most so many keys and tensors of each section, blocks or lines; 0: all; None: 16, of blocks 2.
+        width: bytes in a line.
+        raw: bytes alone, without their meaning; of any file.
+
+    Raises:
+        UsageError: for a tensor that there is not, and numbers that cannot be.
+    """
+    for name, number, least, most in (("offset", offset, 0, None), ("width", width, 1, _MOST_WIDTH)):
+        if type(number) is not int or number < least or (most is not None and number > most):
+            raise UsageError(f"--{name} {number}", hint=f"a number from {least} to {most}" if most else "0 and more")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise UsageError(f"--limit {limit}", hint="a number from 0 on; 0 shows everything")
+    name = os.fspath(path)
+    if tensor is not None:
+        with formats.open_unchanged(path) as model:
+            found = model.tensors[tensor]
+            if raw:
+                span = found.offset, found.offset + found.n_bytes
+                lines = _lines(found.source, span[0] + offset, span[1], _LINES if limit is None else limit, width)
+                return HexDump(name, [FileDump(found.source.path, found.source.size, None, [], lines, [])], None)
+            shown = dump_tensor(found, offset, _limit_of(limit, found.dtype), width)
+            return HexDump(name, [], shown)
+    files = [_file(place, offset, limit, width, raw) for place in _files(path)]
+    return HexDump(name, files, None)
+
+
+def _limit_of(limit: int | None, dtype: str) -> int:
+    from aprfmt.codecs.dtypes import DTYPES
+
+    if limit is not None:
+        return limit
+    return _LINES if DTYPES[dtype].kind == "plain" or dtype == "AprQ8" else _BLOCKS
+
+
+def _files(path: PathLike) -> list[str]:
+    """The files to show: the one that is named, or those of a folder, an index or a manifest."""
+    name = formats.path_text(path)
+    if is_file(name) and not name.endswith(".json"):
+        return [name]
+    with formats.open_unchanged(path) as model:
+        return list(dict.fromkeys(source.path for source in model.sources))
+
+
+def _file(path: str, offset: int, limit: int | None, width: int, raw: bool) -> FileDump:
+    sections: list[Section] = []
+    damage: list[AprError] = []
+    with Source.open(path) as source:
+        container = None if raw else container_of(source)
+        if container is None:
+            lines = _lines(source, offset, source.size, _LINES if limit is None else limit, width)
+            return FileDump(path, source.size, None, [], lines, [])
+        try:
+            for step in container.walk(source):
+                if not isinstance(step, Walk):
+                    damage.append(step)
+                    continue
+                section, error = take(step, source, offset, _ENTRIES if limit is None else limit)
+                sections.append(section)
+                if error is not None:
+                    raise error
+        except AprError as error:
+            error.path = error.path or path
+            damage.append(error)
+        source.check_unchanged()
+        return FileDump(path, source.size, container.label, sections, [], damage)
+
+
+def _lines(source: Source, start: int, end: int, limit: int, width: int) -> list[tuple[int, bytes]]:
+    if start > end or (start == end and start):
+        raise UsageError(f"--offset {start} is behind the last byte", path=source.path, hint=f"there are {end} bytes")
+    end = min(end, start + limit * width) if limit else end
+    return [(at, source.read(at, min(width, end - at))) for at in range(start, end, width)]
