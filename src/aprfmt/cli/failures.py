@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from aprfmt.cli.habits import rephrase
 from aprfmt.cli.output import out
 from aprfmt.errors import AprError, UsageError, storage_error
 
@@ -91,10 +92,22 @@ def classify(error: BaseException) -> tuple[int, AprError]:
     import typer
 
     if isinstance(error, typer.TyperException):
-        return 2, _usage_error(error.format_message())
+        return 2, _usage_error(_all_missing(error) or error.format_message())
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "APR_DEBUG=1 shows where; please report it"
     return EXIT_INTERNAL, AprError(message, code="internal", hint=hint)
+
+
+def _all_missing(error: Exception) -> str | None:
+    """What to say where more than one thing is missing that a command needs; typer names the first."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or parameter is None or type(error).__name__ != "MissingParameter":
+        return None
+    known = {word.partition("=")[0] for word in out.arguments}
+    options = [p for p in context.command.params if p.required and p.param_type_name == "option" and p is not parameter]
+    others = [max(option.opts, key=len) for option in options if not known & {*option.opts}]
+    first = parameter.human_readable_name if parameter.param_type_name == "argument" else max(parameter.opts, key=len)
+    return f"Missing {' and '.join([first, *others])}" if others else None
 
 
 def _usage_error(message: str) -> UsageError:
@@ -110,5 +123,7 @@ def _usage_error(message: str) -> UsageError:
     message = message.rstrip(" (." if suggestion else " .")
     near = suggestion.partition("?")[0].rstrip(")").replace(", ", " or ")
     hint = f"did you mean {near}? " if near else ""
+    if ours := rephrase(out.arguments):
+        hint = f"in the words of this program: {ours}; "
     command = f"apr {out.command}" if out.command in COMMANDS else "apr"
     return UsageError(message[:1].lower() + message[1:], hint=f"{hint}{command} --help")

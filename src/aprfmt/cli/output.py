@@ -60,6 +60,7 @@ class Output:
     def __init__(self) -> None:
         self.mode = "human"
         self.command = ""
+        self.arguments: Sequence[str] = ()
         self.failure_exit: int | None = None
         self._answered = False
 
@@ -75,6 +76,7 @@ class Output:
 
     def configure(self, arguments: Sequence[str]) -> None:
         """Takes the mode from the raw command line, so that usage errors obey it too."""
+        self.arguments = arguments
         words = arguments[: arguments.index("--")] if "--" in arguments else arguments
         quiet = any(word in ("--quiet", "-q") for word in words)
         self.mode = "json" if "--json" in words else "quiet" if quiet else "human"

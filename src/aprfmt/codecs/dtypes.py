@@ -135,11 +135,15 @@ def _key(name: str) -> str:
     return name.lower().replace("_", "")
 
 
+_SPELLINGS = {"fp32": "F32", "float32": "F32", "fp16": "F16", "float16": "F16", "half": "F16", "bfloat16": "BF16"}
+"""Names of float types in other programs."""
+
 _BY_NAME = {_key(name): row for name, row in DTYPES.items()}
+_BY_NAME |= {spelling: DTYPES[name] for spelling, name in _SPELLINGS.items()}
 
 
 def find_dtype(name: str) -> Dtype:
-    """The row called `name`; case and underscores do not matter (`Q4K`, `apr_q8`). Raises UsageError."""
+    """The row called `name`; case and underscores do not matter (`Q4K`, `apr_q8`, `fp16`). Raises UsageError."""
     row = _BY_NAME.get(_key(name))
     if row is None:
         raise UsageError(f"unknown dtype {name!r}", hint="known: " + ", ".join(DTYPES))

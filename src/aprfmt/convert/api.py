@@ -586,7 +586,7 @@ def flow_for(threads: int | None, max_memory: int | None, tensors: Iterable[OutT
     if room < smallest:
         least = -(-(max_memory - room + smallest) // (1 << 20)) + _MARGIN_MIB
         raise RefusedError(
-            f"the conversion needs at least {least} MiB of memory, but --max-memory allows {max_memory >> 20} MiB",
+            f"the conversion needs at least {least} MiB of memory, but --max-memory allows {format_bytes(max_memory)}",
             hint=f"--max-memory {least}MiB, or leave it out",
         )
     per_thread = THREAD_BYTES + CHUNK_BYTES

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from aprfmt.errors import UsageError
 
 # What people write instead of naming a licence, with no id that could be meant.
+_FILLERS = frozenset(("the", "license", "licence", "licensed", "under", "version"))
+"""Words around the name of a licence."""
+
 _PLACEHOLDERS = ("", "unknown", "proprietary", "tbd", "todo", "n/a", "none", "noassertion", "other")
 
 
@@ -51,7 +56,12 @@ def nearest_id(text: str) -> str | None:
 
     if text.strip().lower() in _PLACEHOLDERS:
         return None
-    found = get_close_matches(text.strip().lower(), LICENSES, n=1, cutoff=0.6)
+    # "MIT Licence" is MIT, though the word is like "Unlicense".
+    words = [word for word in re.split(r"[\s,()]+", text.strip().lower()) if word not in _FILLERS]
+    name = "-".join(words).removeprefix("v")
+    if name in LICENSES:
+        return str(LICENSES[name]["id"])
+    found = get_close_matches(name, LICENSES, n=1, cutoff=0.6)
     return LICENSES[found[0]]["id"] if found else None
 
 

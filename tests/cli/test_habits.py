@@ -1,0 +1,81 @@
+"""Command lines of other programs are answered with ours."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from aprfmt.cli.group import COMMANDS, build
+from aprfmt.cli.habits import _OPTIONS, rephrase
+from aprfmt.codecs.dtypes import find_dtype
+from aprfmt.provenance.spdx import nearest_id
+
+PHRASES = {
+    "convert m --outfile x.gguf --outtype f16": "apr convert m --output x.gguf --dtype f16",
+    "convert m --outfile=x.gguf": "apr convert m --output=x.gguf",
+    "convert m -o x.gguf --dry-run": "apr convert m -o x.gguf --plan",
+    "quantize in.gguf out.gguf Q4_K_M": "apr quantize in.gguf Q4_K_M -o out.gguf",
+    "quantize in.gguf out.gguf q8_0 8": "apr quantize in.gguf q8_0 -o out.gguf --threads 8",
+    "quantize in.gguf 'my out' iq2_xs --imatrix i": "apr quantize in.gguf iq2_xs -o 'my out' --imatrix i",
+    "convert --hf-path org/m --mlx-path out -q --q-bits 4": "apr convert org/m --output out --bits 4 --format mlx",
+    "run -m m.gguf -ngl 99": "apr run m.gguf --gpu-layers 99",
+}
+
+
+@pytest.mark.parametrize("theirs", PHRASES)
+def test_they_are_rephrased(theirs: str) -> None:
+    assert rephrase(shlex.split(theirs)) == PHRASES[theirs]
+
+
+@pytest.mark.parametrize(
+    "ours", ["convert m -o x.gguf --dtype f16", "quantize m q4_k_m -o x", "quantize a b", "inspect x"]
+)
+def test_our_own_words_are_left_alone(ours: str) -> None:
+    assert rephrase(shlex.split(ours)) is None
+
+
+def test_what_is_suggested_exists() -> None:
+    import typer
+
+    group: Any = typer.main.get_command(build(None))
+    known = {option for command in group.commands.values() for p in command.params for option in p.opts}
+    future = {"--max-tokens", "--ctx", "--gpu-layers"} - known if "run" not in COMMANDS else set()
+    assert {ours for ours in _OPTIONS.values() if ours} <= known | future
+
+
+def test_the_answer_has_the_hint(apr: Any) -> None:
+    done = apr("quantize", "in.gguf", "out.gguf", "Q4_K_M")
+    assert done.code == 2
+    assert "apr quantize in.gguf Q4_K_M -o out.gguf" in done.stderr
+
+
+def test_all_that_is_missing_is_told_at_once(apr: Any) -> None:
+    done = apr("import")
+    assert done.code == 2
+    assert done.stderr.startswith("error: missing SRC and --output\n")
+    assert "--output" not in apr("import", "-o", "x.apr").stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"), [("fp16", "F16"), ("float16", "F16"), ("bfloat16", "BF16"), ("FP32", "F32"), ("half", "F16")]
+)
+def test_floats_by_their_other_names(text: str, dtype: str) -> None:
+    assert find_dtype(text).name == dtype
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("MIT Licence", "MIT"),
+        ("The MIT License", "MIT"),
+        ("Apache License, Version 2.0", "Apache-2.0"),
+        ("apache2", "Apache-2.0"),
+        ("bsd 3 clause", "BSD-3-Clause"),
+        ("CC BY 4.0", "CC-BY-4.0"),
+        ("the unlicense", "Unlicense"),
+    ],
+)
+def test_the_nearest_licence(text: str, nearest: str) -> None:
+    assert nearest_id(text) == nearest
