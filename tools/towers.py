@@ -1,6 +1,7 @@
 """Runs the cases of towers beside llama.cpp's converter and counts the classes that it registers.
 
 python tools/towers.py [--case TEXT] [--jobs N] [--no-peer]    one line a case, then the counts
+python tools/towers.py --docs                                  what the cases hold, into docs/towers.md
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests" / "support")]
 
 from tower_models import all_tower_cases  # noqa: E402
+from tower_report import write_page  # noqa: E402
 from tower_steps import STEPS, run_one  # noqa: E402
 
 
@@ -24,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", default="", help="cases whose id has this text")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--no-peer", action="store_true", help="without llama.cpp's converter")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/towers.md, and run nothing")
     options = parser.parse_args(arguments)
+    if options.docs:
+        write_page()
+        return 0
     cases = [case for case in all_tower_cases() if options.case in case.id]
     bad = 0
     with ProcessPoolExecutor(options.jobs) as pool:

@@ -76,6 +76,7 @@ CASES = (
         differs={
             r"\.(ln2|attn_post_norm)\.": "its names for Gemma 4 took the second norm, which llama.cpp reads as ln2"
         },
+        feed="columns",
     ),
     TowerCase(
         "lfm2_vl_vision",

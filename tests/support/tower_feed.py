@@ -53,6 +53,13 @@ def _pixels(model: Any, folder: Path, pixels: Array) -> Any:
     return model.get_image_features(pixel_values=_scaled(folder, pixels))
 
 
+def _columns(model: Any, folder: Path, pixels: Array) -> Any:
+    """Llama 4's square image, with the positions column by column as llama.cpp has them."""
+    states = model.get_image_features(pixel_values=_scaled(folder, pixels)).last_hidden_state.flatten(0, 1)
+    side = int(len(states) ** 0.5)
+    return model.multi_modal_projector(states.view(side, side, -1).transpose(0, 1).reshape(len(states), -1))
+
+
 def _sized(model: Any, folder: Path, pixels: Array) -> Any:
     """Pixtral's image; behind each row but the last stands the embedding of the last token, [IMG_BREAK]."""
     import torch
@@ -137,8 +144,23 @@ def _frames(model: Any, folder: Path, samples: Array) -> Any:
     return model.model.get_audio_features(found["input_features"], found["input_features_mask"])
 
 
+def _pairs_of_frames(model: Any, folder: Path, samples: Array) -> Any:
+    """Granite's spectrogram, two frames a position; as torchaudio computes it."""
+    import torch
+    from transformers.audio_utils import mel_filter_bank
+
+    window = torch.hann_window(400)
+    found = torch.stft(torch.tensor(samples), 512, 160, 400, window, center=True, return_complex=True)
+    filters = torch.tensor(mel_filter_bank(257, 80, 0.0, 8000.0, 16000, norm=None, mel_scale="htk")).float()
+    mel = (found.abs() ** 2).T @ filters
+    logs = mel.clip(min=1e-10).log10()
+    scaled = torch.maximum(logs, logs.max() - 8) / 4 + 1
+    return model.get_audio_features(scaled[: len(scaled) // 2 * 2].reshape(1, -1, 160))
+
+
 FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "pixels": _pixels,
+    "columns": _columns,
     "sized": _sized,
     "merged": _merged,
     "rows_of_patches": _rows_of_patches,
@@ -146,6 +168,7 @@ FEEDS: dict[str, Callable[[Any, Path, Array], Any]] = {
     "placed_patches": _placed_patches,
     "mel": _mel,
     "frames": _frames,
+    "pairs_of_frames": _pairs_of_frames,
 }
 """How a case's model is given an image, or a sound."""
 

@@ -64,7 +64,8 @@ class TowerCase:
         tokens: contents of special tokens that the tokenizer needs.
         extra: tensors of a made checkpoint that no row names, or whose sizes no config tells, with their shapes.
         differs: patterns of keys and tensors in which llama.cpp's converter differs -> why.
-        rounds: pattern of tensors of the GGUF that are computed: their last bits may be other than the converter's.
+        rounds: pattern of tensors of the GGUF that are computed (roots, sines, exponentials), whose last bits are those
+            of a library: a millionth of the largest value may part them from the converter's.
         converter_cannot: why the converter does not convert the model; empty where it does.
         patches: edits of the converter that is asked, each of which takes only away that it knows one size.
         patched: why it is edited; it must fail as it is.

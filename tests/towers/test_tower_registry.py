@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from registries import CONVERTER, tower_classes, towers_without_row
 from tower_models import all_tower_cases
+from tower_report import PAGE, cases_of, is_computed, is_equal, page_of
 
 from aprfmt.arch.grammar import dims_of, parse_condition, parse_order, size_words
 from aprfmt.arch.row import Tower
@@ -36,6 +37,14 @@ def test_classes_of_the_converter_have_rows() -> None:
         f"Of the {n_classes} classes whose towers llama.cpp's converter writes, {n_classes - len(WITHOUT_ROW)} have"
         in page
     )
+
+
+@pytest.mark.skipif(not CONVERTER.is_dir(), reason="needs llama.cpp's converter")
+def test_the_page_says_how_each_class_is_verified() -> None:
+    """`python tools/towers.py --docs` writes it; what it says of a case, the case must show (test_towers)."""
+    assert page_of(tower_classes()) in PAGE.read_text()
+    verified = [name for name in tower_classes() if any(is_equal(c) or is_computed(c) for c in cases_of(name))]
+    assert len(verified) >= 60
 
 
 def test_a_class_that_nobody_knows_turns_up() -> None:

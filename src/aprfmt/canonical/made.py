@@ -92,10 +92,10 @@ def _sinusoids(sources: Sources, arguments: Sequence[str]) -> Array | None:
     import numpy as np
 
     length, width = map(sources.size, arguments)
-    # In float32, step by step as torch does it.
+    # In float32, step by step as torch does it; each function is rounded once, so the same on every processor.
     step = np.float32(-np.log(10000) / (width // 2 - 1))
-    rates = np.exp(step * np.arange(width // 2, dtype=np.float32))
-    angles = np.arange(length, dtype=np.float32)[:, None] * rates[None, :]
+    rates = np.exp((step * np.arange(width // 2, dtype=np.float32)).astype(np.float64)).astype(np.float32)
+    angles = (np.arange(length, dtype=np.float32)[:, None] * rates[None, :]).astype(np.float64)
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
