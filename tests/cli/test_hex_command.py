@@ -74,7 +74,9 @@ def test_damage_is_shown_and_is_the_exit_status(apr: Any, tiny_gguf: Path, tmp_p
     assert "error:" in done.stderr
     body = apr("hex", path, "--json")
     assert body.code == 4
-    assert body.json["files"][0]["damage"][0]["code"] == "truncated"
+    assert (body.json["schema"], body.json["ok"], body.json["error"]["code"]) == ("apr.error/1", False, "truncated")
+    assert body.json["files"][0]["damage"] == [body.json["error"]]
+    assert body.json["files"][0]["sections"][1]["entries"][0][0]["value"] == "general.architecture"
 
 
 def test_names_cannot_drive_a_terminal(apr: Any, tmp_path: Path) -> None:

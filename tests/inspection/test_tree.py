@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt import RawTensor
@@ -95,16 +96,19 @@ def test_depth_and_filter(tmp_path: Path) -> None:
 
 
 def test_a_name_of_thousands_of_parts_is_cut_at_the_limit(tmp_path: Path) -> None:
-    """Two names that differ at the very end make a chain as long as they are."""
+    """Two names that differ at the very end, and each beginning of another: as many levels as the name has parts."""
     long = ".".join(["a"] * 30_000)
-    found = aprfmt.tree(save(tmp_path / "m.apr", f"{long}.x", f"{long}.y", *(".".join("abcdef"[:n]) for n in range(7))))
-    assert len(list(leaves(found.nodes))) == 9
+    names = [f"{long}.x", f"{long}.y", *(".".join(["b"] * n) for n in range(1, 400))]
+    path = tmp_path / "m.safetensors"
+    save_file({name: np.zeros(1, "f4") for name in names}, path)
+    found = aprfmt.tree(path)
+    assert sorted(node.path for node in leaves(found.nodes)) == sorted(names)
 
     def depth(nodes: tuple[Node, ...]) -> int:
         return 1 + max((depth(node.children) for node in nodes), default=0) if nodes else 0
 
     assert depth(found.nodes) <= MAX_TREE_DEPTH
-    assert json.loads(json.dumps(found.to_json()))["matched"] == 9
+    assert json.loads(json.dumps(found.to_json()))["matched"] == len(names)
 
 
 def test_ranges() -> None:

@@ -407,6 +407,12 @@ _COMMANDS: dict[str, tuple[str, ...]] = {
     "tensors-text": ("tensors", "IN", "--stats"),
     "validate-json": ("validate", "IN", "--json"),
     "validate-text": ("validate", "IN"),
+    "lint-json": ("lint", "IN", "--json", "--fail-at", "error"),
+    "lint-text": ("lint", "IN"),
+    "tree-json": ("tree", "IN", "--json"),
+    "tree-dot": ("tree", "IN", "--format", "dot", "--sizes"),
+    "hex-json": ("hex", "IN", "--json", "--limit", "0"),
+    "hex-text": ("hex", "IN", "--limit", "50"),
     "convert-text": ("convert", "IN", "-o", "OUT/c.gguf"),
     "report-json": ("report", "IN", "-o", "OUT/page.html", "--json"),
 }
@@ -417,6 +423,25 @@ def _command(run: Run, name: str) -> None:
     run.attempt(name, lambda: command(*(places.get(word, word) for word in _COMMANDS[name])))
 
 
+def _diff_values(run: Run) -> None:
+    page = run.at / "out" / "page.html"
+
+    def look() -> None:
+        aprfmt.diff(run.path, run.path, values=True, threads=1, output=page, force=True).to_json()
+
+    run.attempt("diff --values", look)
+
+
+def _hex_tensors(run: Run) -> None:
+    def look() -> None:
+        with aprfmt.open(run.path) as model:
+            names = list(model.tensors)[:20]
+        for name in names:
+            aprfmt.hex(run.path, tensor=name, limit=4).to_json()
+
+    run.attempt("hex --tensor", look)
+
+
 TARGETS: dict[str, Callable[[Run], None]] = {
     **{name: partial(_convert, name=name) for name in _OUTPUTS},
     **{name: partial(_command, name=name) for name in _COMMANDS},
@@ -425,6 +450,8 @@ TARGETS: dict[str, Callable[[Run], None]] = {
     "read_v1": _read_v1,
     "load": lambda run: run.attempt("load_file", lambda: aprfmt.load_file(run.path)),
     "diff": lambda run: run.attempt("diff", lambda: aprfmt.diff(run.path, run.path).to_json()),
+    "diff-values": _diff_values,
+    "hex-tensors": _hex_tensors,
 }
 
 
@@ -432,6 +459,7 @@ def _model(run: Run, rng: Random) -> None:
     if not _open_and_read(run, run.path, "read"):
         run.attempt("inspect", lambda: command("inspect", run.path, *rng.choice((("--json",), ()))))
         run.attempt("validate", lambda: aprfmt.validate(run.path))
+        run.attempt("hex", lambda: aprfmt.hex(run.path, limit=0).to_json())
         run.attempt("convert apr", lambda: aprfmt.convert_model(run.path, run.at / "out" / "m.apr", fsync=False))
         return
     run.attempt("validate", lambda: aprfmt.validate(run.path).to_json())

@@ -63,16 +63,18 @@ def hex(
         columns = _BYTES if out.mode == "json" or width() >= (_WIDE_RAW if raw else _WIDE) else _BYTES // 2
     start = int(offset, 16 if offset[:2].lower() == "0x" else 10)
     found = aprfmt.hex(file, tensor=tensor, offset=start, limit=limit, width=columns, raw=raw)
-    out.result(found.to_json(), _text(found, columns, raw))
+    damage = found.damage
+    if damage is None or out.mode != "json":
+        out.result(found.to_json(), _text(found, columns, raw))
     if found.tensor is not None:
         shown = sum(block.index >= 0 for block in found.tensor.blocks)
         if shown < found.tensor.n_blocks:
             noun = "line" if not found.tensor.formula or found.tensor.dtype == "AprQ8" else "block"
             out.hint(f"{shown:,} of {plural(found.tensor.n_blocks, noun)} shown; --limit 0 shows all, --offset others")
-    damage = found.damage
-    if damage is not None and out.mode != "json":
-        out.failure(damage)
-    return damage.exit_code if damage is not None else 0
+    if damage is None:
+        return 0
+    out.failure(damage, found.to_json())
+    return damage.exit_code
 
 
 def _text(found: HexDump, columns: int, raw: bool) -> Iterator[str]:

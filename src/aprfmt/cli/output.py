@@ -141,10 +141,10 @@ class Output:
         if self.mode == "human":
             self.error_stream.write(f"{self.style('hint:', 'cyan', self.error_stream)} {printable(text)}\n")
 
-    def failure(self, error: AprError) -> None:
-        """The error envelope in json mode, else `error: path: message (where)` and a hint."""
+    def failure(self, error: AprError, body: Mapping[str, object] | None = None) -> None:
+        """The error envelope in json mode, with `body` beside it, else `error: path: message (where)` and a hint."""
         if self.mode == "json" and not self._answered:
-            self._json({"schema": "apr.error/1", "ok": False, "error": error.to_json()})
+            self._json({"schema": "apr.error/1", "ok": False, "error": error.to_json(), **(body or {})})
             return
         stream = self.error_stream
         stream.write(f"{self.style('error:', 'red', stream)} {printable(str(error))}\n")

@@ -25,7 +25,7 @@ for (const t of document.querySelectorAll("table.sortable")) {
       const up = cell.ariaSort == "descending", sign = up ? 1 : -1;
       for (const other of head.cells) other.ariaSort = "none";
       cell.ariaSort = up ? "ascending" : "descending";
-      const worst = v => v == "–" ? -Infinity : v == "NaN" ? Infinity : number(v);
+      const worst = v => v == "–" ? -Infinity : v == "∞" ? Infinity : number(v);
       rows.sort((p, q) => {
         const a = value(p, i), b = value(q, i), m = worst(a), n = worst(b);
         return sign * (isNaN(m) || isNaN(n) ? a.localeCompare(b) : m < n ? -1 : m > n ? 1 : 0);

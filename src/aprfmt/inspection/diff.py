@@ -6,8 +6,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from threading import Lock
 from typing import Literal, TypeGuard
 
 from aprfmt import formats
@@ -57,6 +58,7 @@ _APR_ONLY = (
 )
 _MAX_TEXT = 120
 _COMPARE_BYTES = 1 << 20
+_LARGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +231,16 @@ def _by_value(
         else:
             common.append((name, x, y))
 
+    one_at_a_time = Lock()
+
     def compare(pair: tuple[str, CanonicalTensor, CanonicalTensor], is_over: Callable[[], bool]) -> Sums | None:
         name, x, y = pair
         if x.dtype == y.dtype and x.n_bytes == y.n_bytes and _same_bytes(x, y):
             return None
-        return measure(name, x, y, tolerance, is_over)
+        # What has to be in memory whole (a transposed matrix) is there once, not once a thread.
+        is_large = max(x.produced.held_bytes, y.produced.held_bytes) > _LARGE_BYTES
+        with one_at_a_time if is_large else nullcontext():
+            return measure(name, x, y, tolerance, is_over)
 
     sums = []
     for (name, x, _), result in zip(common, side_by_side(common, compare, flow), strict=True):

@@ -11,7 +11,7 @@ from aprfmt.html.page import Cell, Series, chart, grid, heading, heat_map, page,
 from aprfmt.inspection.diff import Comparison, Difference
 from aprfmt.inspection.distance import TensorFigures
 from aprfmt.inspection.layers import Layers, by_layer
-from aprfmt.text import format_bytes, format_number, plural
+from aprfmt.text import format_bytes, plural
 
 _NO_LOSS_DB, _LOST_DB = 60.0, 0.0
 """SNR at which a square of the map is palest, and at which it is fullest."""
@@ -100,12 +100,17 @@ def _table(rows: Sequence[TensorFigures]) -> str:
         [
             *(row.name, row.a, row.b, f"{row.bits_a:.2f}", f"{row.bits_b:.2f}", percent(row.distance.relative_rmse)),
             *(decibels(row.distance.snr_db), cosine(row.distance.cosine)),
-            *(format_number(row.distance.max_diff), f"{row.distance.n_different:,}"),
+            *(_plain(row.distance.max_diff), f"{row.distance.n_different:,}"),
             f"{row.distance.nonfinite_different:,}",
         ]
         for row in rows
     ]
     return table(header, cells, right="|".join(header[3:]), sortable=True)
+
+
+def _plain(value: float) -> str:
+    """Without a unit, so that a column can be sorted."""
+    return f"{value:.4g}" if math.isfinite(value) else "∞"
 
 
 def _others(rows: Sequence[Difference]) -> str:

@@ -195,7 +195,7 @@ def _members(raw: bytes, base: int, path: str) -> Iterator[tuple[str, object, in
     def skip(at: int, expected: str = "") -> int:
         while at < len(text) and text[at] in blank:
             at += 1
-        if expected and text[at : at + 1] not in expected:
+        if expected and (at >= len(text) or text[at] not in expected):
             raise CorruptError(f"the JSON text has no {expected[0]!r} there", path=path, offset=base + at)
         return at
 
