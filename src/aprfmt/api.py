@@ -324,6 +324,7 @@ def quantize_model(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
     log: Callable[[str], None] = lambda line: None,
 ) -> Report:

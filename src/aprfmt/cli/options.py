@@ -15,7 +15,8 @@ import typer
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="FILE", help="A model: .apr, .gguf, .safetensors, .bin, an index, a folder or hf://org/repo."
+        metavar="FILE",
+        help="A model: .apr, .gguf, .safetensors, .bin, an index, a folder, hf://org/repo, org/repo or a URL.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout, even on failure.")]
@@ -59,6 +60,12 @@ class Machine:
         None
     )
     max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 300MiB.")] = None
+    max_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Room for what is fetched of the hub, beside the output; by default, its largest file."
+        ),
+    ] = None
     fsync: Annotated[bool, typer.Option(help="Wait until the output is safely on disk.")] = True
 
 

@@ -23,6 +23,7 @@ from aprfmt.types import Json
 
 if TYPE_CHECKING:
     from aprfmt.io.pipe import Progress, StartProgress
+    from aprfmt.io.remote import Traffic
 
 _INTERVAL_S = 0.1
 _BAR_COLUMNS, _LEAST_BAR_COLUMNS = 24, 4
@@ -106,14 +107,18 @@ class Output:
         Quiet mode has nothing to say about a run that worked; its exit code is the answer.
         """
         if self.mode == "json":
-            self._json({"schema": f"apr.{self.command}/1", "ok": True, **body})
+            self.json_object(body)
         elif self.mode == "human":
             for line in lines:
                 self._put(f"{line}\n")
+            if (hub := _hub_traffic()) is not None:
+                self.progress_line(self.style(hub.sentence(), "dim", self.error_stream))
 
     def json_object(self, body: Mapping[str, object]) -> None:
         """The JSON object of a command that was asked for it by an option of its own, whatever the mode."""
-        self._json({"schema": f"apr.{self.command}/1", "ok": True, **body})
+        hub = _hub_traffic()
+        more = {"hub": hub.to_json()} if hub is not None else {}
+        self._json({"schema": f"apr.{self.command}/1", "ok": True, **body, **more})
 
     def line(self, text: str = "") -> None:
         """One line of text on stdout, in human mode only."""
@@ -167,6 +172,13 @@ class Output:
             raise
         except OSError as error:
             raise StorageError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _hub_traffic() -> Traffic | None:
+    """What was fetched of the hub; None where no model was read there."""
+    module = sys.modules.get("aprfmt.io.remote")
+    found: Traffic | None = module.traffic if module is not None else None
+    return found if found is not None and found.origins else None
 
 
 out = Output()

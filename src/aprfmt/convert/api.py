@@ -64,6 +64,7 @@ from aprfmt.io.pipe import (
     write_folder,
     write_parts,
 )
+from aprfmt.io.remote import limit_stores
 from aprfmt.io.sink import check_target
 from aprfmt.io.source import is_file, is_folder, is_same
 from aprfmt.limits import DEFAULT_CARRY_BYTES
@@ -195,6 +196,7 @@ def import_model(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Converts safetensors, a Hugging Face folder, a GGUF or `hf://org/repo` to the `.apr` file `dst`.
@@ -228,6 +230,8 @@ def import_model(
         progress: called with the total bytes; gives the function to call with each piece.
         threads: worker threads; None: one a processor.
         max_memory: most memory to take, in bytes or as "300MiB".
+        max_disk: most room on the disk, beside the output, for what is fetched of a repository of the hub; None: as
+            much as its largest file.
         fsync: wait until the disk has the output.
 
     Raises:
@@ -280,6 +284,7 @@ def convert_model(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Converts any readable model to any form that can be written, in one step.
@@ -324,6 +329,7 @@ def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
         require_llama()
     quantization = quantization_of(options, target)
     with _opened(src, target, options) as (model, confirm, towers):
+        stores = limit_stores(model.sources, options.max_disk)
         if not options.plan:
             check_target(dst, _paths(model), options.force, folder=target.folder)
         c, output, losses = _plan(model, target, Path(dst), options, quantization, towers, edit)
@@ -340,6 +346,8 @@ def convert(given: dict[str, object], edit: Edit | None = None) -> Report:
             report.proven = output.is_proven
             _write(dst, c, output, target, options, report, confirm, older)
             report.losses = losses.sentences()
+            for store in stores:
+                store.clear()
     report.seconds = time.monotonic() - start
     return report
 

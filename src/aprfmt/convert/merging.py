@@ -50,6 +50,7 @@ def merge_adapter(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Writes the model `base` with one adapter or several added to it as `dst`, in any form that can be written.
@@ -101,6 +102,7 @@ def extract_adapter(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Writes the adapter of `rank` that turns the model `base` into `tuned`, in any form that holds adapters.

@@ -44,6 +44,7 @@ def prune_model(
     progress: StartProgress | None = None,
     threads: int | None = None,
     max_memory: int | str | None = None,
+    max_disk: int | str | None = None,
     fsync: bool = True,
 ) -> Report:
     """Writes the model `src` without some of its layers as `dst`, in any form that can be written.

@@ -8,7 +8,8 @@ convert.targets.base; one object may be both.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -194,13 +195,28 @@ def path_text(value: object, name: str = "path") -> str:
 
 
 def resolve(path: PathLike) -> Path:
-    """`path` itself, or the local snapshot of `hf://org/repo[@revision]`."""
+    """`path` itself; of `hf://org/repo`, a URL of the hub, or an `org/repo` that is no path: what stands for it."""
     text = path_text(path)
-    if text.startswith("hf://"):
-        from aprfmt.formats.hub import snapshot
+    if isinstance(path, str):
+        if text.startswith(("hf://", "https://", "http://")):
+            from aprfmt.formats.hub import snapshot
 
-        return snapshot(text)
+            return snapshot(text)
+        if text.count("/") == 1 and not os.path.lexists(text):
+            from aprfmt.formats.hub import looks_like_a_repository, of_bare
+
+            if looks_like_a_repository(text):
+                return of_bare(text)
     return path if isinstance(path, Path) else Path(text)
+
+
+def on_this_disk(paths: Sequence[str]) -> list[str]:
+    """The same files, for programs that read them by themselves: those of the hub are fetched into its local cache."""
+    if "aprfmt.formats.hub_files" not in sys.modules:
+        return [*paths]
+    from aprfmt.formats.hub_files import download
+
+    return [download(path) for path in paths]
 
 
 def _reader_of(path: Path) -> Reader:

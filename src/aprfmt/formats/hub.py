@@ -1,4 +1,6 @@
-"""`hf://org/repo[@revision][/file]`: the local Hugging Face cache first, else a download by huggingface_hub.
+"""Addresses of repositories: the local Hugging Face cache first, else the hub, read by ranges (`hub_files`).
+
+hf://org/repo[@revision][/file][:QUANT]   org/repo[:QUANT]   a URL of the hub's pages
 
 <cache>/models--org--repo/refs/<revision>      text file that holds a commit
 <cache>/models--org--repo/snapshots/<commit>/  the repository's files, links into ../../blobs
@@ -9,44 +11,98 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, StorageError, UsageError, storage_error
-from aprfmt.formats.hf_files import read_text_file
+from aprfmt.formats import hub_files
+from aprfmt.formats.hf_files import WEIGHT_SUFFIXES, belongs, read_text_file
 from aprfmt.formats.hfdir import read_weight_map
-
-DOWNLOADED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.md", "*.tiktoken", "LICENSE*"]
-"""What is fetched when no file is named; no GGUF, because such repositories hold one model many times."""
+from aprfmt.text import first_few
 
 _COMMIT = re.compile(r"[A-Za-z0-9._-]+")
 _ADDRESS = re.compile(
     r"hf://(?P<repo>[\w][\w.-]*/[\w][\w.-]*)"
-    r"(?:@(?P<revision>refs/(?:pr|convert)/[\w.-]+|[\w.-]+))?(?:/(?P<file>[\w][\w .+/-]*))?/?",
+    r"(?:@(?P<revision>refs/(?:pr|convert)/[\w.-]+|[\w.-]+))?(?:/(?P<file>[\w][\w .+/-]*))?/?"
+    r"(?::(?P<quant>[\w.-]+))?",
     re.ASCII,
 )
+_BARE = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(?::[\w.-]+)?", re.ASCII)
+_PAGE = re.compile(
+    r"/(?P<repo>[^/]+/[^/]+)(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?"
+)
+_NO_MODELS = ("datasets", "spaces", "docs", "collections", "papers", "api", "blog")
+_PART = re.compile(r"-(?P<number>\d{5})-of-\d{5}\.gguf")
+_QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|MXFP\d|BF16|F16|F32)[A-Z0-9_]*)(?=[-./]|$)", re.IGNORECASE)
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.apr")
 
 
 @dataclass(frozen=True, slots=True)
 class HubPath:
-    """A parsed `hf://` address; `file` is relative to the repository, "" for all of it."""
+    """A parsed address.
+
+    Attributes:
+        repo: "org/name".
+        revision: a branch, a tag, a commit or "refs/pr/N".
+        file: relative to the repository, "" for all of it.
+        quant: of which of the repository's GGUFs, "Q4_K_M"; "" for none.
+    """
 
     repo: str
     revision: str = "main"
     file: str = ""
+    quant: str = ""
+
+    def __str__(self) -> str:
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        file, quant = (f"{mark}{text}" if text else "" for mark, text in (("/", self.file), (":", self.quant)))
+        return f"hf://{self.repo}{revision}{file}{quant}"
+
+
+def is_address(text: str) -> bool:
+    """Whether the text names a repository, or a page of one, whatever is on this disk."""
+    return text.startswith(("hf://", "https://", "http://"))
+
+
+def looks_like_a_repository(text: str) -> bool:
+    """Whether a path that is not there may mean a repository: org/name, but no file's name and in no folder."""
+    if not _BARE.fullmatch(text) or os.path.exists(text.partition("/")[0]):
+        return False
+    return not text.lower().endswith((*WEIGHT_SUFFIXES, ".json", ".txt", ".md", ".tmp"))
 
 
 def parse(address: str) -> HubPath:
-    """The parts of `hf://org/repo[@revision][/file]`. Raises UsageError."""
+    """The parts of an address, `hf://` or a URL. Raises UsageError."""
+    if not address.startswith("hf://"):
+        return _of_page(address)
     match = _ADDRESS.fullmatch(address)
     # `--` stands for the slash in the cache's folder names, `..` would leave them.
-    if match is None or ".." in address or "--" in match["repo"]:
-        hint = "write hf://org/repo, hf://org/repo@revision or hf://org/repo@revision/file"
+    if match is None or ".." in address or "--" in match["repo"] or (match["file"] and match["quant"]):
+        hint = "write hf://org/repo, hf://org/repo@revision, hf://org/repo/file or hf://org/repo:Q4_K_M"
         raise UsageError(f"not a repository address: {address!r}", hint=hint)
-    return HubPath(match["repo"], match["revision"] or "main", (match["file"] or "").rstrip("/"))
+    file = (match["file"] or "").rstrip("/")
+    return HubPath(match["repo"], match["revision"] or "main", file, match["quant"] or "")
+
+
+def _of_page(url: str) -> HubPath:
+    """What a URL of the hub's pages is about: /org/repo, /org/repo/tree/REV, /org/repo/blob/REV/file, ..."""
+    try:
+        from huggingface_hub import constants
+    except ImportError as error:
+        hint = "pip install 'aprfmt[hub]', or write hf://org/repo"
+        raise MissingDependencyError("a URL needs huggingface_hub", path=url, hint=hint) from error
+    parts = urlsplit(url)
+    hosts = {*constants.HF_URL_HOSTS, urlsplit(constants.ENDPOINT).hostname}
+    match = _PAGE.fullmatch(parts.path)
+    if parts.hostname not in hosts or match is None or match["repo"].split("/")[0] in _NO_MODELS:
+        hint = "write hf://org/repo, or fetch the file and give its path"
+        raise UsageError(f"not a page of a model on the hub: {url!r}", hint=hint)
+    revision = f"@{unquote(match['revision'])}" if match["revision"] else ""
+    file = f"/{unquote(match['file'])}" if match["file"] else ""
+    return parse(f"hf://{match['repo']}{revision}{file}")
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
@@ -62,12 +118,27 @@ def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def snapshot(address: str) -> Path:
-    """The local folder (or file) of an `hf://` address.
+    """The folder (or file) of an address: of the local cache, or stand-ins for what the hub has.
 
     Nothing is asked of the network when the cache holds it, or when HF_HUB_OFFLINE is set.
     Raises UsageError, NotFoundError, MissingDependencyError (huggingface_hub), StorageError.
     """
-    wanted = parse(address)
+    return locate(parse(address), address)
+
+
+def of_bare(text: str) -> Path:
+    """The same of `org/repo[:QUANT]`, where nothing on this disk has that name."""
+    try:
+        return locate(parse(f"hf://{text}"), text)
+    except (NotFoundError, StorageError, MissingDependencyError) as error:
+        hint = f"check the path; for a repository of the hub: {error.hint}"
+        raise NotFoundError(
+            f"no such file or folder, and as a repository of the hub: {error.message}", path=text, hint=hint
+        ) from error
+
+
+def locate(wanted: HubPath, address: str) -> Path:
+    """`snapshot` of a parsed address, which messages call `address`."""
     cache = cache_folder()
     found = _cached(wanted, cache)
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
@@ -80,7 +151,62 @@ def snapshot(address: str) -> Path:
             path=cache,
             hint="unset HF_HUB_OFFLINE, or give a path to a folder",
         )
-    return _download(wanted, cache, address)
+    try:
+        repository = hub_files.open_repository(wanted)
+    except AprError:
+        raise
+    except Exception as error:  # the library passes on whatever its HTTP client raises
+        raise failure(error, wanted, cache, address) from error
+    name = wanted.file or _model_of([*repository.files], wanted, address)
+    if name and name not in repository.files and not any(file.startswith(f"{name}/") for file in repository.files):
+        raise NotFoundError(f"{address} is not on the hub", hint="check the file's name")
+    below = f"{name}/" if name and name not in repository.files else ""
+    heads = [file for file in repository.files if _is_wanted(file, name if not below else "", below)]
+    repository.fetch_ahead(heads)
+    return repository.folder / name if name else repository.folder
+
+
+def _is_wanted(file: str, name: str, below: str) -> bool:
+    """Whether opening the model reads the beginning of this file."""
+    if name.endswith(".gguf"):
+        return file == name
+    return file.startswith(below) and belongs(file.removeprefix(below))
+
+
+def _model_of(names: Iterable[str], wanted: HubPath, address: str) -> str:
+    """Which of a repository's files is meant: "" for the folder, or the GGUF of the quant."""
+    names = [*names]
+    models: dict[str, str] = {}
+    for name in sorted(names):
+        part = _PART.search(name)
+        is_model = name.endswith(".gguf") and not re.search("mmproj|imatrix", name, re.IGNORECASE)
+        if is_model and (part is None or int(part["number"]) == 1):
+            models[name] = quant_of(name)
+    if wanted.quant:
+        found = [name for name, quant in models.items() if quant == wanted.quant.upper()]
+        if len(found) == 1:
+            return found[0]
+        what = "none of" if not found else "several of"
+        shown = first_few([f"{quant or '?'} ({name})" for name, quant in models.items()]) or "none"
+        raise UsageError(
+            f"{what} the GGUFs of {wanted.repo} are {wanted.quant}: {shown}", hint="name the file: hf://org/repo/file"
+        )
+    if not models or any(name.endswith((".safetensors", ".bin", ".pth", ".apr")) for name in names):
+        return ""
+    if len(models) == 1:
+        return next(iter(models))
+    shown = first_few([quant or name for name, quant in models.items()])
+    raise UsageError(
+        f"{wanted.repo} holds {len(models)} GGUFs: {shown}",
+        hint=f"name one: hf://{wanted.repo}:{next(filter(None, models.values()), 'Q4_K_M')}",
+    )
+
+
+def quant_of(name: str) -> str:
+    """The quantization that a GGUF's name ends with, in capitals: "Q4_K_M"; "" where it names none."""
+    stem = _PART.sub("", name).removesuffix(".gguf")
+    found = _QUANT.findall(stem)
+    return str(found[-1]).upper() if found else ""
 
 
 def _cached(wanted: HubPath, cache: Path) -> Path | None:
@@ -89,6 +215,10 @@ def _cached(wanted: HubPath, cache: Path) -> Path | None:
         return None
     if wanted.file:
         return folder / wanted.file if (folder / wanted.file).is_file() else None
+    if wanted.quant:
+        with suppress(UsageError):
+            return folder / _model_of([path.name for path in folder.glob("*.gguf")], wanted, str(wanted))
+        return None
     has_weights = any(path.is_file() for pattern in _WEIGHTS for path in folder.glob(pattern))
     return folder if has_weights else None
 
@@ -120,55 +250,31 @@ def _is_complete(found: Path) -> bool:
     return True
 
 
-def _download(wanted: HubPath, cache: Path, address: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{address} is not in the local cache, and huggingface_hub is not installed",
-            hint="pip install 'aprfmt[hub]', or give a path to a folder",
-        ) from error
-    try:
-        folder = Path(
-            snapshot_download(
-                wanted.repo,
-                revision=wanted.revision,
-                cache_dir=cache,
-                allow_patterns=[wanted.file] if wanted.file else DOWNLOADED,
-            )
-        )
-    except Exception as error:  # the library passes on whatever its HTTP client raises
-        raise _failure(error, wanted, cache, address) from error
-    if wanted.file and not (folder / wanted.file).is_file():
-        raise NotFoundError(f"{address} is not on the hub", hint="check the file's name")
-    return folder / wanted.file if wanted.file else folder
-
-
 # What the library calls an answer of the hub, by the names of its classes; the first that fits counts.
 _ANSWERS = {
     "GatedRepoError": (
         StorageError,
         "{address} is gated",
-        "accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN",
+        "accept its terms at {page}, then hf auth login, or set HF_TOKEN",
     ),
     "RepositoryNotFoundError": (
         NotFoundError,
         "{address} is not on the hub",
-        "check the name; a private repository needs HF_TOKEN",
+        "check the name; a private repository needs hf auth login, or HF_TOKEN",
     ),
     "RevisionNotFoundError": (NotFoundError, "{repo} has no revision {revision}", "check the name behind the @"),
     "RemoteEntryNotFoundError": (NotFoundError, "{address} is not on the hub", "check the file's name"),
 }
 _STATUS_HINTS = {
-    401: "set HF_TOKEN to a valid token, or unset it: the hub did not take the one it got",
-    403: "set HF_TOKEN to a token that may read the repository",
+    401: "hf auth login, or set HF_TOKEN to a valid token or unset it: the hub did not take the one it got",
+    403: "hf auth login with, or set HF_TOKEN to, a token that may read the repository",
     429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
 }
 _LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
 
 
-def _failure(error: BaseException, wanted: HubPath, cache: Path, address: str) -> AprError:
-    """Why the download failed: the disk, an answer of the hub, or no answer.
+def failure(error: BaseException, wanted: HubPath, cache: Path, address: str) -> AprError:
+    """Why a request failed: the disk, an answer of the hub, or no answer.
 
     The library wraps most of them in an error that says only that the cache holds nothing: the causes tell.
     """
@@ -180,7 +286,10 @@ def _answer(chain: Sequence[BaseException], wanted: HubPath, address: str) -> Ap
     for kind in (kind.__name__ for cause in chain for kind in type(cause).__mro__):
         if kind in _ANSWERS:
             refused, message, hint = _ANSWERS[kind]
-            words = {"address": address, "repo": wanted.repo, "revision": wanted.revision}
+            from huggingface_hub import constants
+
+            page = f"{constants.ENDPOINT}/{wanted.repo}"
+            words = {"address": address, "repo": wanted.repo, "revision": wanted.revision, "page": page}
             return refused(message.format(**words), hint=hint.format(**words))
     return None
 

@@ -398,7 +398,7 @@ def source_jobs(source: Source, offset: int, n_bytes: int, multiple: int = 1) ->
     step = max(multiple, CHUNK_BYTES // multiple * multiple)
     for start in range(0, n_bytes, step):
         length = min(step, n_bytes - start)
-        yield Job(length, partial(source.read, offset + start, length))
+        yield Job(length, partial(source.read_data, offset + start, length))
 
 
 # --- files and folders ---

@@ -72,8 +72,10 @@ class _Looked:
 def _look(name: str) -> _Looked:
     with watch_opened() as opened, formats.open(name) as model:
         size = model.size_bytes
-        parts = [source.path for source in model.sources]
-        gguf = Prepared(parts[0], size, key(parts, {})) if model.format == "gguf" else None
+        gguf = None
+        if model.format == "gguf":
+            parts = formats.on_this_disk([source.path for source in model.sources])
+            gguf = Prepared(parts[0], size, key(parts, {}))
         return _Looked(size, sorted({str(model.path), *(source.path for source in opened)}), gguf)
 
 

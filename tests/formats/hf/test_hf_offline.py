@@ -67,7 +67,7 @@ def failure(address: str = "hf://org/name") -> AprError:
 
 ANSWERS: dict[str, tuple[int, dict[str, str], type[AprError], str, str]] = {
     "absent": (404, {"X-Error-Code": "RepoNotFound"}, NotFoundError, "not on the hub", "private repository"),
-    "gated": (403, {"X-Error-Code": "GatedRepo"}, StorageError, "is gated", "https://huggingface.co/org/name"),
+    "gated": (403, {"X-Error-Code": "GatedRepo"}, StorageError, "is gated", "/org/name, then hf auth login"),
     "gated, unknown": (401, {"X-Error-Code": "GatedRepo"}, StorageError, "is gated", "HF_TOKEN"),
     "revision": (404, {"X-Error-Code": "RevisionNotFound"}, NotFoundError, "no revision v7", "@"),
     "entry": (404, {"X-Error-Code": "EntryNotFound"}, NotFoundError, "not on the hub", "file's name"),
@@ -106,15 +106,8 @@ def test_without_a_name_server_it_says_so(server: Hub, monkeypatch: pytest.Monke
 
 
 def test_a_hub_that_is_slow(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = pytest.importorskip("huggingface_hub.errors")
-
-    def fails(*_: object, **__: object) -> str:
-        try:
-            raise TimeoutError("timed out")
-        except TimeoutError as error:
-            raise errors.LocalEntryNotFoundError("no snapshot in the cache") from error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.05)
+    server.pause = 0.5
     error = failure()
     assert (type(error), "did not answer in time" in error.message) == (StorageError, True)
 
@@ -137,7 +130,7 @@ def test_a_disk_that_refuses(code: int, hint: str, server: Hub, monkeypatch: pyt
         except OSError as error:
             raise errors.LocalEntryNotFoundError("no snapshot in the cache") from error
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fails)
     error = failure()
     assert (type(error), error.exit_code, error.path) == (StorageError, 7, "/cache/blob.incomplete")
     assert hint in (error.hint or "")
@@ -147,6 +140,6 @@ def test_a_package_that_the_library_needs(server: Hub, monkeypatch: pytest.Monke
     def fails(*_: object, **__: Any) -> str:
         raise ImportError("No module named 'socksio'", name="socksio")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fails)
     error = failure()
     assert (type(error), error.exit_code, error.hint) == (MissingDependencyError, 6, "pip install socksio")

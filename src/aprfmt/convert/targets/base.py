@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from aprfmt import formats
 from aprfmt.errors import UsageError
 from aprfmt.formats.out import OutTensor
+from aprfmt.io import remote
 from aprfmt.io.pipe import MOST_THREADS, FileLayout, StartProgress, WriteOptions
 from aprfmt.limits import DEFAULT_CARRY_BYTES
 from aprfmt.types import PathLike
@@ -71,6 +72,7 @@ class Options:
     progress: StartProgress | None = None
     threads: int | None = None
     max_memory: int | None = None
+    max_disk: int | None = None
     fsync: bool = True
 
     def non_defaults(self) -> list[str]:
@@ -85,7 +87,7 @@ class Options:
 COMMON = frozenset(
     (
         *("arch", "base", "allow_no_config", "allow_unmapped", "carry", "format"),
-        *("plan", "force", "progress", "threads", "max_memory", "fsync"),
+        *("plan", "force", "progress", "threads", "max_memory", "max_disk", "fsync"),
     )
 )
 """Options about reading the source and running the conversion, which mean the same for every target."""
@@ -194,6 +196,7 @@ _PARSERS: dict[str, Parser] = {
     "group_size": _optional(_whole),
     "carry": lambda name, value: parse_size(value, least=0, name=name),
     "max_memory": _optional(lambda name, value: parse_size(value, name=name)),
+    "max_disk": _optional(lambda name, value: parse_size(value, least=remote.LEAST_STORED_BYTES, name=name)),
     "shard_size": _optional(lambda name, value: parse_size(value, least=0, name=name)),
 }
 _PARSERS_BY_TYPE: dict[str, Parser] = {

@@ -1,0 +1,292 @@
+"""A hub on this machine: repositories of files by name, answered as the real one does, with faults on request."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE_BYTES = 1 << 16
+"""From this size on a file is one of LFS."""
+
+
+@dataclass
+class Request:
+    """What was asked."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The range [start, end) that was asked for."""
+        text = self.headers.get("range")
+        if text is None:
+            return None
+        first, _, last = text.removeprefix("bytes=").partition("-")
+        return int(first), int(last) + 1
+
+
+Fault = Callable[[Request], "Answer | None"]
+
+
+@dataclass
+class Answer:
+    """What a fault says in the place of the file.
+
+    Attributes:
+        status: 0 cuts the connection.
+        cut: bytes of the body after which the connection is cut, None for none.
+        pause: seconds before the answer.
+        headers: over the usual ones.
+        whole: send the whole file with 200.
+    """
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    cut: int | None = None
+    pause: float = 0.0
+    whole: bool = False
+
+
+class Hub:
+    """The server; `files` is the main branch of `repo`, `fault` looks at each request first.
+
+    Attributes:
+        sent: bytes of bodies of files that were sent.
+        requests: what was asked so far.
+        uploaded: what a commit brought, by name; of LFS by their digests before that.
+    """
+
+    def __init__(self, repo: str = "org/name") -> None:
+        self.repo = repo
+        self.files: dict[str, bytes | Any] = {}
+        self.fault: Fault = lambda request: None
+        self.requests: list[Request] = []
+        self.sent = 0
+        self.exists = True
+        self.lfs: dict[str, bytes] = {}
+        self.commits: list[dict[str, Any]] = []
+        self.created: list[dict[str, Any]] = []
+        self._digests: dict[str, str] = {}
+        self._lock = threading.Lock()
+        this = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _do(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                this.answer(self, Request(self.command, self.path, headers, body))
+
+            do_GET = do_HEAD = do_POST = do_PUT = _do
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: object) -> None:
+                """Clients go away."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    def digest(self, name: str) -> str:
+        """What the list of files says of one; it stays when the bytes are changed later."""
+        if name not in self._digests:
+            data = self.files[name]
+            if len(data) >= LARGE_BYTES:
+                found = hashlib.sha256()
+                for start in range(0, len(data), 1 << 20):
+                    found.update(data[start : start + (1 << 20)])
+            else:
+                found = hashlib.sha1(b"blob %d\0" % len(data) + bytes(data))
+            self._digests[name] = found.hexdigest()
+        return self._digests[name]
+
+    def of_files(self) -> list[Request]:
+        """The requests for files."""
+        return [request for request in self.requests if "/resolve/" in request.path]
+
+    # --- answers ---
+
+    def answer(self, handler: Any, request: Request) -> None:
+        """Answers one request."""
+        with self._lock:
+            self.requests.append(request)
+        fault = self.fault(request)
+        if fault is not None:
+            time.sleep(fault.pause)
+            if fault.status == 0:
+                handler.close_connection = True
+                handler.connection.close()
+                return
+            if fault.status >= 400:
+                send(handler, fault.status, fault.headers, b"")
+                return
+        path = unquote(urlsplit(request.path).path)
+        prefix = f"/api/models/{self.repo}"
+        if path.startswith(f"/{self.repo}/resolve/") and self.exists:
+            self._file(handler, request, path.split("/", 5)[5], fault)
+        elif request.method == "GET" and path in (prefix, *(f"{prefix}/revision/{rev}" for rev in ("main", COMMIT))):
+            self._info(handler)
+        elif request.method == "POST":
+            self._post(handler, request, path, prefix)
+        elif request.method == "PUT" and path.startswith("/upload/"):
+            self.lfs[path.removeprefix("/upload/")] = request.body
+            send(handler, 200, {}, b"")
+        else:
+            code = "RevisionNotFound" if path.startswith(f"{prefix}/revision/") else "RepoNotFound"
+            send(handler, 404, {"X-Error-Code": code}, b"")
+
+    def _info(self, handler: Any) -> None:
+        if not self.exists:
+            send(handler, 404, {"X-Error-Code": "RepoNotFound"}, b"")
+            return
+        siblings: list[dict[str, Any]] = []
+        for name, data in self.files.items():
+            row: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": self.digest(name)}
+            if len(data) >= LARGE_BYTES:
+                row |= {"blobId": "0" * 40}
+                row |= {"lfs": {"sha256": self.digest(name), "size": len(data), "pointerSize": 130}}
+            siblings.append(row)
+        body = {
+            "id": self.repo,
+            "modelId": self.repo,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "tags": [],
+            "private": False,
+        }
+        send(handler, 200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _file(self, handler: Any, request: Request, name: str, fault: Answer | None) -> None:
+        if name not in self.files:
+            send(handler, 404, {"X-Error-Code": "EntryNotFound"}, b"")
+            return
+        data = self.files[name]
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{self.digest(name)}"', "Accept-Ranges": "bytes"}
+        headers |= {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{self.digest(name)}"'}
+        span = request.span
+        start, end = (0, len(data)) if span is None or (fault and fault.whole) else span
+        if start >= len(data) and len(data):
+            send(handler, 416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"")
+            return
+        end = min(end, len(data))
+        status = 200
+        if span is not None and not (fault and fault.whole):
+            status = 206
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        headers |= fault.headers if fault is not None else {}
+        handler.send_response(status)
+        for key, value in {**headers, "Content-Length": str(end - start)}.items():
+            handler.send_header(key, value)
+        handler.end_headers()
+        if request.method == "HEAD":
+            return
+        stop = end if fault is None or fault.cut is None else min(end, start + fault.cut)
+        for at in range(start, stop, 1 << 20):
+            piece = data[at : min(at + (1 << 20), stop)]
+            handler.wfile.write(piece)
+            with self._lock:
+                self.sent += len(piece)
+        if stop < end:
+            handler.wfile.flush()
+            handler.close_connection = True
+            handler.connection.close()
+
+    def _post(self, handler: Any, request: Request, path: str, prefix: str) -> None:
+        body = request.body
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            self.created.append(asked)
+            if self.exists:
+                answer = json.dumps(
+                    {"error": "You already created this model repo", "url": f"{self.address}/{self.repo}"}
+                )
+                send(handler, 409, {"Content-Type": "application/json"}, answer.encode())
+                return
+            self.exists = True
+            _json(handler, {"url": f"{self.address}/{self.repo}", "name": self.repo})
+        elif path.startswith(f"{prefix}/preupload/"):
+            files = json.loads(body)["files"]
+            rows = [
+                {
+                    "path": f["path"],
+                    "uploadMode": "lfs" if f["size"] >= LARGE_BYTES else "regular",
+                    "shouldIgnore": False,
+                }
+                for f in files
+            ]
+            _json(handler, {"files": rows})
+        elif path == f"/{self.repo}.git/info/lfs/objects/batch":
+            objects = []
+            for row in json.loads(body)["objects"]:
+                upload = {"href": f"{self.address}/upload/{row['oid']}", "header": {}}
+                objects.append({**row, "actions": {"upload": upload}})
+            _json(handler, {"transfer": "basic", "objects": objects})
+        elif path.startswith(f"{prefix}/commit/"):
+            self._commit(path, body, parse_qs(urlsplit(request.path).query))
+            _json(
+                handler,
+                {"commitOid": COMMIT, "commitUrl": f"{self.address}/{self.repo}/commit/{COMMIT}", "success": True},
+            )
+        elif path == "/api/validate-yaml":
+            _json(handler, {"errors": [], "warnings": []})
+        else:
+            send(handler, 404, {}, b"")
+
+    def _commit(self, path: str, body: bytes, query: dict[str, list[str]]) -> None:
+        rows = [json.loads(line) for line in body.decode().splitlines()]
+        commit = {"revision": path.rsplit("/", 1)[1], "query": query, **rows[0]["value"], "files": {}}
+        for row in rows[1:]:
+            value = row["value"]
+            if row["key"] == "file":
+                commit["files"][value["path"]] = base64.b64decode(value["content"])
+            elif row["key"] == "lfsFile":
+                commit["files"][value["path"]] = self.lfs[value["oid"]]
+        self.files |= commit["files"]
+        self.commits.append(commit)
+
+
+def send(handler: Any, status: int, headers: dict[str, str], body: bytes) -> None:
+    """A short answer."""
+    handler.send_response(status)
+    for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        handler.send_header(key, value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def _json(handler: Any, body: object) -> None:
+    send(handler, 200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+
+@contextmanager
+def serve(repo: str = "org/name") -> Iterator[Hub]:
+    """A hub for a block."""
+    hub = Hub(repo)
+    try:
+        yield hub
+    finally:
+        hub.close()
