@@ -259,7 +259,7 @@ CASES: dict[str, tuple[str, Build]] = {
     "gguf.tensor-name-length": ("error", weights(**{"x" * 64: ("F32", (2, 2))})),
     "gguf.no-imatrix": ("info", two_bits),
     "gguf.file-type-mismatch": ("warn", keys(general__file_type=(T.UINT32, 7))),
-    "file.quant-suffix": ("warn", renamed),
+    "name.quant-suffix": ("warn", renamed),
     "context.length-missing": ("warn", keys(llama__context_length=None)),
     "context.rope-missing": ("warn", keys(llama__rope__freq_base=None)),
     "context.original-missing": ("warn", of_config(rope_scaling={"rope_type": "yarn", "factor": 4.0})),
@@ -358,6 +358,21 @@ def test_what_is_suggested_can_be_typed(tmp_path: Path) -> None:
         assert words[0] == "apr"
         assert run([*words[1:], "--quiet"]) == 0
         assert aprfmt.lint(path, select=[name]).findings == []
+
+
+def test_an_adapter_is_no_model_of_its_own(tmp_path: Path) -> None:
+    path = plain_models.write_adapter(tmp_path / "lora")
+    (path / "README.md").write_text("---\nlicense: mit\n---\n")
+    config = json.loads((path / "adapter_config.json").read_text())
+    assert [row.id for row in aprfmt.lint(path).findings] == ["provenance.no-base-model"]
+    (path / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "a/b"}))
+    assert aprfmt.lint(path).findings == []
+
+
+def test_a_licence_in_the_card_of_an_old_file_counts() -> None:
+    golden = Path(__file__).resolve().parents[2] / "fixtures" / "vectors" / "golden"
+    for name, count in (("v1_metadata_full_license.apr", 0), ("v1_golden_none.apr", 1)):
+        assert len(aprfmt.lint(golden / name, select=["provenance.no-license"]).findings) == count
 
 
 def test_metadata_that_cannot_be_read_is_one_finding(tmp_path: Path) -> None:

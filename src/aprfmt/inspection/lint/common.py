@@ -34,7 +34,11 @@ def set_key(model: Model, key: str, value: str, option: str = "") -> str:
         return f"apr stamp {quoted(model)} --in-place --set {key}={value}"
     if apr2.native_of(model) is not None:
         return f"apr stamp {quoted(model)} --in-place {option or f'--set {key}={value}'}"
-    return f"write `{key.removeprefix('general.')}: {value}` into the front matter of the folder's README.md"
+    if model.convention == "hf":
+        return f"write `{key.removeprefix('general.')}: {value}` into the front matter of the folder's README.md"
+    return (
+        f"apr import {quoted(model)} -o NEW.apr, then apr stamp NEW.apr --in-place {option or f'--set {key}={value}'}"
+    )
 
 
 def anew(model: Model, options: str = "") -> str:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from aprfmt.canonical.adapter import is_adapter
 from aprfmt.codecs.dtypes import DTYPES
 from aprfmt.formats import apr2
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, LOADER_NAME_BYTES
@@ -115,7 +116,7 @@ def _is_made_of(matrices: Sequence[Tensor], dtype: str) -> bool:
 
 
 def quant_suffix(mixes: Callable[[str], str | None], subject: Subject) -> Iterator[Check]:
-    """`file.quant-suffix`: the quantization in the file's name is the one in the file."""
+    """`name.quant-suffix`: the quantization in the file's name is the one in the file."""
     model = subject.model
     stem, matrices = model.path.resolve().stem, matrices_of(model)
     named = _QUANT_IN_NAME.findall(stem)
@@ -220,7 +221,8 @@ def no_format(subject: Subject) -> Iterator[Check]:
 
 def _config(subject: Subject) -> Mapping[str, object] | None:
     native = subject.model.native_as(HfNative)
-    return subject.model.metadata if native is not None and native.config is not None else None
+    is_one = native is not None and native.config is not None and not is_adapter(subject.model)
+    return subject.model.metadata if is_one else None
 
 
 def config_dtype(subject: Subject) -> Iterator[Check]:
@@ -251,7 +253,8 @@ def remote_code(subject: Subject) -> Iterator[Check]:
 def no_generation_config(subject: Subject) -> Iterator[Check]:
     """`generation.config-missing`: a folder says how to generate."""
     native, name = subject.model.native_as(HfNative), subject.model.hparams.hf_architecture or ""
-    if native is None or native.alone or not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
+    is_folder = native is not None and not native.alone and not is_adapter(subject.model)
+    if native is None or not is_folder or not name.endswith(("ForCausalLM", "ForConditionalGeneration")):
         yield skip("it is no folder of a model that generates")
     elif not is_file(native.folder / "generation_config.json"):
         fix = "save the original's generation_config.json into the folder (GenerationConfig.save_pretrained)"

@@ -105,7 +105,7 @@ def odd_names(subject: Subject) -> Iterator[Check]:
 def unknown_names(subject: Subject) -> Iterator[Check]:
     """`names.unknown`: all tensors have names that the architecture knows."""
     found = subject.canonical
-    if isinstance(found, UnmappedError):
+    if isinstance(found, UnmappedError) and found.tensor is not None:
         yield Check("fail", found.message, found.tensor, suggestion=found.hint or "apr validate says more")
     elif isinstance(found, AprError):
         yield skip(found.message)

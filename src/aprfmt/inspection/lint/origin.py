@@ -6,7 +6,9 @@ import shlex
 from collections.abc import Iterator
 
 from aprfmt.canonical.adapter import is_adapter
+from aprfmt.canonical.model import Canonical
 from aprfmt.formats.hfdir import HfNative
+from aprfmt.inspection.describe import typed_metadata
 from aprfmt.inspection.lint.common import BLOCK_TYPES, is_main, matrices_of, set_key, skip
 from aprfmt.inspection.validate import Check, Subject
 from aprfmt.io.source import is_file
@@ -17,7 +19,7 @@ def no_license(subject: Subject) -> Iterator[Check]:
     """`provenance.no-license`: the licence of the weights is stated."""
     if not is_main(subject):
         yield skip("it is no model of its own")
-    elif not provenance.read(subject.model).info.get("license"):
+    elif not typed_metadata(subject.model).get("license"):
         fix = set_key(subject.model, "general.license", "apache-2.0", "--license Apache-2.0")
         yield Check("fail", "nothing says under which licence the weights are", suggestion=fix)
 
@@ -32,16 +34,18 @@ def odd_license(subject: Subject) -> Iterator[Check]:
 
 def no_name(subject: Subject) -> Iterator[Check]:
     """`provenance.no-name`: the model has a name."""
-    if is_main(subject) and subject.model.convention != "hf" and not provenance.read(subject.model).info.get("name"):
+    if is_main(subject) and subject.model.convention != "hf" and not typed_metadata(subject.model).get("name"):
         fix = set_key(subject.model, "general.name", "'My Model 7B'", "--set name='My Model 7B'")
         yield Check("fail", "the model has no name", suggestion=fix)
 
 
 def no_base_model(subject: Subject) -> Iterator[Check]:
     """`provenance.no-base-model`: a quantization or an adapter names the model that it was made from."""
+    found = subject.canonical
     general = provenance.read(subject.model).general or {}
+    base = found.adapter.base if isinstance(found, Canonical) and found.adapter is not None else None
     blocks = [t for t in matrices_of(subject.model) if t.dtype in BLOCK_TYPES]
-    if (blocks or is_adapter(subject.model)) and not general.get("base_models"):
+    if (blocks or is_adapter(subject.model)) and not (base or general.get("base_models")):
         fix = "say `base_model: ORG/MODEL` in the front matter of the original's README.md and convert again"
         what = "an adapter" if is_adapter(subject.model) else "a quantization"
         yield Check("fail", f"it is {what}, and nothing names the model that it was made from", suggestion=fix)

@@ -139,7 +139,7 @@ def rules(file_types: Mapping[int, str], mixes: Callable[[str], str | None]) -> 
               partial(containers.file_type, file_types),
               "Programs and model pages show this number as the quantization of the file.",
               f"{_GGUF_SPEC}, general.file_type"),
-        _rule("warn", "file.quant-suffix", "the quantization in the file's name is the one in the file",
+        _rule("warn", "name.quant-suffix", "the quantization in the file's name is the one in the file",
               partial(containers.quant_suffix, mixes),
               "People and tools choose a file by its name; llama.cpp fetches repo:Q4_K_M by it.",
               f"{_GGUF_SPEC}, naming convention"),
