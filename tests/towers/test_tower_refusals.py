@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,14 @@ def test_quantized_towers_are_kept(gemma: Path, tmp_path: Path) -> None:
         found = folder.tensors["vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight"]
         assert found.dtype == "F16"
         assert np.array_equal(found.numpy().astype(np.float16), wanted)
+
+
+@pytest.mark.parametrize(("part", "key"), [("projector_config", "hidden_size"), ("encoder_config", "dim_head")])
+def test_widths_that_llama_cpp_takes_for_one_are_one(tmp_path: Path, part: str, key: str) -> None:
+    """Its loader would not see another, and its network die of it."""
+    case = CASES["granite_speech_tower"]
+    inner = case.config[part]
+    folder = _build(replace(case, config={**case.config, part: {**inner, key: 2 * inner[key]}}), tmp_path)
+    with pytest.raises(AprError, match=f"{part}.*{key}"):
+        aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)
+    assert not (tmp_path / "towers.gguf").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aprfmt.arch.converter import DEFAULT, Converter, Scope, words
+from aprfmt.arch.converter import DEFAULT, Converter, Scope, or_default, words
 from aprfmt.arch.fields import as_float, as_int
 from aprfmt.errors import RefusedError
 
@@ -60,10 +60,27 @@ def _side_from(value: object, scope: Scope) -> object:
     return side // (patch * merge) if side and patch and merge else DEFAULT
 
 
+def _one_width_to(value: object, scope: Scope) -> object:
+    """Width of Granite's encoder, which llama.cpp takes that of its heads and of the projector's network for, too."""
+    heads, dim = (scope.size(f"encoder_config.{name}") for name in ("num_heads", "dim_head"))
+    others = {
+        "encoder_config.num_heads * dim_head": heads * dim if heads and dim else None,
+        "projector_config.hidden_size": scope.size("projector_config.hidden_size"),
+    }
+    for name, other in others.items():
+        if other not in (None, value):
+            raise RefusedError(
+                f"{scope.name} is {value!r:.40} and {name} is {other}, and llama.cpp's network has one width",
+                hint="an .apr or a folder can hold the model: -o NAME.apr, or -o NAME --format hf",
+            )
+    return value
+
+
 VIT_CONVERTERS: dict[str, Converter] = {
     "inverse": Converter(_inverse_to, _inverse_from),
     "ffn_of_ratio": Converter(fill=_ffn_of_ratio),
     "downsampling": words({"4x": 2, "16x": 4}),
+    "one_width": Converter(_one_width_to, or_default),
     "one_layer": Converter(lambda value, scope: None if value is None else [value], _one_layer_from),
     "side_of_patches": Converter(_side_to, _side_from),
     "ffn_of_mult": Converter(_ffn_of_mult_to, _ffn_of_mult_from),

@@ -116,7 +116,7 @@ _SPEECH = Tower(
     },
     f32=(".conv_pw1.weight", ".conv_pw2.weight", ".conv_dw.weight"),
     keys=hears(
-        Key("audio.embedding_length", (f"{_C}.hidden_dim",)),
+        Key("audio.embedding_length", (f"{_C}.hidden_dim",), via="one_width"),
         Key("audio.feed_forward_length", (f"{_C}.feedforward_mult",), via="ffn_of_mult"),
         Key("audio.block_count", (f"{_C}.num_layers",)),
         Key("audio.attention.head_count", (f"{_C}.num_heads",)),
