@@ -159,6 +159,12 @@ class Config:
     keep: int = _option(3, "Number of latest checkpoints to keep besides the best, two or more.", low=2)
     save_dtype: str = _option("bf16", "Dtype of saved weights.", choices=("bf16", "f16", "f32"))
     eval_every: int = _option(1000, "Steps between evaluations on held-out data; 0: first and last.", low=0)
+    patience: int | None = _option(
+        None, "Stop after so many evaluations in a row that are no better than the best before them.", low=1
+    )
+    target_val_loss: float | None = _option(
+        None, "Stop when the cross entropy on held-out text is at most this.", low=1e-9
+    )
     eval_tokens: int = _option(65536, "Held-out tokens of an evaluation.", low=2)
     log_every: int = _option(10, "Steps between lines.", low=1, env=ENV_PREFIX + "LOG_EVERY")
     resume: bool | int = _option(
@@ -442,6 +448,8 @@ def _check_together(config: Config, command: str) -> None:
         (c.eval_data is not None and c.held_out != Config.held_out,
             "--held-out and --eval-data contradict each other", keep_one),
         (c.repeat and c.epochs is not None, "--repeat and --epochs contradict each other", keep_one),
+        ((c.patience or c.target_val_loss) is not None and not (c.eval_every or c.save_every),
+            "--patience and --target-val-loss go by evaluations, and there are none on the way", "add --eval-every N"),
         (bool(c.allow_changed) and not c.resumes, "--allow-changed is for --resume", None),
         *(
             (tokens % c.seq_len != 0, f"{flag} {tokens} is not a multiple of --seq-len {c.seq_len}",

@@ -106,6 +106,7 @@ class Trainer:
         progress: where it is.
         latest: what the last step said that was looked at.
         step_seconds: of each step that was looked at in this run.
+        early: why the run ended before its last step, None where it did not.
     """
 
     def __init__(self, config: Config, world: World, parts: Parts, progress: Progress, stop: Stop) -> None:
@@ -130,6 +131,12 @@ class Trainer:
         self.progress = progress
         self.latest: StepValues | None = None
         self.step_seconds: list[float] = []
+        self.early: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.progress.step >= self.config.stop or self.early is not None
 
     def run(self) -> None:
         """All steps, evaluations and periodic checkpoints. Raises RunError (NaN, stall, idle GPU, memory)."""
@@ -138,7 +145,7 @@ class Trainer:
             self._watch_device(stack)
             self._looked_at = self._saved_at = time.monotonic()
             try:
-                while self.progress.step < self.config.stop and not self._is_stopped():
+                while not self.is_done and not self._is_stopped():
                     with watchdog.step():
                         self._step()
                     self._after_step()
@@ -318,8 +325,22 @@ class Trainer:
             scores = self.evaluate()
             if saves:
                 self._save(scores)
+            self.early = self._why_early()
             self.world.barrier()  # out here, where the others may wait as long as it takes
         self._looked_at = time.monotonic() if self._pending is None else self._looked_at
+
+    def _why_early(self) -> str | None:
+        """What ends the run before its last step, by the evaluations so far; the same in every process."""
+        config, found = self.config, self.progress.evaluations
+        bests = [scores["best"] or 0.0 for scores in found]
+        # The first process alone has the scores.
+        since = len(bests) - 1 - bests.index(min(bests)) if bests else 0
+        is_low = bool(found) and (found[-1]["ce"] or 0.0) <= (config.target_val_loss or 0.0)
+        if self.world.any(is_low and config.target_val_loss is not None):
+            return f"the held-out cross entropy is at most {config.target_val_loss:g}"
+        if self.world.any(config.patience is not None and since >= config.patience):
+            return f"{config.patience} evaluations in a row were no better than the best"
+        return None
 
     def _pause(self) -> None:
         """Before work that takes time between two steps."""

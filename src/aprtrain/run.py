@@ -58,6 +58,7 @@ class Summary(TypedDict):
         config, digest: the resolved configuration and its hash.
         projected_steps, projected_seconds: of the whole run, estimated by a smoke run.
         interrupted: the signal that ended the run.
+        early: why it ended before its last step.
         damaged: the newer checkpoints that a resumed run could not go on from: `step` and `reason`.
     """
 
@@ -78,6 +79,7 @@ class Summary(TypedDict):
     projected_steps: NotRequired[int]
     projected_seconds: NotRequired[float]
     interrupted: NotRequired[int]
+    early: NotRequired[str]
     damaged: NotRequired[list[JsonObject]]
 
 
@@ -334,7 +336,9 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
     _describe(trainer, "running")
     try:
         trainer.run()
-        is_done = progress.step >= config.stop
+        is_done = trainer.is_done
+        if trainer.early is not None:
+            parts.recorder.say(f"ends early, after step {progress.step}: {trainer.early}")
         model = _finish(trainer, is_done=is_done)
     except Exception as error:
         if parts.saver is not None:
@@ -346,6 +350,8 @@ def _run_loop(trainer: Trainer, command: str, saved: Saved | None) -> Summary:
         raise
     summary = _summarise(trainer, command, model, time.monotonic() - began)
     summary["damaged"] = [asdict(damage) for damage in saved.damaged] if saved is not None else []
+    if trainer.early is not None:
+        summary["early"] = trainer.early
     if not is_done:
         summary["interrupted"] = trainer.stop.number or 15
     _describe(trainer, "done" if is_done else "interrupted", summary["seconds"])
@@ -371,7 +377,9 @@ def _finish(trainer: Trainer, *, is_done: bool) -> Path | None:
     saver = trainer.parts.saver
     if trainer.config.smoke is not None:
         return None
-    scores = trainer.evaluate() if is_done else {}
+    known = trainer.progress.evaluations
+    is_scored = trainer.early is not None and trainer.world.any(bool(known))  # just now, which is why it ended
+    scores = (known[-1] if known else {}) if is_scored else trainer.evaluate() if is_done else {}
     trainer.save_now()
     snapshot = trainer.snapshot(scores) if is_done else None
     model = None

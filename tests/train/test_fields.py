@@ -92,6 +92,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "keep": ({"save_every": 1}, {"save_every": 1, "keep": 2}),
     "save_dtype": ({}, {"save_dtype": "bf16"}),
     "eval_every": ({}, {"eval_every": 1}),
+    "patience": ({"eval_every": 1, "lr": 1e-12}, {"eval_every": 1, "lr": 1e-12, "patience": 1}),
+    "target_val_loss": ({"eval_every": 1}, {"eval_every": 1, "target_val_loss": 99.0}),
     "eval_tokens": ({}, {"eval_tokens": 64}),
     "log_every": ({"steps": 4}, {"steps": 4, "log_every": 3}),
     "smoke": ({}, {"smoke": 1}),

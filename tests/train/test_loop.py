@@ -86,6 +86,37 @@ def test_deterministic_runs_repeat_and_resume_bit_by_bit(distil: Distil, tmp_pat
     assert [line[0] for line in a] == list(range(1, 41))
 
 
+def test_it_ends_when_nothing_gets_better(distil: Distil, tmp_path: Path) -> None:
+    summary = distil(steps=40, eval_every=2, patience=2, lr=1e-12, save_every=0)
+    assert summary["steps"] == 4
+    assert summary["early"] == "2 evaluations in a row were no better than the best"
+    assert "interrupted" not in summary
+    assert summary["checkpoints"] == [4]
+    assert json.loads((tmp_path / "run" / METADATA).read_text())["status"] == "done"
+    with aprfmt.open(summary["model"]) as model:
+        assert model.metadata[LINEAGE]["scores"]["step"] == 4
+
+
+def test_it_goes_on_while_it_gets_better(distil: Distil) -> None:
+    summary = distil(steps=20, eval_every=5, patience=1)
+    assert summary["steps"] == 20
+    assert "early" not in summary
+
+
+def test_it_ends_where_the_loss_is_low_enough(distil: Distil) -> None:
+    whole = distil("whole", steps=20, eval_every=5)
+    middle = (whole["first"]["ce"] + whole["last"]["ce"]) / 2
+    summary = distil("early", steps=20, eval_every=5, target_val_loss=middle)
+    assert summary["early"] == f"the held-out cross entropy is at most {middle:g}"
+    assert summary["steps"] < 20
+    assert summary["last"]["ce"] <= middle
+
+
+def test_to_end_early_takes_evaluations(distil: Distil) -> None:
+    with pytest.raises(UsageError, match="--patience and --target-val-loss go by evaluations"):
+        distil(steps=4, eval_every=0, save_every=0, patience=1)
+
+
 def test_metrics_after_the_resumed_step_are_dropped(distil: Distil, tmp_path: Path) -> None:
     distil(steps=4, total_steps=8)
     path = tmp_path / "run/metrics.jsonl"

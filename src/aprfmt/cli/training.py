@@ -195,6 +195,8 @@ def _summary_text(summary: "Summary") -> Iterator[str]:
             names = ("ce", "kl", "agreement", "teacher_ce")
             found = ", ".join(f"{name} {scores[name]:.4f}" for name in names if scores.get(name) is not None)
             rows.append((label, f"step {scores['step']}: {found}"))
+    if "early" in summary:
+        rows.append(("ended early", summary["early"]))
     if summary["failed_saves"]:
         rows.append(("failed saves", str(summary["failed_saves"])))
     for damage in summary.get("damaged", []):
