@@ -34,9 +34,9 @@ CASES = (
             "speech_tokenizer/config.json": {
                 "model_type": "qwen3_tts_tokenizer_12hz",
                 "decoder_config": {
-                    **{"codebook_size": 24, "codebook_dim": 16, "hidden_size": 32, "latent_dim": 48, "head_dim": 8},
-                    **{"intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2},
-                    **{"num_key_value_heads": 2, "num_quantizers": 16, "decoder_dim": 32, "rms_norm_eps": 1e-5},
+                    **{"codebook_size": 24, "codebook_dim": 16, "hidden_size": 32, "latent_dim": 48, "head_dim": 2},
+                    **{"intermediate_size": 40, "num_hidden_layers": 8, "num_attention_heads": 16},
+                    **{"num_key_value_heads": 16, "num_quantizers": 16, "decoder_dim": 32, "rms_norm_eps": 1e-5},
                     **{"upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2], "sliding_window": 72},
                 },
             }

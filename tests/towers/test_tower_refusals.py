@@ -272,3 +272,16 @@ def test_widths_that_llama_cpp_takes_for_one_are_one(tmp_path: Path, part: str, 
     with pytest.raises(AprError, match=f"{part}.*{key}"):
         aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)
     assert not (tmp_path / "towers.gguf").exists()
+
+
+def test_what_llama_cpp_takes_for_granted_of_a_codec_must_hold(tmp_path: Path) -> None:
+    """No key tells it, so another network would speak nonsense."""
+    case = CASES["qwen3_tts_codec"]
+    ((name, told),) = case.files.items()
+    other = {**told, "decoder_config": {**told["decoder_config"], "sliding_window": 64}}
+    folder = _build(replace(case, files={name: other}), tmp_path)
+    with pytest.raises(AprError, match="sliding_window is 64"):
+        aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)
+    (folder / name).unlink()
+    with pytest.raises(RefusedError, match=r"speech_tokenizer/config\.json is missing"):
+        aprfmt.export_model(folder, tmp_path / "towers.gguf", mmproj=True)

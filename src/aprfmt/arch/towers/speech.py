@@ -20,6 +20,11 @@ _P = "talker.code_predictor."
 _PREDICTOR = "talker_config.code_predictor_config"
 _W = "speech_tokenizer.decoder."
 _DECODER = "speech_tokenizer.decoder_config"
+_FIXED = {
+    **{"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16, "sliding_window": 72},
+    **{"rope_theta": 10000, "rms_norm_eps": 1e-5},
+}
+"""What llama.cpp's network takes for granted, as no key tells it."""
 _HIDDEN, _LATENT, _DIM = f"{_DECODER}.hidden_size", "latent_dim", "decoder_dim"
 _BOOK = "codebook_dim/2"
 _ATTENTION = f"{_DECODER}.num_attention_heads*{_DECODER}.head_dim"
@@ -240,7 +245,10 @@ _QWEN3_TTS = Tower(
             "enc_se_channels",
             "enc_attention_channels",
         ),
-        *_told(_DECODER, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+        *_told(_DECODER, "hidden_size", "intermediate_size", "head_dim"),
+        *(Key("", (f"{_DECODER}.{name}",), allowed=(number,)) for name, number in _FIXED.items()),
+        Key("", (f"{_PREDICTOR}.rope_theta",), allowed=(1000000,)),
+        Key("", (f"{_PREDICTOR}.num_code_groups",), allowed=(_BOOKS + 1,)),
         *_told(_DECODER, "latent_dim", "codebook_dim", "codebook_size", "decoder_dim", "upsampling_ratios"),
     ),
     files={"speech_tokenizer": "speech_tokenizer/config.json"},
@@ -253,7 +261,10 @@ _QWEN3_TTS = Tower(
                     "enc_kernel_sizes": [5, 3, 3, 3, 1],
                     **{"enc_se_channels": 128, "enc_attention_channels": 128},
                 }.items()
-            }
+            },
+            **{f"{_DECODER}.{key}": value for key, value in _FIXED.items()},
+            f"{_PREDICTOR}.rope_theta": 1000000,
+            f"{_PREDICTOR}.num_code_groups": _BOOKS + 1,
         }
     },
 )
