@@ -41,11 +41,12 @@ def test_version_imports_nothing_heavy() -> None:
     assert done.stderr == ""
 
 
-def test_inspecting_imports_nothing_heavy(tiny_gguf: Path) -> None:
+@pytest.mark.parametrize("name", ["inspect", "tree", "hex"])
+def test_looking_imports_nothing_heavy(tiny_gguf: Path, name: str) -> None:
     heavy = ("torch", "numpy", "transformers", "gguf", "tokenizers", "rich")
     code = (
         "import sys\nfrom aprfmt.cli.main import run\n"
-        f"assert run(['inspect', {str(tiny_gguf)!r}, '--json']) == 0\n"
+        f"assert run([{name!r}, {str(tiny_gguf)!r}, '--json']) == 0\n"
         f"sys.stderr.write(','.join(m for m in {heavy} if m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

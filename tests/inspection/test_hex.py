@@ -140,12 +140,14 @@ def test_bytes_changed_anywhere_raise_nothing_but_an_error_that_says_so(
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda path: path.name)
 def test_golden_and_malformed_files(path: Path) -> None:
-    json.dumps(aprfmt.hex(path, limit=0).to_json())
+    whole = aprfmt.hex(path, limit=0)
+    json.dumps(whole.to_json())
     try:
         with aprfmt.open(path) as model:
             tensors = list(model.tensors.values())
     except AprError:
         return
+    assert whole.damage is None, "a file that can be opened has none"
     for tensor in tensors[:20]:
         found = aprfmt.hex(path, tensor=tensor.name, limit=0).tensor
         assert found is not None

@@ -336,7 +336,7 @@ def _figure(
     """A figure of SVG elements; `data` is what chart.js shows under the pointer."""
     kind = ' class="wide"' if width > WIDTH else ""
     bound = f' data-chart="{text(data)}"' if data else ""
-    cursor = f'<line class="cursor" y1="{_TOP:g}" y2="{height - _BOTTOM:g}" visibility="hidden"/>'
+    cursor = f'<line class="cursor" y1="{_TOP:g}" y2="{min(height, HEIGHT) - _BOTTOM:g}" visibility="hidden"/>'
     return (
         f"<figure{kind}{bound}><figcaption><b>{text(title)}</b>{legend}</figcaption>"
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(title)}">'

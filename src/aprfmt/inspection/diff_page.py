@@ -13,6 +13,9 @@ from aprfmt.inspection.distance import TensorFigures
 from aprfmt.inspection.layers import Layers, by_layer
 from aprfmt.text import format_bytes, plural
 
+_MAX_ROWS = 2000
+"""Rows of the table: a browser sorts more of them too slowly."""
+
 _NO_LOSS_DB, _LOST_DB = 60.0, 0.0
 """SNR at which a square of the map is palest, and at which it is fullest."""
 
@@ -103,9 +106,10 @@ def _table(rows: Sequence[TensorFigures]) -> str:
             *(_plain(row.distance.max_diff), f"{row.distance.n_different:,}"),
             f"{row.distance.nonfinite_different:,}",
         ]
-        for row in rows
+        for row in rows[:_MAX_ROWS]
     ]
-    return table(header, cells, right="|".join(header[3:]), sortable=True)
+    more = f"<p class=soft>{len(rows) - _MAX_ROWS:,} better ones are not listed.</p>" if len(rows) > _MAX_ROWS else ""
+    return table(header, cells, right="|".join(header[3:]), sortable=True) + more
 
 
 def _plain(value: float) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from aprfmt.codecs.dtypes import DTYPES_BY_APR_ID, DTYPES_BY_GGML_ID
 from aprfmt.errors import AprError, ChecksumError, CorruptError, LimitError, TruncatedError
 from aprfmt.formats import apr1, apr2
+from aprfmt.formats.apr_legacy import detect_apr
 from aprfmt.formats.gguf import DEFAULT_ALIGNMENT, FORMATS, Cursor, GgufType, KvEntry, decode, read_header
 from aprfmt.formats.safetensors import MAX_LIBRARY_HEADER_BYTES, METADATA_KEY
 from aprfmt.inspection.hex.spans import Entry, Span, Walk, shown
@@ -38,6 +41,10 @@ class Container:
 def container_of(source: Source) -> Container | None:
     """The container whose bytes the file begins with; None for one that is not taken apart here."""
     head = source.read(0, min(64, source.size))
+    if head.startswith(b"APR"):
+        with suppress(AprError):  # no form fits: shown as what it begins like
+            if detect_apr(source, Path(source.path)) == "apr-legacy":
+                return None
     return next((row for row in CONTAINERS if row.begins(head, source.size)), None)
 
 
