@@ -42,7 +42,7 @@ class Tower:
         with self._bitmaps(files) as bitmaps, self._chunks() as chunks:
             pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             if code := self._c.tokenize(self._context, chunks, ctypes.byref(text), pointers, len(bitmaps)):
-                raise EngineError(_WHY.get(code, f"mtmd does not prepare the prompt (code {code})"))
+                raise EngineError(f"mtmd does not prepare the prompt and its files (code {code})")
             n = int(self._c.helper_get_n_tokens(chunks))
             if n >= room:
                 raise EngineError(f"the prompt has {n:,} tokens with its files, the context room for {room:,}")
@@ -77,16 +77,17 @@ class Tower:
             self._context, os.fsencode(file), False, self._c.helper_init_opt_default()
         )
         if not read.bitmap:
-            raise EngineError(f"mtmd reads no picture and no sound in {file}")
+            able = [what for what, can in self._abilities() if can]
+            raise EngineError(f"mtmd makes nothing of {file}: the model's tower {' and '.join(able) or 'is of no use'}")
         is_sound = self._c.bitmap_is_audio(read.bitmap)
-        if not (self._c.support_audio if is_sound else self._c.support_vision)(self._context):
+        if not self._abilities()[is_sound][1]:
             self._c.bitmap_free(read.bitmap)
             raise EngineError(f"the model's tower does not {'hear sound' if is_sound else 'see pictures'}: {file}")
         return read.bitmap
 
-
-_WHY = {
-    1: f"the prompt names {MEDIA_MARKER}, which stands for a file, more or less often than files are given",
-    2: "mtmd cannot prepare one of the files",
-}
-"""By mtmd_tokenize's code."""
+    def _abilities(self) -> tuple[tuple[str, bool], tuple[str, bool]]:
+        """Whether it sees, and whether it hears."""
+        return (
+            ("sees pictures", self._c.support_vision(self._context)),
+            ("hears sound", self._c.support_audio(self._context)),
+        )

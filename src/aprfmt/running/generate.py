@@ -111,6 +111,7 @@ class Prompt:
         """Raises UsageError, and NotFoundError for a file that is not there."""
         if self.raw and self.system is not None:
             raise UsageError("a system message needs a chat template, which --raw leaves out")
+        with_markers(self.text, len(self.media))
         for path in self.media:
             if not is_file(path):
                 raise NotFoundError("there is no such file", path=path)
@@ -346,5 +347,11 @@ def context_of(metadata: Mapping[str, Any], wanted: int | None, usual: int = DEF
 
 
 def with_markers(text: str, n: int) -> str:
-    """A message to which `n` files belong: they come first, unless it says where they are."""
-    return text if MEDIA_MARKER in text or not n else MEDIA_MARKER * n + "\n" + text
+    """A message to which `n` files belong: they come first, unless it says where. Raises UsageError."""
+    found = text.count(MEDIA_MARKER)
+    if n and found not in (0, n):
+        raise UsageError(
+            f"{MEDIA_MARKER}, which stands for a file, is {found} times in the prompt, and {n} files are given",
+            hint="without it the files come first",
+        )
+    return text if found or not n else MEDIA_MARKER * n + "\n" + text

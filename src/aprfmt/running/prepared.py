@@ -10,7 +10,8 @@ from pathlib import Path
 
 import aprfmt
 from aprfmt import formats
-from aprfmt.canonical.adapter import looks_like_adapter
+from aprfmt.canonical.adapter import looks_like_adapter, read_adapter
+from aprfmt.canonical.base_model import find_base
 from aprfmt.convert.api import Report, convert_model
 from aprfmt.convert.targets.base import parse_size
 from aprfmt.errors import RefusedError, storage_error
@@ -110,43 +111,53 @@ def prepare_adapter(
     with formats.open(name) as model:
         if not looks_like_adapter(model):
             raise RefusedError("this is no adapter", path=name, hint="--lora names a LoRA adapter of any form")
+        own = find_base(model, None) if found.gguf is None else None
+        stated = read_adapter(model, own).of if found.gguf is None else None
     gguf = found.gguf
     if gguf is None:
+        if stated is not None:
+            _check_architecture(stated.row.gguf, prepared.path, name, of)
         sources = sorted({*found.sources, *_look(of).sources})
         gguf = exported(".gguf", sources, name, found.size, {"base": prepared.path}, say)
     _check_adapter(gguf.path, prepared.path, name, of)
     return gguf.path
 
 
+def _check_architecture(theirs: object, base: str, name: str, base_name: str) -> None:
+    with formats.open(base) as of:
+        ours = of.metadata.get("general.architecture")
+    if theirs != ours:
+        raise _other_model(f"its architecture is {theirs!r}, the model's {ours!r}", name, base_name)
+
+
+def _other_model(why: str, name: str, base_name: str) -> RefusedError:
+    return RefusedError(
+        f"the adapter is for another model than {base_name}: {why}",
+        path=name,
+        hint="apr inspect shows what an adapter is for",
+    )
+
+
 def _check_adapter(adapter: str, base: str, name: str, base_name: str) -> None:
-    """Raises RefusedError where the tensors of an adapter's GGUF do not fit those of a model's."""
+    """Raises RefusedError where an adapter's GGUF does not fit that of a model."""
     with formats.open(adapter) as model, formats.open(base) as of:
-        theirs, ours = (m.metadata.get("general.architecture") for m in (model, of))
+        _check_architecture(model.metadata.get("general.architecture"), base, name, base_name)
         stated = model.metadata.get("general.base_model.0.name")
         whose = f" (it says: {stated})" if isinstance(stated, str) else ""
-
-        def refusal(why: str) -> RefusedError:
-            return RefusedError(
-                f"the adapter is for another model than {base_name}: {why}{whose}",
-                path=name,
-                hint="apr inspect shows what an adapter is for",
-            )
-
-        if theirs != ours:
-            raise refusal(f"its architecture is {theirs!r}, the model's {ours!r}")
         for tensor in model.tensors.entries:
             weight, _, factor = tensor.name.rpartition(".")
             if factor not in ("lora_a", "lora_b"):
                 continue
             if weight not in of.tensors:
-                raise refusal(f"there is no tensor {weight}")
+                raise _other_model(f"there is no tensor {weight}{whose}", name, base_name)
             rows, columns = of.tensors[weight].shape[-2:]
             turned = weight == "token_embd.weight"
             expected = {"lora_a": rows if turned else columns, "lora_b": columns if turned else rows}[factor]
             at = 0 if turned or factor == "lora_b" else -1
             size = tensor.shape[-2] if at == 0 else tensor.shape[-1]
             if size != expected:
-                raise refusal(f"{weight} is {list(of.tensors[weight].shape)}, its {factor} {list(tensor.shape)}")
+                shapes = f"{weight} is {list(of.tensors[weight].shape)}, its {factor} {list(tensor.shape)}"
+                raise _other_model(shapes + whose, name, base_name)
 
 
 def exported(
