@@ -157,7 +157,7 @@ def test_a_model_without_template(start: Start, tmp_path: Path) -> None:
     from demo_model import build
 
     build(tmp_path / "demo.gguf")
-    aprfmt.stamp(tmp_path / "demo.gguf", tmp_path / "m.gguf", unset=["tokenizer.chat_template"])
+    aprfmt.stamp(tmp_path / "demo.gguf", tmp_path / "m.gguf", set={"tokenizer.chat_template": None})
     talk = start("run", tmp_path / "m.gguf")
     assert talk.wait() == 2
     assert "no chat template" in talk.text

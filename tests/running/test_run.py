@@ -50,7 +50,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Each engine in turn, for all that runs llama.cpp."""
     if find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed")
-    monkeypatch.setitem(Llama.__init__.__kwdefaults__, "engines", [request.param])
+    defaults = Llama.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "engines", [request.param])
     return str(request.param)
 
 
@@ -58,7 +60,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def gguf(tmp_path: Path) -> Path:
     """The model of the demo, without its chat template."""
     build_demo(tmp_path / "demo.gguf")
-    aprfmt.stamp(tmp_path / "demo.gguf", tmp_path / "m.gguf", unset=["tokenizer.chat_template"])
+    aprfmt.stamp(tmp_path / "demo.gguf", tmp_path / "m.gguf", set={"tokenizer.chat_template": None})
     return tmp_path / "m.gguf"
 
 
@@ -514,7 +516,14 @@ def test_scores_of_a_reranker_and_a_classifier(tmp_path: Path, capsys: Capture, 
     def scores(folder: Path, *texts: str) -> Any:
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         with torch.no_grad():
-            return model(**AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")).logits[0].numpy()
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            first, *rest = [tokenizer(text)["input_ids"] for text in texts]
+            # [CLS] a [SEP] b [SEP], all of one segment: llama.cpp knows no second one.
+            ids = torch.tensor([first + [token for more in rest for token in more[1:]]])
+            return model(input_ids=ids, token_type_ids=torch.zeros_like(ids)).logits[0].numpy()
+
+    def near(values: Any) -> Any:
+        return pytest.approx(values, rel=2e-2, abs=2e-2)
 
     for name in ("one", "two"):
         build(find_case(f"bert_classifier/{name}"), tmp_path / name, write_tokenizers(tmp_path / "t", ["bert"]))
@@ -523,9 +532,7 @@ def test_scores_of_a_reranker_and_a_classifier(tmp_path: Path, capsys: Capture, 
     for item in found.items:
         assert item.scores is not None
         assert item.vector is None
-        assert item.scores["score"] == pytest.approx(
-            scores(tmp_path / "one", "a cat", item.text)[0], rel=2e-2, abs=2e-2
-        )
+        assert item.scores == {"score": near(scores(tmp_path / "one", "a cat", item.text)[0])}
     classes = aprfmt.embed(tmp_path / "two", ["a cat", "a dog"])
     assert classes.query is None
     for item in classes.items:
@@ -535,7 +542,7 @@ def test_scores_of_a_reranker_and_a_classifier(tmp_path: Path, capsys: Capture, 
     assert run(["run", str(tmp_path / "one"), "--embed", "a cat", "--embed", "a dog"]) == 0
     shown = capsys.readouterr().out
     assert "query: a cat" in shown
-    assert f"{(found.items[0].scores or {})['score']:.4f}" in shown
+    assert f"{next(iter((found.items[0].scores or {}).values())):.4f}" in shown
 
 
 def test_the_command_of_the_page_runs_in_a_process_of_its_own(gguf: Path) -> None:

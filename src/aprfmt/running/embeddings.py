@@ -99,9 +99,9 @@ def compute(
     metadata = metadata_of(prepared.path)
     refuse_others(metadata, path)
     pooling, encodes = pooling_of(metadata)
-    if pooling in (None, "none"):
-        pooling = "mean" if encodes else "last"
-    assert pooling is not None
+    labels = _labels(metadata)
+    if pooling is None or pooling == "none":
+        pooling = "rank" if labels else "mean" if encodes else "last"
     adapters = [(prepare_adapter(adapter, file, prepared, say=say), scale) for adapter, scale in loading.lora]
     with Llama(
         prepared.path,
@@ -114,7 +114,6 @@ def compute(
         gpu_layers=loading.gpu_layers,
     ) as llama:
         started = time.perf_counter()
-        labels = _labels(metadata)
         query, items = None, []
         if pooling == "rank" and len(labels) < 2 and len(texts) > 1:
             query = texts[0]
@@ -137,7 +136,7 @@ def _labels(metadata: dict[str, Any]) -> list[str]:
 
 
 def _named(values: list[float], labels: list[str]) -> dict[str, float]:
-    names = labels if len(labels) == len(values) else [f"score {i}" if i else "score" for i in range(len(values))]
+    names = labels if len(labels) == len(values) > 1 else [f"score {i}" if i else "score" for i in range(len(values))]
     return dict(zip(names, values, strict=True))
 
 
