@@ -43,8 +43,6 @@ def test_the_times_are_those_of_the_call(smollm2_gguf: Path, engine: str) -> Non
         assert taken["prompt_seconds"] <= taken["first_seconds"]
         assert taken["first_seconds"] + taken["seconds"] <= all_of_it
         assert taken["first_seconds"] + taken["seconds"] > all_of_it / 2
-        longer = llama.measure(64, 64)
-        assert longer["seconds"] > 2 * taken["seconds"]
         # What is computed at once, and the keys and values of 128 tokens: 30 layers x 2 x 3 heads x 64 f16.
         context = llama.context_bytes()
         assert context is not None
