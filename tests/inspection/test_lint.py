@@ -261,7 +261,9 @@ CASES: dict[str, tuple[str, Build]] = {
     "gguf.file-type-mismatch": ("warn", keys(general__file_type=(T.UINT32, 7))),
     "name.quant-suffix": ("warn", renamed),
     "context.length-missing": ("warn", keys(llama__context_length=None)),
-    "context.rope-missing": ("warn", keys(llama__rope__freq_base=None)),
+    "context.rope-missing": (
+        "warn", keys(llama__rope__freq_base=None, llama__context_length=(T.UINT32, 32768))
+    ),
     "context.original-missing": ("warn", of_config(rope_scaling={"rope_type": "yarn", "factor": 4.0})),
     "head.shape": ("error", weights(output__weight=("F16", (7, HIDDEN)))),
     "head.stored-twice": ("info", twice),

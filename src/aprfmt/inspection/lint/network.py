@@ -28,6 +28,8 @@ from aprfmt.text import first_few, format_bytes, plural
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+([.:/][A-Za-z0-9_-]+)*")
 
+_SHORT_CONTEXT = 4096
+
 
 def no_context(subject: Subject) -> Iterator[Check]:
     """`context.length-missing`: the length of the longest text is stated."""
@@ -48,7 +50,10 @@ def no_rope_base(subject: Subject) -> Iterator[Check]:
         yield skip(NO_NETWORK if found is None else "its positions are not rotated")
     elif gguf_of(subject) is not None and f"{found.arch.gguf}.rope.freq_base" not in subject.model.metadata:
         fix = set_key(subject.model, f"{found.arch.gguf}.rope.freq_base:f32", "10000")
-        yield Check("fail", "the base of the rotation is missing: programs take 10,000, right or wrong", suggestion=fix)
+        # Networks of short contexts mostly were trained with the default.
+        is_short = (subject.model.hparams.max_position_embeddings or 0) <= _SHORT_CONTEXT
+        message = "the base of the rotation is missing: programs take 10,000, right or wrong"
+        yield Check("info" if is_short else "fail", message, suggestion=fix)
 
 
 def no_original_context(subject: Subject) -> Iterator[Check]:
