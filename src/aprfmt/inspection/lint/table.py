@@ -40,7 +40,7 @@ _RULES = (
           "A tokenizer that is found elsewhere is often another revision's.", f"{_GGUF_SPEC}, tokenizer.ggml"),
     _rule("warn", "tokenizer.no-chat-template", "a model that was trained for chats has its template",
           tokens.chat_template,
-          "With another template a model still answers, only worse. Where the vocabulary alone speaks of chats: a note.",
+          "With another template a model answers, only worse. Where the vocabulary alone speaks of chats: a note.",
           f"{_HUB}, chat templates; {_GGUF_SPEC}, tokenizer.chat_template"),
     _rule("warn", "tokenizer.no-eos", "a token ends a text", tokens.no_end,
           "Generation stops at it, and at nothing else.", f"{_GGUF_SPEC}, tokenizer.ggml.eos_token_id"),
