@@ -55,6 +55,8 @@ _LAZY = {
     "ImatrixReport": "aprfmt.running.importance",
     "Evaluation": "aprfmt.api",
     "report": "aprfmt.api",
+    "push": "aprfmt.publishing.push",
+    "PushReport": "aprfmt.publishing.push",
     "run": "aprfmt.api",
     "RunResult": "aprfmt.running.generate",
     "embed": "aprfmt.api",
@@ -78,6 +80,7 @@ __all__ = [
     "Inspection",
     "Lint",
     "Model",
+    "PushReport",
     "RawTensor",
     "Report",
     "RunResult",
@@ -110,6 +113,7 @@ __all__ = [
     "merge_imatrix",
     "open",
     "prune_model",
+    "push",
     "quantize_model",
     "read_v1",
     "report",
@@ -158,6 +162,7 @@ if TYPE_CHECKING:
     from aprfmt.inspection.validate import Validation
     from aprfmt.inspection.vocabulary import Vocabulary, vocab
     from aprfmt.model import Model, Tensor
+    from aprfmt.publishing.push import PushReport, push
     from aprfmt.running.bench import BenchReport
     from aprfmt.running.doctor import Diagnosis, doctor
     from aprfmt.running.embeddings import Embeddings

@@ -25,7 +25,7 @@ LAYERS = [
     {"canonical"},
     {"llama"},
     {"convert", "inspection"},
-    {"running"},
+    {"running", "publishing"},
     {"api"},
     {"cli", "__main__"},
 ]

@@ -65,6 +65,7 @@ class Hub:
 
     Attributes:
         sent: bytes of bodies of files that were sent.
+        rate: bytes a second that all answers take together, None: as fast as can be.
         requests: what was asked so far.
         uploaded: what a commit brought, by name; of LFS by their digests before that.
     """
@@ -75,6 +76,7 @@ class Hub:
         self.fault: Fault = lambda request: None
         self.requests: list[Request] = []
         self.sent = 0
+        self.rate: float | None = None
         self.exists = True
         self.lfs: dict[str, bytes] = {}
         self.commits: list[dict[str, Any]] = []
@@ -150,6 +152,8 @@ class Hub:
             self._file(handler, request, path.split("/", 5)[5], fault)
         elif request.method == "GET" and path in (prefix, *(f"{prefix}/revision/{rev}" for rev in ("main", COMMIT))):
             self._info(handler)
+        elif request.method == "GET" and path.startswith(f"{prefix}/tree/"):
+            self._tree(handler)
         elif request.method == "POST":
             self._post(handler, request, path, prefix)
         elif request.method == "PUT" and path.startswith("/upload/"):
@@ -179,6 +183,16 @@ class Hub:
             "private": False,
         }
         send(handler, 200, {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def _tree(self, handler: Any) -> None:
+        rows: list[dict[str, Any]] = []
+        for name, data in self.files.items():
+            row: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": self.digest(name)}
+            if len(data) >= LARGE_BYTES:
+                row |= {"oid": "0" * 40}
+                row |= {"lfs": {"oid": self.digest(name), "size": len(data), "pointerSize": 130}}
+            rows.append(row)
+        _json(handler, rows)
 
     def _file(self, handler: Any, request: Request, name: str, fault: Answer | None) -> None:
         if name not in self.files:
@@ -210,6 +224,8 @@ class Hub:
             handler.wfile.write(piece)
             with self._lock:
                 self.sent += len(piece)
+                if self.rate is not None:
+                    time.sleep(len(piece) / self.rate)
         if stop < end:
             handler.wfile.flush()
             handler.close_connection = True

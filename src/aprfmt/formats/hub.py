@@ -270,16 +270,18 @@ _STATUS_HINTS = {
     403: "hf auth login with, or set HF_TOKEN to, a token that may read the repository",
     429: "wait some minutes, or set HF_TOKEN: the hub limits the rate of requests",
 }
+_NOT_FETCHED = "is not in the local cache and could not be fetched"
+_SECRET = re.compile(r"hf_\w+|(?<=Bearer )\S+")
 _LOCAL_HINT = "what the cache holds needs no network; or give a path to a folder"
 
 
-def failure(error: BaseException, wanted: HubPath, cache: Path, address: str) -> AprError:
-    """Why a request failed: the disk, an answer of the hub, or no answer.
+def failure(error: BaseException, wanted: HubPath, cache: Path, address: str, what: str = _NOT_FETCHED) -> AprError:
+    """Why a request failed: the disk, an answer of the hub, or no answer; `what` says what came of it.
 
     The library wraps most of them in an error that says only that the cache holds nothing: the causes tell.
     """
     chain = list(_causes(error))
-    return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address)
+    return _answer(chain, wanted, address) or _local(chain, cache) or _no_answer(chain, address, what)
 
 
 def _answer(chain: Sequence[BaseException], wanted: HubPath, address: str) -> AprError | None:
@@ -307,7 +309,7 @@ def _local(chain: Sequence[BaseException], cache: Path) -> AprError | None:
     return None
 
 
-def _no_answer(chain: Sequence[BaseException], address: str) -> AprError:
+def _no_answer(chain: Sequence[BaseException], address: str, what: str) -> AprError:
     status = next((code for cause in chain if (code := _status(cause))), None)
     if status is not None:
         reason, hint = f"the hub answered {status}", _STATUS_HINTS.get(status, f"try again later; {_LOCAL_HINT}")
@@ -317,7 +319,7 @@ def _no_answer(chain: Sequence[BaseException], address: str) -> AprError:
         reason, hint = f"the hub cannot be reached: {chain[-1]}", f"check the network and its proxies; {_LOCAL_HINT}"
     else:
         reason, hint = str(chain[0]), f"check the network; {_LOCAL_HINT}"
-    return StorageError(f"{address} is not in the local cache and could not be fetched: {reason}", hint=hint)
+    return StorageError(f"{address} {what}: {_SECRET.sub('…', reason)}", hint=hint)
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.EMFILE)

@@ -27,7 +27,7 @@ RETRIES = 5
 """How often a request that brought nothing is made again."""
 
 FIRST_PAUSE_S = 0.5
-"""Before the first repetition; each pause is twice as long as the one before."""
+"""Before the second repetition in a row; each pause is twice as long as the one before."""
 
 _MOST_PAUSE_S = 30.0
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -113,6 +113,7 @@ def _place(repo: str, commit: str, siblings: list[Any]) -> Repository:
     largest = max((file.size for file in files.values() if not file.is_text), default=0)
     store = Store(root / "chunks", max(largest, LEAST_STORED_BYTES))
     made = Repository(repo, commit, root / "snapshots" / commit, files, store)
+    store.adopt([*files.values()])
     place(made.folder, [*files.values()], made.store)
     traffic.origins.append(f"hf://{repo}@{commit}")
     return made
@@ -169,7 +170,7 @@ def _fetch(repo: str, commit: str, file: RemoteFile, start: int, end: int) -> It
 
 def _pause(error: Exception, failures: int) -> float | None:
     """Seconds to wait before the request is made again; None where that would not help."""
-    pause = min(FIRST_PAUSE_S * 2 ** (failures - 1), _MOST_PAUSE_S)
+    pause = min(FIRST_PAUSE_S * 2 ** (failures - 2), _MOST_PAUSE_S) if failures > 1 else FIRST_PAUSE_S / 10
     response = getattr(error, "response", None)
     if response is None:
         kinds = {kind.__name__ for kind in type(error).__mro__}

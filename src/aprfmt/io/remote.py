@@ -210,6 +210,7 @@ class _Chunk:
     tick: int = 0
     readers: int = 0
     is_ready: bool = False
+    is_old: bool = False
     error: BaseException | None = None
 
 
@@ -233,7 +234,7 @@ class Store:
         self._lock: int | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
         self.folder = self._claim(folder)
-        self._known: set[str] = set()
+        self._parts: dict[Path, int] = {}
 
     def _claim(self, folder: Path) -> Path:
         try:
@@ -282,6 +283,9 @@ class Store:
             with self._changed:
                 chunk.readers -= 1
                 chunk.used += len(view)
+                if chunk.is_old:
+                    chunk.is_old = False
+                    traffic.reused_bytes += chunk.n_bytes
                 self._tick += 1
                 chunk.tick = self._tick
                 self._changed.notify_all()
@@ -289,7 +293,6 @@ class Store:
     def _wait_for(self, file: RemoteFile, number: int) -> _Chunk:
         """The chunk, ready, with this thread among its readers."""
         with self._changed:
-            self._look_into(file)
             chunk = self._chunks.get((file.digest, number)) or self._begin(file, number, wait=True)
             chunk.readers += 1
             if number and (file.digest, number - 1) in self._chunks:
@@ -303,31 +306,42 @@ class Store:
                 raise chunk.error
             return chunk
 
-    def _look_into(self, file: RemoteFile) -> None:
-        """Takes over what an earlier run has left of a file."""
-        if file.digest in self._known:
-            return
-        self._known.add(file.digest)
-        folder = self.folder / file.digest
-        with suppress(FileNotFoundError):
-            for path in sorted(folder.iterdir()):
-                n_bytes = path.stat().st_size
-                number = int(path.name) if path.name.isdecimal() else -1
-                fits = 0 <= number < file.n_chunks and n_bytes == file.chunk_bytes(number)
-                if fits and self._used + n_bytes <= self.most_bytes:
-                    chunk = _Chunk(file, number, n_bytes, path, is_ready=True)
-                    self._chunks[file.digest, number] = chunk
-                    self._used += n_bytes
-                    traffic.reused_bytes += n_bytes
-                elif path.suffix != ".part" or self._used + CHUNK_BYTES > self.most_bytes:
-                    path.unlink()
-        self.peak_bytes = max(self.peak_bytes, self._used)
+    def adopt(self, files: Sequence[RemoteFile]) -> None:
+        """Takes over what an earlier run has left of `files`, as far as there is room; removes the rest."""
+        known = {file.digest: file for file in files}
+        with self._changed, storage_errors(self.folder):
+            for folder in sorted(self.folder.iterdir()):
+                for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                    if not self._take(path, known.get(folder.name)):
+                        path.unlink()
+            self.peak_bytes = max(self.peak_bytes, self._used)
+
+    def _take(self, path: Path, file: RemoteFile | None) -> bool:
+        n_bytes, number = path.stat().st_size, int(path.stem) if path.stem.isdecimal() else -1
+        if file is None or not 0 <= number < file.n_chunks or self._used + n_bytes > self.most_bytes:
+            return False
+        if path.suffix == ".part":
+            if n_bytes > file.chunk_bytes(number):
+                return False
+            self._parts[path] = n_bytes
+            self._used += n_bytes
+            return True
+        if path.suffix or n_bytes != file.chunk_bytes(number):
+            return False
+        self._chunks[file.digest, number] = _Chunk(file, number, n_bytes, path, is_ready=True, is_old=True)
+        self._used += n_bytes
+        return True
 
     def _begin(self, file: RemoteFile, number: int, *, wait: bool) -> _Chunk:
         """Starts to fetch a chunk when there is room; without `wait` only in place of what was used up."""
         n_bytes = file.chunk_bytes(number)
         chunk = _Chunk(file, number, n_bytes, self.folder / file.digest / f"{number:05}", tick=self._tick)
-        while self._used + n_bytes > self.most_bytes:
+        own = chunk.path.with_suffix(".part")
+        while self._used + (more_bytes := n_bytes - self._parts.get(own, 0)) > self.most_bytes:
+            if (old := next((path for path in self._parts if path != own), None)) is not None:
+                self._used -= self._parts.pop(old)
+                old.unlink(missing_ok=True)
+                continue
             victim = self._victim()
             if victim is not None and (wait or _is_spent(victim)):
                 self._drop(victim)
@@ -338,7 +352,8 @@ class Store:
             else:
                 return chunk
         self._chunks[file.digest, number] = chunk
-        self._used += n_bytes
+        self._parts.pop(own, None)
+        self._used += more_bytes
         self.peak_bytes = max(self.peak_bytes, self._used)
         threading.Thread(target=self._fetch, args=(chunk,), name="apr-fetch", daemon=True).start()
         return chunk
@@ -367,6 +382,10 @@ class Store:
             if error is not None:
                 self._chunks.pop((chunk.file.digest, chunk.number), None)
                 self._used -= chunk.n_bytes
+                part = chunk.path.with_suffix(".part")
+                with suppress(OSError):
+                    self._parts[part] = part.stat().st_size
+                    self._used += self._parts[part]
             self._changed.notify_all()
         if error is None:
             with suppress(ChecksumError, OSError):  # `verify` says so again
@@ -438,8 +457,9 @@ class Store:
 
 
 def _is_spent(chunk: _Chunk) -> bool:
-    """Whether all of it was read, and hashed: a conversion reads each byte once."""
-    return chunk.used >= chunk.n_bytes and chunk.number < chunk.file.hashed
+    """Whether all of it was read, and hashed: a conversion reads each byte once, but for a header."""
+    least = chunk.n_bytes if chunk.number else chunk.n_bytes - chunk.n_bytes // 8
+    return chunk.used >= least and chunk.number < chunk.file.hashed
 
 
 def _no_room(error: OSError, path: PathLike) -> StorageError:

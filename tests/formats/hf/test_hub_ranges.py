@@ -441,6 +441,7 @@ def test_a_part_of_a_chunk_is_gone_on_with(server: Hub, tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "00000.part").write_bytes(data[:100_000])
     store = remote.Store(tmp_path / "chunks", 64 * MIB)
+    store.adopt([file])
     out = bytearray(50)
     store.read(file, 200_000, memoryview(out))
     store.verify(file)

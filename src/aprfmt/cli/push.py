@@ -1,0 +1,92 @@
+"""`apr push`: a model on the hub, with a card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aprfmt.cli.options import JsonOption, PlanOption, QuietOption
+from aprfmt.cli.output import out, pairs, printable, progress_bar, table
+from aprfmt.text import format_bytes, plural
+
+if TYPE_CHECKING:
+    from aprfmt.publishing.push import PushReport
+
+
+def command(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A model file, or a folder with all that is in it.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Where to: org/name.")],
+    *,
+    revision: Annotated[str, typer.Option(metavar="BRANCH", help="The branch; made where it is missing.")] = "main",
+    message: Annotated[str | None, typer.Option("--message", "-m", metavar="TEXT", help="Of the commit.")] = None,
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Who sees a repository that is made here.")
+    ] = None,
+    create: Annotated[bool, typer.Option(help="Make the repository where it is missing.")] = True,
+    license: Annotated[
+        str | None, typer.Option(metavar="SPDX", help="Licence of the weights, where the card says none yet.")
+    ] = None,
+    no_license: Annotated[bool, typer.Option("--no-license", help="Go on though nothing says the licence.")] = False,
+    card: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Publish this card in the place of the repository's own.")
+    ] = None,
+    plan: PlanOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Publish a model on the hub, in one commit: its files, and a card with origin, bits a weight and checksums.
+
+    A card that is there stays as it is, but for one section. The token is that of hf auth login, or HF_TOKEN.
+
+    \b
+    apr push model-Q4_K_M.gguf org/model-GGUF --plan
+    apr push ./my-model org/my-model --private --license apache-2.0
+    """
+    from aprfmt.publishing.push import push
+
+    if out.mode != "human":
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of huggingface_hub, which is not loaded yet
+    with progress_bar("checksums") as progress:
+        report = push(
+            source,
+            repo,
+            revision=revision,
+            message=message,
+            private=private,
+            create=create,
+            license=license,
+            no_license=no_license,
+            card=card,
+            plan=plan,
+            progress=progress,
+            log=out.progress_line,
+        )
+    for warning in report.warnings:
+        out.warning(warning)
+    out.result(report.to_json(), _lines(report))
+
+
+def _lines(report: PushReport) -> Iterator[str]:
+    name = out.style(printable(report.repo), "bold")
+    if report.plan:
+        yield f"{out.style('plan', 'cyan')} for {name}; nothing is sent"
+    else:
+        yield f"{out.style('published', 'green')} {name}"
+    rows = [
+        ("branch", report.revision),
+        ("files", f"{plural(len(report.files), 'file')}, {format_bytes(report.size_bytes)}"),
+    ]
+    if report.created:
+        rows.append(("repository", "to be made" if report.plan else "made"))
+    rows += [("license", report.license or "none"), ("card", report.card)]
+    rows += [("commit", report.url)] if report.url else []
+    yield from pairs(rows)
+    cells = [
+        [row.file, row.type, f"{row.bits_per_weight:.2f}" if row.bits_per_weight else "", format_bytes(row.size_bytes)]
+        for row in report.models
+    ]
+    yield from ("", *table(["model", "type", "bits", "size"], cells, right="bits size"))

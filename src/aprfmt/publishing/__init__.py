@@ -1,0 +1,1 @@
+"""What is published on the hub: a model's files, and the card that describes them."""

@@ -1,0 +1,137 @@
+"""The card of a repository: somebody's text, with one section of ours between two marks that is written anew.
+
+What is outside the marks stays byte for byte, but for a licence that the front matter lacks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aprfmt.errors import RefusedError
+from aprfmt.provenance.model_card import CARD, front_matter, to_card
+from aprfmt.text import format_bytes, format_count
+
+BEGIN, END = "<!-- apr: files -->", "<!-- apr: end -->"
+"""Marks around our section; whoever takes them away gets a section at the end of the card."""
+
+_SECTION = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+_ROW = re.compile(r"^\| `(?P<name>[^`]+)` \|", re.MULTILINE)
+_FENCE = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
+_HEADER = "| file | type | bits a weight | size |\n|---|---|--:|--:|"
+_SUMS = "| file | SHA-256 |\n|---|---|"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model that is published.
+
+    Attributes:
+        file: its file in the repository, of a split the first; of a folder the index or the one file of weights.
+        format, type: the container, and what most of its weights are stored as: "Q4_K_M", "BF16".
+        architecture, params: of the network.
+        bits_per_weight: stored bits for each parameter.
+        size_bytes: of all its files.
+    """
+
+    file: str
+    format: str
+    type: str
+    architecture: str | None
+    params: int
+    bits_per_weight: float | None
+    size_bytes: int
+
+
+def renewed(
+    card: bytes | None,
+    models: Sequence[ModelRow],
+    sums: Mapping[str, str],
+    info: Mapping[str, str],
+    general: Mapping[str, object] | None,
+    kept: Sequence[str] = (),
+) -> bytes:
+    """The card with the section for `models`; made of `info` and `general` where there is none.
+
+    Args:
+        card: the one that is there.
+        models: what is published.
+        sums: SHA-256 of their files, by name.
+        info, general: what is known of them, see provenance.
+        kept: files of the repository that stay: their rows in the section do, too.
+
+    Raises:
+        RefusedError: for a card that is no UTF-8 text.
+    """
+    if card is None:
+        card = to_card(info, general) or b""
+    else:
+        card = _with_license(card, info.get("license"))
+    try:
+        text = card.decode("utf-8")
+    except UnicodeDecodeError as error:
+        hint = "write it as UTF-8, or give another one with --card FILE"
+        raise RefusedError(f"the card is not UTF-8 at byte {error.start}", path=CARD, hint=hint) from error
+    found = _SECTION.search(text)
+    section = _section(models, sums, info, found[0] if found else "", kept)
+    if found is not None:
+        return (text[: found.start()] + section + text[found.end() :]).encode()
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    return f"{text}{gap}{section}\n".encode()
+
+
+def license_of(card: bytes | None) -> str | None:
+    """What the front matter of a card says. Raises CorruptError, LimitError where it cannot be read."""
+    stated = front_matter(card).get("license") if card else None
+    names = stated if isinstance(stated, list) else [stated]
+    return ",".join(name for name in names if isinstance(name, str) and name) or None
+
+
+def _with_license(card: bytes, license: str | None) -> bytes:
+    if license is None or license_of(card) is not None:
+        return card
+    line = f"license: {license}\n".encode()
+    fence = _FENCE.match(card)
+    if fence is None:
+        return b"---\n" + line + b"---\n\n" + card
+    return card[: fence.end()] + line + card[fence.end() :]
+
+
+def _section(
+    models: Sequence[ModelRow], sums: Mapping[str, str], info: Mapping[str, str], old: str, kept: Sequence[str]
+) -> str:
+    from aprfmt import __version__
+
+    tables = {
+        "": [_model_line(row) for row in models],
+        "sums": [f"| `{name}` | `{sum}` |" for name, sum in sums.items()],
+    }
+    there = {*kept} - {*sums} - {row.file for row in models}
+    before, _, after = old.partition(_SUMS)
+    for name, part in (("", before), ("sums", after)):
+        lines = part.splitlines()
+        tables[name] += [line for line in lines if (match := _ROW.match(line)) and match["name"] in there]
+        tables[name].sort()
+    known = dict.fromkeys(row.architecture for row in models if row.architecture)
+    facts = [
+        ("architecture", ", ".join(known)),
+        ("parameters", ", ".join({format_count(row.params) for row in models})),
+    ]
+    facts += [(name.replace("_", " "), info[name]) for name in ("source", "data_source", "license") if info.get(name)]
+    lines = [BEGIN, "## Files", "", _HEADER, *tables[""], ""]
+    lines += [f"* {name}: {_plain(value)}" for name, value in facts if value]
+    lines += [f"* written by apr {__version__}", ""]
+    if tables["sums"]:
+        lines += [_SUMS, *tables["sums"], ""]
+    return "\n".join([*lines, END])
+
+
+def _model_line(row: ModelRow) -> str:
+    bits = f"{row.bits_per_weight:.2f}" if row.bits_per_weight is not None else ""
+    return f"| `{row.file}` | {_plain(row.type)} | {bits} | {format_bytes(row.size_bytes)} |"
+
+
+def _plain(text: str) -> str:
+    """Text that cannot end a table's cell, a line, or the section."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<!--", "<! --")

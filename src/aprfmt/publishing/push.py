@@ -1,0 +1,348 @@
+"""Publishing a file or a folder on the hub, in one commit, with a card that says what it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aprfmt import formats
+from aprfmt.canonical.clip import is_clip
+from aprfmt.convert.mixes import MIXES
+from aprfmt.errors import AprError, MissingDependencyError, NotFoundError, RefusedError, UsageError
+from aprfmt.formats.hf_files import WEIGHT_SUFFIXES
+from aprfmt.formats.hub import HubPath, failure, parse
+from aprfmt.inspection.describe import inspect
+from aprfmt.io.pipe import StartProgress, sha256_of_range
+from aprfmt.io.source import Identity, Source, is_folder, read_whole
+from aprfmt.model import Model
+from aprfmt.provenance import provenance
+from aprfmt.provenance.model_card import CARD
+from aprfmt.publishing.card import ModelRow, license_of, renewed
+from aprfmt.text import plural
+from aprfmt.types import PathLike
+
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_LEFT_OUT = re.compile(r"(^|/)(\.(?!gitattributes$)|__pycache__/)|(^|/)[^/]*\.(tmp|lock|incomplete)$")
+
+
+@dataclass(frozen=True, slots=True)
+class PushedFile:
+    """A file of a commit, by its name in the repository; `sha256` of weights only."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PushReport:
+    """What was published; `to_json` is the object of `apr push --json`.
+
+    Attributes:
+        source: the path as given.
+        repo, revision: where it went.
+        url, commit: of the commit; None for a plan.
+        created: whether the repository was (or would be) made.
+        private: whether a repository that is made is private.
+        license: what the card says.
+        card: "made", "renewed" (its section), or "unchanged".
+        files: in the commit, the card apart.
+        models: what the table in the card shows.
+        card_text: the card.
+    """
+
+    source: str
+    repo: str
+    revision: str
+    url: str | None = None
+    commit: str | None = None
+    created: bool
+    private: bool | None
+    license: str | None
+    card: str
+    files: list[PushedFile]
+    models: list[ModelRow]
+    card_text: str
+    plan: bool
+    warnings: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def to_json(self) -> dict[str, object]:
+        """The object of the command line."""
+        return asdict(self) | {"size_bytes": self.size_bytes, "seconds": round(self.seconds, 3)}
+
+
+def push(
+    source: PathLike,
+    repo: str,
+    *,
+    revision: str = "main",
+    message: str | None = None,
+    private: bool | None = None,
+    create: bool = True,
+    license: str | None = None,
+    no_license: bool = False,
+    card: PathLike | None = None,
+    plan: bool = False,
+    progress: StartProgress | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> PushReport:
+    """Publishes a model file, or a folder with all that is in it, as one commit to a repository of the hub.
+
+    The repository's card stays as it is but for one section, which lists the models, their bits a weight, sizes and
+    checksums; without one the folder's README.md is taken, or a card is made of what the models say of themselves. The
+    token is the one of the environment (HF_TOKEN) or of `hf auth login`.
+
+    Args:
+        source: the file or folder.
+        repo: "org/name".
+        revision: the branch; made where it is missing.
+        message: of the commit.
+        private: who sees a repository that is made here; None: as the organisation has it.
+        create: make the repository where it is missing.
+        license: what the card says where it says nothing yet.
+        no_license: go on without any.
+        card: another card to publish, in the place of the one that is there.
+        plan: ask what is there, and publish nothing.
+        progress: called with the bytes that are read for checksums; gives the function to call with each piece.
+        log: called with a line before files are sent.
+
+    Raises:
+        RefusedError: no licence, nothing to publish.
+        NotFoundError: the source or, without `create`, the repository.
+        StorageError: the hub refuses or does not answer; it has nothing of the commit then.
+    """
+    start = time.monotonic()
+    wanted, api = _target(repo, revision), _api()
+    paths = _files(formats.path_text(source, "source"))
+    if license is not None:
+        provenance.from_flags({"license": license})
+    there = _Repository.look(api, wanted)
+    if not there.exists and not create:
+        raise NotFoundError(f"{wanted.repo} is not on the hub", hint="leave out --no-create, and it is made")
+    models, info, general, warnings = _survey(formats.path_text(source, "source"), paths)
+    old = read_whole(card) if card is not None else there.card
+    if old is None and CARD in paths:
+        old = read_whole(paths[CARD])
+    elif CARD in paths and card is None and read_whole(paths[CARD]) != old:
+        warnings.append(f"{CARD} of the folder is not published: the repository has one; --card FILE replaces that")
+    paths.pop(CARD, None)
+    known = license_of(old) or license or info.get("license")
+    if known is None and not no_license:
+        raise RefusedError(
+            "nothing says under which licence the model may be used",
+            path=source,
+            hint="--license apache-2.0 puts one into the card; --no-license goes on without",
+        )
+    before = {name: _identity(path) for name, path in paths.items()}
+    sums = _sums(paths, progress)
+    info = info | ({"license": known} if known is not None else {})
+    text = renewed(old, models, sums, info, general, there.names)
+    files = [PushedFile(name, before[name].size, sums.get(name)) for name in paths]
+    report = PushReport(
+        source=os.fspath(source),
+        repo=wanted.repo,
+        revision=wanted.revision,
+        created=not there.exists,
+        private=private,
+        license=known,
+        card="made" if old is None else "unchanged" if text == there.card else "renewed",
+        files=files,
+        models=models,
+        card_text=text.decode(),
+        plan=plan,
+        warnings=warnings,
+    )
+    if not plan:
+        log(f"sending {plural(len(files), 'file')} to {wanted.repo}")
+        if any(_identity(path) != before[name] for name, path in paths.items()):
+            raise RefusedError("a file changed while it was read", path=source, hint="run it again")
+        _commit(api, wanted, there, paths, text, message or _message(source, models), private, report)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _target(repo: str, revision: str) -> HubPath:
+    text = repo if repo.startswith(("hf://", "https://", "http://")) else f"hf://{repo}"
+    found = parse(text)
+    if found.file or found.quant or (found.revision != "main" and revision != "main"):
+        raise UsageError(f"{repo!r} is no repository", hint="apr push DIR org/name --revision BRANCH")
+    return found if revision == "main" else parse(f"hf://{found.repo}@{revision}")
+
+
+def _api() -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        hint = "pip install 'aprfmt[hub]'"
+        raise MissingDependencyError("publishing needs huggingface_hub", hint=hint) from error
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise UsageError("HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
+    return HfApi(library_name="aprfmt")
+
+
+# --- what is there ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """The repository as it is: its files, its last commit and its card."""
+
+    exists: bool
+    has_revision: bool = False
+    names: tuple[str, ...] = ()
+    commit: str | None = None
+    card: bytes | None = None
+
+    @classmethod
+    def look(cls, api: Any, wanted: HubPath) -> _Repository:
+        """Asks the hub."""
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+        try:
+            info = api.model_info(wanted.repo, revision=wanted.revision)
+        except RevisionNotFoundError:
+            return cls(exists=True)
+        except RepositoryNotFoundError as error:
+            if getattr(error.response, "status_code", 404) == 404 or api.token or _has_token():
+                return cls(exists=False)
+            raise _refused(error, wanted) from error
+        except Exception as error:
+            raise _refused(error, wanted) from error
+        names = tuple(sibling.rfilename for sibling in info.siblings or [])
+        card = _remote_card(wanted, info.sha) if CARD in names else None
+        return cls(True, True, names, info.sha, card)
+
+
+def _has_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def _remote_card(wanted: HubPath, commit: str) -> bytes:
+    path = formats.resolve(f"hf://{wanted.repo}@{commit}/{CARD}")
+    return read_whole(path)
+
+
+def _files(source: str) -> dict[str, Path]:
+    """The files to publish, by their names in the repository."""
+    path = Path(source)
+    if not is_folder(path):
+        with formats.open(path) as model:
+            return {Path(part.path).name: Path(part.path) for part in model.sources}
+    found: dict[str, Path] = {}
+    for where, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            place = Path(where, name).relative_to(path).as_posix()
+            if not _LEFT_OUT.search(place):
+                found[place] = path / place
+    if not any(name.endswith(WEIGHT_SUFFIXES) for name in found):
+        raise RefusedError("the folder holds no model", path=path, hint="apr push takes a model file or its folder")
+    return found
+
+
+def _identity(path: Path) -> Identity:
+    with Source.open(path) as source:
+        assert source.identity is not None
+        return source.identity
+
+
+def _sums(paths: dict[str, Path], progress: StartProgress | None) -> dict[str, str]:
+    """SHA-256 of the files of weights."""
+    weights = {name: path for name, path in paths.items() if name.endswith(WEIGHT_SUFFIXES)}
+    tell = progress(sum(path.stat().st_size for path in weights.values())) if progress is not None else None
+    sums = {}
+    for name, path in weights.items():
+        with Source.open(path) as source:
+            sums[name] = sha256_of_range(source, 0, source.size)
+            if tell is not None:
+                tell(source.size, name)
+    return sums
+
+
+def _survey(source: str, paths: dict[str, Path]) -> tuple[list[ModelRow], dict[str, str], dict[str, object], list[str]]:
+    """The models, what the first of them says of itself, and a sentence for each that cannot be read."""
+    single = [name for name in paths if name.endswith((".gguf", ".apr")) and not _LATER_PART.search(name)]
+    places = {name: str(paths[name]) for name in single}
+    weights = [name for name in paths if name.endswith((".safetensors", ".bin", ".pt", ".pth")) and "/" not in name]
+    if weights and is_folder(source):
+        index = next((name for name in paths if name.endswith(".index.json") and "/" not in name), weights[0])
+        places = {index: source} | places
+    rows, warnings = [], []
+    info: dict[str, str] = {}
+    general: dict[str, object] = {}
+    for name, place in places.items():
+        try:
+            with formats.open(place) as model:
+                rows.append(_row(name, place, model))
+                known = provenance.read(model)
+                info, general = known.info | info, (known.general or {}) | general
+        except AprError as error:
+            warnings.append(f"{name} is published, but cannot be read as a model: {error.message}")
+    if not rows:
+        raise RefusedError("nothing of it can be read as a model", path=source, hint=warnings[0] if warnings else None)
+    return rows, info, general, warnings
+
+
+def _row(name: str, place: str, model: Model) -> ModelRow:
+    found = inspect(place)
+    n_bits = 8 * sum(row["bytes"] for row in found.dtypes.values())
+    bits = n_bits / found.param_count if found.param_count else None
+    stored = model.metadata.get("general.file_type") if model.convention == "gguf" else None
+    mixes = {mix.file_type: mix.name.upper() for mix in MIXES.values()}
+    type = mixes.get(stored) if isinstance(stored, int) else None
+    if is_clip(model):
+        type = f"towers, {next(iter(found.dtypes), '')}"
+    kind = type or next(iter(found.dtypes), "")
+    return ModelRow(name, found.format, kind, found.architecture, found.param_count, bits, found.size_bytes)
+
+
+def _message(source: PathLike, models: Sequence[ModelRow]) -> str:
+    names = ", ".join(dict.fromkeys(row.type for row in models))
+    return f"Upload {Path(os.fspath(source)).name or 'model'} ({names}) with apr"
+
+
+# --- what is sent ---
+
+
+def _commit(
+    api: Any,
+    wanted: HubPath,
+    there: _Repository,
+    paths: dict[str, Path],
+    card: bytes,
+    message: str,
+    private: bool | None,
+    report: PushReport,
+) -> None:
+    from huggingface_hub import CommitOperationAdd
+
+    operations = [CommitOperationAdd(name, str(path)) for name, path in paths.items()]
+    operations.append(CommitOperationAdd(CARD, card))
+    try:
+        if not there.exists:
+            api.create_repo(wanted.repo, private=private, exist_ok=True)
+        if not there.has_revision and wanted.revision != "main" and not wanted.revision.startswith("refs/"):
+            api.create_branch(wanted.repo, branch=wanted.revision, exist_ok=True)
+        made = api.create_commit(
+            wanted.repo, operations, commit_message=message, revision=wanted.revision, parent_commit=there.commit
+        )
+    except Exception as error:  # the library passes on whatever its HTTP client raises
+        raise _refused(error, wanted) from error
+    report.url, report.commit = made.commit_url, made.oid
+
+
+def _refused(error: Exception, wanted: HubPath) -> AprError:
+    return failure(error, wanted, Path(), wanted.repo, "could not be published")
