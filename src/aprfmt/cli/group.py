@@ -49,7 +49,7 @@ COMMANDS = {
         Row("stamp", "convert:Stamp", "Edit provenance and metadata; tensor bytes stay untouched.", "Convert"),
         Row("run", "run:Run", "Ask a model, talk with it, or embed texts, in llama.cpp.", "Run"),
         Row("bench", "bench:Bench", "Speed and memory in llama.cpp; several files in turns.", "Run"),
-        Row("push", "push", "Publish on the hub, with a card of origin, bits and checksums.", "Convert"),
+        Row("push", "push", "A model on the hub, with a card of origin and checksums.", "Convert"),
         Row("distill", "training:Distill", "Train a student on the answers of a larger model.", "Train"),
         Row("pretrain", "training:Pretrain", "Train a model on text alone.", "Train"),
         Row("eval", "measure:evaluate", "Cross entropy on held-out text, and the KL to a teacher.", "Train"),
