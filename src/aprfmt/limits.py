@@ -82,3 +82,9 @@ DEFAULT_CARRY_BYTES = 64_000_000
 
 MAX_CHAT_CHARS = 16 << 20
 """What a chat template may write."""
+
+MAX_RECIPE_BYTES = 1 << 20
+"""A recipe of a merge."""
+
+MAX_RECIPE_DEPTH = 16
+"""Levels of a recipe."""

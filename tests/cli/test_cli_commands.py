@@ -314,6 +314,32 @@ def test_prune_says_what_it_leaves_out(apr: Apr, tiny_gguf: Path, tmp_path: Path
     assert "there is no layer 7" in wrong.json["error"]["message"]
 
 
+def test_merge_takes_options_or_a_recipe(apr: Apr, tiny_gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "merged.gguf"
+    words = ("merge", tiny_gguf, tiny_gguf, "-o", out, "--method", "slerp", "--t", "0.25")
+    plan = apr(*words, "--plan", "--json")
+    assert plan.json["plan"] is True
+    assert not out.exists()
+    assert apr(*words).code == 0
+    tables = [apr("tensors", path, "--hash", "--json").json["tensors"] for path in (tiny_gguf, out)]
+    assert [(row["name"], row["sha256"]) for row in tables[0]] == [(row["name"], row["sha256"]) for row in tables[1]]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"merge_method: ties\nbase_model: {tiny_gguf}\nmodels:\n- model: {tiny_gguf}\n"
+        "  parameters:\n    weight: [0.2, 1]\n    density: lots\n"
+    )
+    wrong = apr("merge", "--config", recipe, "-o", out, "--force", "--json")
+    assert (wrong.code, wrong.json["error"]["code"]) == (2, "usage")
+    assert "line 7: density must be a number, not 'lots'" in wrong.json["error"]["message"]
+    deep = tmp_path / "deep.gguf"
+    stacked = apr(
+        "merge", tiny_gguf, tiny_gguf, "-o", deep, "--method", "passthrough", "--layers", "0-1", "--layers", "1"
+    )
+    assert stacked.code == 0
+    assert apr("inspect", deep, "--json").json["metadata"]["num_layers"] == 3
+    assert apr("merge", tiny_gguf, "-o", out, "--method", "mean", "--json").code == 2
+
+
 def test_vocab_encodes_decodes_and_compares(
     apr: Apr, tiny_gguf: Path, tiny_apr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

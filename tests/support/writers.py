@@ -83,6 +83,13 @@ def merge(base: str, adapter: str, target: str) -> Operation:
     return lambda at: aprfmt.merge_adapter(at.inputs / base, at.inputs / adapter, at.out / target, force=True).losses
 
 
+def merge_models(a: str, b: str, target: str) -> Operation:
+    """Two models into one."""
+    return lambda at: (
+        aprfmt.merge_models([at.inputs / a, at.inputs / b], at.out / target, method="slerp", force=True).losses
+    )
+
+
 def prune(source: str, target: str) -> Operation:
     """A model without its last layer."""
     return lambda at: aprfmt.prune_model(at.inputs / source, at.out / target, keep_layers=[0], force=True).losses
@@ -139,6 +146,7 @@ OPERATIONS: dict[str, Operation] = {
     "quantize": convert("hf", "q8.gguf", dtype="q8_0"),
     "import adapter": convert("lora", "lora.apr"),
     "merge adapter": merge("m.gguf", "lora", "m.gguf"),
+    "merge models": merge_models("m.gguf", "hf", "m.gguf"),
     "prune": prune("m.gguf", "m.gguf"),
     "export modelfile": command("export", "IN/m.apr", "-o", "OUT/m.gguf", "--modelfile", "--force", "--quiet"),
     "merge importance": command(

@@ -353,7 +353,7 @@ def _with_deltas(
 
 
 @cache
-def _encodes_alone(dtype: str) -> bool:
+def encodes_alone(dtype: str) -> bool:
     """Whether values can be written as blocks of `dtype` without an importance matrix."""
     import numpy as np
 
@@ -375,7 +375,7 @@ def merged_piece(piece: Piece, deltas: Sequence[Delta], keep: bool) -> MergedPie
         return MergedPiece(piece.name, decoded, "F32", deltas)
     if row.kind == "plain":
         return MergedPiece(piece.name, piece, piece.dtype, deltas)
-    if keep and not _encodes_alone(row.name):
+    if keep and not encodes_alone(row.name):
         raise RefusedError(
             f"what is decoded from {row.name} cannot be quantized to it again without more",
             tensor=piece.name,

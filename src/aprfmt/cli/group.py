@@ -42,6 +42,7 @@ COMMANDS = {
         Row("export", "convert:Export", "To GGUF, safetensors, a Hugging Face folder or MLX.", "Convert"),
         Row("convert", "convert:Convert", "Any readable form to any writable one, in one step.", "Convert"),
         Row("quantize", "convert:Quantize", "Fewer bits, by llama.cpp's mixes; --list shows them.", "Convert"),
+        Row("merge", "merge_models:Merge", "Several models into one: slerp, ties, dare, layers of each.", "Convert"),
         Row("merge-adapter", "merge:MergeAdapter", "Adapters into their base; --unmerge extracts one.", "Convert"),
         Row("prune", "prune:Prune", "Leave out layers of a model (depth pruning).", "Convert"),
         Row("imatrix", "imatrix:Imatrix", "Which columns matter, for a better quantization.", "Convert"),

@@ -82,7 +82,7 @@ def merge_adapter(
             opened = [stack.enter_context(formats.open(path)) for path in adapters]
             read = [_adapter_for(model, c) for model in opened]
             for model in opened:
-                _refuse_output(dst, model)
+                refuse_output(dst, model)
                 model.check_intact()
             return with_adapters(c, list(zip(read, weights, strict=True)), keep=dtype == "keep")
 
@@ -124,7 +124,7 @@ def extract_adapter(
 
         def edit(c: Canonical) -> tuple[Canonical, list[str]]:
             model = stack.enter_context(formats.open(formats.path_text(base, "base")))
-            _refuse_output(dst, model)
+            refuse_output(dst, model)
             model.check_intact()
             made, notes, extraction = extracted(canonical(model, decoding=Decoding(decode=True)), c, rank)
             found.append(extraction)
@@ -143,7 +143,7 @@ _WHOLE = 1 - 1e-9
 """Share of the squares from which nothing is missing but rounding."""
 
 
-def _refuse_output(dst: PathLike, model: Model) -> None:
+def refuse_output(dst: PathLike, model: Model) -> None:
     """Refuses an output that is one of the other inputs."""
     for path in (str(model.path), *(source.path for source in model.sources)):
         if exists(dst) and is_same(dst, path):

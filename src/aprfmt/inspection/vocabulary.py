@@ -15,7 +15,7 @@ from aprfmt.io.source import is_folder
 from aprfmt.text import plural
 from aprfmt.tokenizer.encoding import TOKENIZER_JSON, hard_texts, load, tokenizer_json
 from aprfmt.tokenizer.hf import has_vocabulary
-from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType
+from aprfmt.tokenizer.model import NO_VOCABULARY, Tokenizer, TokenType, without_padding
 from aprfmt.types import PathLike
 
 if TYPE_CHECKING:
@@ -268,21 +268,13 @@ def _special_texts(tok: Tokenizer) -> list[str]:
     return [text for text, kind in zip(tok.tokens, tok.types, strict=False) if kind in kinds]
 
 
-def _without_padding(tok: Tokenizer) -> list[str]:
-    """Its tokens without those at the end that only fill the embedding."""
-    end = len(tok.tokens)
-    while end and end <= len(tok.types) and tok.types[end - 1] == TokenType.UNUSED:
-        end -= 1
-    return tok.tokens[:end]
-
-
 def _in_lists(a: Tokenizer, b: Tokenizer) -> Iterator[Difference]:
     """What the two differ in as data."""
     if a.model != b.model:
         yield Difference("algorithm", 1, f"{a.model}, not {b.model}")
     if a.pre != b.pre and a.pre is not None and b.pre is not None:
         yield Difference("pre-tokenizer", 1, f"{a.pre}, not {b.pre}")
-    mine, other = _without_padding(a), _without_padding(b)
+    mine, other = without_padding(a), without_padding(b)
     if len(mine) != len(other):
         yield Difference("number of tokens", abs(len(mine) - len(other)), f"{len(mine)}, not {len(other)}")
     changed = [i for i, (x, y) in enumerate(zip(mine, other, strict=False)) if x != y]

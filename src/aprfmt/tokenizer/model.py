@@ -115,3 +115,11 @@ class Tokenizer:
             f"Tokenizer({self.model!r}, {plural(len(self.tokens), 'token')}, {plural(len(self.merges), 'merge')}, "
             f"pre {self.pre!r}, special: {special})"
         )
+
+
+def without_padding(tok: Tokenizer) -> list[str]:
+    """The tokens of a tokenizer without those at the end that only fill the embedding."""
+    end = len(tok.tokens)
+    while end and end <= len(tok.types) and tok.types[end - 1] == TokenType.UNUSED:
+        end -= 1
+    return tok.tokens[:end]

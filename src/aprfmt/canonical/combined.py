@@ -1,0 +1,548 @@
+"""A model whose weights are computed from those of several models, a piece at a time, while they are read.
+
+All are brought into Hugging Face order first, so that a folder can be merged with a GGUF, and the result is the same
+whatever forms its sources have. A weight keeps the dtype of the first model; of quantized blocks those are encoded
+again whose values changed, row by row.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from threading import Lock
+
+from aprfmt.arch.names import matches
+from aprfmt.arch.outside import layer_of
+from aprfmt.canonical.merge_methods import PASSTHROUGH, Combination, Rule, Values
+from aprfmt.canonical.merged import encodes_alone
+from aprfmt.canonical.model import Canonical
+from aprfmt.canonical.relayered import SourceLayer, check_layer, relayered, renumbered
+from aprfmt.canonical.rowmap import Produced
+from aprfmt.canonical.tensor import CanonicalTensor, is_float
+from aprfmt.codecs import plain
+from aprfmt.codecs.dtypes import DTYPES
+from aprfmt.codecs.recode import decode, encode, is_padded
+from aprfmt.codecs.stream import STEP, Piece, regroup
+from aprfmt.errors import RefusedError
+from aprfmt.io.pipe import Item, Job
+from aprfmt.io.source import Buffer
+from aprfmt.text import plural
+from aprfmt.types import Array, Shape
+
+_OPEN = 8
+"""Tensors in another order than the stored one that are held open: workers are at a few at a time."""
+
+_RECENT = 3
+"""Pieces of each that are kept, since ranges that are read seldom end where those do."""
+
+_COMPARED_BYTES = 1 << 20
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some layers of the result, each merged from a layer of every input.
+
+    Attributes:
+        inputs: the models, by their numbers.
+        firsts: the layer of each with which the slice begins.
+        n_layers: how many layers it has.
+    """
+
+    inputs: tuple[int, ...]
+    firsts: tuple[int, ...]
+    n_layers: int
+
+    @property
+    def lead(self) -> int:
+        """Which input the layers look like: the first model where it takes part."""
+        return self.inputs.index(0) if 0 in self.inputs else 0
+
+    def layers(self, i: int) -> list[SourceLayer]:
+        """What layer `i` of the slice is merged from."""
+        return [(model, first + i) for model, first in zip(self.inputs, self.firsts, strict=True)]
+
+
+Ruling = Callable[[int, str, Sequence[str], float], Rule]
+"""(number of the slice, name of the weight in the result, its names in the inputs, place in the slice from 0 to 1) ->
+how it is merged."""
+
+
+# --- values of one model ---
+
+
+class _Opened:
+    """The jobs of a tensor that is brought into another order, and what the last ones gave."""
+
+    def __init__(self, produced: Produced, dtype: str) -> None:
+        import numpy as np
+
+        self.items: list[Item]
+        if dtype != produced.dtype:
+            self.items = [encode(dtype, produced.values())]
+        else:
+            self.items = [produced.data()] if produced.held_bytes else list(produced.items(1))
+        sizes = [item.n_bytes if isinstance(item, Job) else memoryview(item).nbytes for item in self.items]
+        self.ends = np.cumsum(sizes)
+        self._recent: OrderedDict[int, Buffer] = OrderedDict()
+        self._lock = Lock()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        import numpy as np
+
+        done = 0
+        which = int(np.searchsorted(self.ends, offset, side="right"))
+        while done < len(buffer):
+            data = memoryview(self._item(which)).cast("B")
+            start = offset + done - (int(self.ends[which]) - len(data))
+            part = data[start : start + len(buffer) - done]
+            buffer[done : done + len(part)] = part
+            done += len(part)
+            which += 1
+
+    def _item(self, which: int) -> Buffer:
+        with self._lock:
+            if which in self._recent:
+                return self._recent[which]
+        item = self.items[which]
+        data = item.run() if isinstance(item, Job) else item
+        with self._lock:
+            self._recent[which] = data
+            while len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
+        return data
+
+
+class _Orders:
+    """The tensors in another order that were last read."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, _Opened] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, tensor: CanonicalTensor, dtype: str) -> _Opened:
+        with self._lock:
+            found = self._held.pop(id(tensor), None)
+            if found is None:
+                found = _Opened(tensor.produced, dtype)
+            self._held[id(tensor)] = found
+            while len(self._held) > _OPEN:
+                self._held.popitem(last=False)
+            return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A tensor that is stored in another order, as a piece."""
+
+    tensor: CanonicalTensor
+    dtype: str
+    orders: _Orders
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> Shape:
+        return self.tensor.shape
+
+    @property
+    def n_bytes(self) -> int:
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.orders.get(self.tensor, self.dtype).read_into(offset, buffer)
+
+
+def _piece(tensor: CanonicalTensor, orders: _Orders) -> Piece:
+    """Its bytes in Hugging Face order, readable at any place; decoded where rows end within blocks."""
+    if is_padded(DTYPES[tensor.dtype], tensor.shape):
+        return _Ordered(tensor, "F32", orders)
+    if tensor.row_map is None or tensor.row_map.is_plain:
+        return tensor.pieces[0]
+    return _Ordered(tensor, tensor.dtype, orders)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The values of a piece."""
+
+    piece: Piece
+
+    def read(self, first: int, last: int) -> Array:
+        import numpy as np
+
+        row = DTYPES[self.piece.dtype]
+        low, high = first // row.block * row.block, -(-last // row.block) * row.block
+        begin = low // row.block * row.block_bytes
+        # All of an AprQ8 has one scale, which stands before it.
+        scale = _SCALE_BYTES if row.name == "AprQ8" else 0
+        data = np.empty(scale + (high - low) // row.block * row.block_bytes, np.uint8)
+        if scale:
+            self.piece.read_into(0, data[:scale].data)
+        self.piece.read_into(scale + begin, data[scale:].data)
+        values = decode(row.name, data.data, (high - low,), tensor=self.piece.name)
+        return values[first - low : last - low].astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """The first `n` values of one model, then those of another: rows of an embedding that the first one lacks."""
+
+    own: Values
+    n: int
+    rest: Values
+
+    def read(self, first: int, last: int) -> Array:
+        import numpy as np
+
+        if last <= self.n:
+            return self.own.read(first, last)
+        if first >= self.n:
+            return self.rest.read(first, last)
+        return np.concatenate([self.own.read(first, self.n), self.rest.read(self.n, last)])
+
+
+# --- the result ---
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedPiece:
+    """A merged weight; whatever is read of it is computed, in small memory.
+
+    Attributes:
+        name: of the weight.
+        dtype: of what is read.
+        shape: of the weight.
+        combination: its values.
+        base: the weight in the first model, whose rows of blocks stay where no value changes; None for plain values.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    combination: Combination
+    base: Piece | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all of it."""
+        return DTYPES[self.dtype].n_bytes(self.shape)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from byte `offset` of the result. Raises RefusedError for values beyond a dtype's range."""
+        if self.base is not None:
+            self._read_rows(self.base, offset, buffer)
+            return
+        size = DTYPES[self.dtype].block_bytes
+        first, last = offset // size, -(-(offset + len(buffer)) // size)
+        made = plain.encode(self.dtype, self.combination.read(first, last), self._overflow)
+        start = offset - first * size
+        buffer[:] = made.reshape(-1).view("u1")[start : start + len(buffer)].data
+
+    def _overflow(self, n: int) -> None:
+        raise RefusedError(
+            f"merged values are too large for {self.dtype}", tensor=self.name, hint="write them as --dtype f32 or bf16"
+        )
+
+    def _read_rows(self, base: Piece, offset: int, buffer: memoryview) -> None:
+        import numpy as np
+
+        columns = self.shape[-1]
+        row_bytes = self.n_bytes // prod(self.shape[:-1])
+        first, last = offset // row_bytes, -(-(offset + len(buffer)) // row_bytes)
+        stored = np.empty((last - first, row_bytes), np.uint8)
+        base.read_into(first * row_bytes, stored.reshape(-1).data)
+        step = max(1, STEP // columns)
+        for start in range(first, last, step):
+            rows = stored[start - first : start - first + step]
+            values = self.combination.read(start * columns, (start + len(rows)) * columns).reshape(len(rows), columns)
+            before = decode(self.dtype, rows.reshape(-1).data, values.shape, tensor=self.name)
+            changed = (values != before).any(axis=1)
+            if changed.any():
+                rows[changed] = np.frombuffer(encode(self.dtype, values[changed]), np.uint8).reshape(-1, row_bytes)
+        start = offset - first * row_bytes
+        buffer[:] = stored.reshape(-1)[start : start + len(buffer)].data
+
+
+@dataclass(slots=True)
+class _Merge:
+    """What is asked for, and what is found on the way."""
+
+    models: Sequence[Canonical]
+    slices: Sequence[Slice]
+    ruling: Ruling
+    keep: bool
+    pad: bool
+    orders: _Orders = field(default_factory=_Orders)
+    requantized: int = 0
+    padded: set[int] = field(default_factory=set)
+
+
+def combined(
+    models: Sequence[Canonical], slices: Sequence[Slice], ruling: Ruling, *, keep: bool, pad_vocab: bool = False
+) -> tuple[Canonical, list[str]]:
+    """The first of `models` with the layers of `slices`, each weight merged as `ruling` says; and what is lost by it.
+
+    What stands before the layers is merged from the inputs of the first slice, what stands behind them from those of
+    the last. With `keep` weights keep the dtype of the first model, else they become F32. With `pad_vocab` rows of
+    embedding and head that a model lacks are taken from the first one, and those beyond the first one's are left out.
+
+    Raises RefusedError for models of different networks, with the weight that they differ in, and for blocks that
+    cannot be encoded; and as relayered.
+    """
+    _check_architectures(models)
+    for part in slices:
+        for model, first in zip(part.inputs, part.firsts, strict=True):
+            for layer in (first, first + part.n_layers - 1):
+                check_layer(models[model], layer)
+    merge = _Merge(models, slices, ruling, keep, pad_vocab)
+    places = [(number, i) for number, part in enumerate(slices) for i in range(part.n_layers)]
+    stack = [slices[number].layers(i)[slices[number].lead] for number, i in places]
+    c = _own_head(merge, models[0])
+    skeleton = c
+    if stack != [(0, layer) for layer in range(c.hparams.num_layers or 0)]:
+        skeleton = relayered([c, *models[1:]], stack)
+    _check_complete(merge, places)
+    tensors = {name: _merged(merge, skeleton, tensor, places) for name, tensor in skeleton.tensors.items()}
+    outside, notes = _outside(merge, skeleton)
+    if merge.requantized:
+        again = "and quantized again where they changed" if keep else "for it"
+        notes.append(f"{plural(merge.requantized, 'quantized weight')} were decoded {again}")
+    notes += [
+        f"rows of embedding and head that {models[number].model.path} does not share with the first model are those"
+        " of the first"
+        for number in sorted(merge.padded)
+    ]
+    made = replace(skeleton, tensors=tensors, outside=outside, is_whole=False, envelope=None)
+    return replace(made, warnings=(*made.warnings, *_differences(models))), notes
+
+
+def _check_architectures(models: Sequence[Canonical]) -> None:
+    first = models[0]
+    if first.arch is None or not first.tensors:
+        raise RefusedError(
+            "the architecture is not known, so its weights cannot be found in other models",
+            path=first.model.path,
+            hint="apr architectures lists the names; --arch NAME takes the models for one of them",
+        )
+    for c in models[1:]:
+        if c.arch is not first.arch:
+            raise RefusedError(
+                f"this is of the architecture {_architecture(c)}, and {first.model.path} of {_architecture(first)}: "
+                "their weights have nothing in common",
+                path=c.model.path,
+                hint="only models of one architecture, best of one base model, can be merged",
+            )
+
+
+def _architecture(c: Canonical) -> str:
+    return c.arch.id if c.arch is not None else c.hparams.architecture or c.part or "unknown"
+
+
+def _own_head(merge: _Merge, c: Canonical) -> Canonical:
+    """`c` with an output head of its own, where another model that takes part in it has one."""
+    last = [merge.models[i] for i in merge.slices[-1].inputs]
+    if c.head in c.tensors or c.embedding not in c.tensors or not any(other.head in other.tensors for other in last):
+        return c
+    head = replace(c.tensors[c.embedding], name=c.head)
+    return replace(c, tensors={**c.tensors, c.head: head}, hparams=replace(c.hparams, tied=False))
+
+
+def _find(c: Canonical, name: str) -> CanonicalTensor | None:
+    """The tensor of a model; of one whose head is its embedding, that."""
+    found = c.tensors.get(name)
+    return c.tensors.get(c.embedding) if found is None and name == c.head else found
+
+
+_BEFORE = ("token_", "position_", "per_layer_", "rope_", "embd", "embedding")
+"""How llama.cpp's names of what stands before the layers begin."""
+
+
+def _slice_of(merge: _Merge, c: Canonical, name: str, places: Sequence[tuple[int, int]]) -> tuple[int, int | None]:
+    """The slice that a weight of the result belongs to, and the layer there; None for what is in no layer."""
+    assert c.arch is not None
+    layer = layer_of(c.arch, name)
+    if layer is not None and layer < len(places):
+        return places[layer]
+    found = matches(c.arch, name)
+    gguf = found[0].row.gguf[0] if found and found[0].row.gguf else ""
+    is_before = name == c.embedding or gguf.startswith(_BEFORE)
+    return 0 if is_before else len(merge.slices) - 1, None
+
+
+def _merged(merge: _Merge, c: Canonical, tensor: CanonicalTensor, places: Sequence[tuple[int, int]]) -> CanonicalTensor:
+    number, i = _slice_of(merge, c, tensor.name, places)
+    part = merge.slices[number]
+    names = [tensor.name] * len(part.inputs)
+    t = 0.0
+    if i is not None:
+        assert c.arch is not None
+        layer = layer_of(c.arch, tensor.name)
+        assert layer is not None
+        names = [renumbered(tensor.name, layer, old) for _, old in part.layers(i)]
+        t = i / (part.n_layers - 1) if part.n_layers > 1 else 1.0
+    inputs = []
+    for model, name in zip(part.inputs, names, strict=True):
+        other = merge.models[model]
+        found = _find(other, name)
+        if found is None:
+            raise RefusedError(
+                f"the weight is in {c.model.path}, and not in this model", path=other.model.path, tensor=name
+            )
+        inputs.append((other, found))
+    return _combine(merge, c, tensor, inputs, merge.ruling(number, tensor.name, names, t), part.inputs)
+
+
+def _combine(
+    merge: _Merge,
+    c: Canonical,
+    tensor: CanonicalTensor,
+    inputs: Sequence[tuple[Canonical, CanonicalTensor]],
+    rule: Rule,
+    numbers: Sequence[int],
+) -> CanonicalTensor:
+    """The weight `tensor` of the first model, merged from the `inputs`."""
+    if any(not is_float(other.dtype) for _, other in inputs):
+        return _equal(tensor, inputs)
+    base = _Stored(_piece(tensor, merge.orders))
+    shape = tensor.shape
+    values: list[Values] = []
+    for (model, other), number in zip(inputs, numbers, strict=True):
+        own: Values = _Stored(_piece(other, merge.orders))
+        if other.shape != shape:
+            _check_shape(merge, c, tensor, model, other)
+            merge.padded.add(number)
+            if other.shape[0] < shape[0]:
+                own = _Filled(own, prod(other.shape), base)
+        values.append(own)
+    if not prod(shape):
+        return tensor
+    if rule.method == PASSTHROUGH and rule.factor == 1 and inputs[0][1].shape == shape:
+        if c.arch is not None and layer_of(c.arch, tensor.name) is not None:
+            return tensor
+        if inputs[0][1].name == tensor.name:
+            return inputs[0][1]
+    piece = base.piece
+    # A checkpoint keeps its own spelling; a head that was the embedding has none.
+    embedding = c.tensors.get(c.embedding)
+    is_new = tensor.name == c.head and embedding is not None and tensor.pieces[0] is embedding.pieces[0]
+    name = tensor.name if tensor.link is not None or is_new else tensor.pieces[0].name
+    combination = Combination(tensor.name, prod(shape), rule, values)
+    blocks = DTYPES[tensor.dtype].kind != "plain"
+    merge.requantized += blocks
+    if not merge.keep or (blocks and (piece.dtype == "F32" or DTYPES[tensor.dtype].kind == "aprq")):
+        return CanonicalTensor(tensor.name, (CombinedPiece(name, "F32", shape, combination),))
+    if blocks and not encodes_alone(DTYPES[tensor.dtype].name):
+        raise RefusedError(
+            f"what is decoded from {tensor.dtype} cannot be quantized to it again without more",
+            path=c.model.path,
+            tensor=tensor.name,
+            hint="say what the weights become: --quantize q4_k_m, or --dtype f16",
+        )
+    made = CombinedPiece(name, tensor.dtype, shape, combination, piece if blocks else None)
+    return CanonicalTensor(tensor.name, (made,))
+
+
+def _check_shape(
+    merge: _Merge, c: Canonical, tensor: CanonicalTensor, model: Canonical, other: CanonicalTensor
+) -> None:
+    is_vocabulary = tensor.name in (c.embedding, c.head) and len(tensor.shape) == 2
+    rows_only = is_vocabulary and other.shape[1:] == tensor.shape[1:]
+    if rows_only and merge.pad:
+        return
+    hint = "only models of one base model have weights of the same shapes"
+    if rows_only:
+        hint = "--pad-vocab fills up what is missing with the rows of the first model, and drops what it does not have"
+    raise RefusedError(
+        f"the weight is {list(other.shape)}, and in {c.model.path} it is {list(tensor.shape)}",
+        path=model.model.path,
+        tensor=tensor.name,
+        hint=hint,
+    )
+
+
+def _equal(tensor: CanonicalTensor, inputs: Sequence[tuple[Canonical, CanonicalTensor]]) -> CanonicalTensor:
+    """A tensor of integers, which all models must have alike."""
+    for c, other in inputs:
+        if other is tensor:
+            continue
+        same = other.dtype == tensor.dtype and other.shape == tensor.shape
+        streams = (regroup(side.chunks(), _COMPARED_BYTES, _COMPARED_BYTES) for side in (tensor, other))
+        if not same or any(a != b for a, b in zip(*streams, strict=True)):
+            raise RefusedError(
+                f"{tensor.dtype} cannot be merged, and the models do not have the same", path=c.model.path,
+                tensor=tensor.name,
+            )  # fmt: skip
+    return tensor
+
+
+def _check_complete(merge: _Merge, places: Sequence[tuple[int, int]]) -> None:
+    """Raises RefusedError for weights of a later model, in layers that are merged, that the first input lacks."""
+    for part in merge.slices:
+        lead = merge.models[part.inputs[part.lead]]
+        assert lead.arch is not None
+        for model, first in zip(part.inputs, part.firsts, strict=True):
+            other = merge.models[model]
+            for name in other.tensors:
+                layer = layer_of(lead.arch, name)
+                if layer is not None and not first <= layer < first + part.n_layers:
+                    continue
+                here = name if layer is None else renumbered(name, layer, layer - first + part.firsts[part.lead])
+                if _find(lead, here) is None:
+                    raise RefusedError(
+                        f"the weight is in this model, and not in {lead.model.path}", path=other.model.path, tensor=name
+                    )
+
+
+def _outside(merge: _Merge, c: Canonical) -> tuple[dict[str, CanonicalTensor], list[str]]:
+    """What belongs to no layer of the network: merged where all models have it alike, else the first one's."""
+    if not c.outside:
+        return {}, []
+    if len(merge.slices) == 1 and len(merge.slices[0].inputs) > 1 and c.layers is None:
+        part = merge.slices[0]
+        found = [merge.models[number] for number in part.inputs]
+        if all(
+            name in other.outside and other.outside[name].shape == tensor.shape
+            for other in found
+            for name, tensor in c.outside.items()
+        ):
+            return {
+                name: _combine(
+                    merge, c, tensor, [(other, other.outside[name]) for other in found],
+                    merge.ruling(0, name, [name] * len(found), 0.0), part.inputs,
+                )
+                for name, tensor in c.outside.items()
+            }, []  # fmt: skip
+    kept = plural(len(c.outside), "tensor")
+    return dict(c.outside), [f"{kept} outside the language model (towers, MTP layers) are those of the first model"]
+
+
+_SAME = ("num_heads", "num_kv_heads", "head_dim", "num_experts_per_tok", "rope_type")
+_ALIKE = ("rope_theta", "rms_norm_eps", "max_position_embeddings")
+_ALIKE_EXTRA = ("rope_scaling", "rope_parameters", "sliding_window", "hidden_act")
+
+
+def _differences(models: Sequence[Canonical]) -> list[str]:
+    """Warnings about numbers of the networks that no shape shows. Raises RefusedError where heads differ."""
+    first, notes = models[0], []
+    for c in models[1:]:
+        for key in _SAME:
+            a, b = getattr(first.hparams, key), getattr(c.hparams, key)
+            if a is not None and b is not None and a != b:
+                raise RefusedError(
+                    f"{key} is {b}, and in {first.model.path} it is {a}",
+                    path=c.model.path,
+                    hint="weights of the same shapes mean other things there",
+                )
+        pairs = [(key, getattr(first.hparams, key), getattr(c.hparams, key)) for key in _ALIKE]
+        pairs += [(key, first.hparams.extra.get(key), c.hparams.extra.get(key)) for key in _ALIKE_EXTRA]
+        notes += [
+            f"{key} is {a} in {first.model.path} and {b} in {c.model.path}: the merged model has the first"
+            for key, a, b in pairs
+            if a is not None and b is not None and a != b
+        ]
+    return list(dict.fromkeys(notes))

@@ -1,0 +1,542 @@
+"""What a merge is made of: the models, layer by layer, and the parameters of the method; from options or from YAML.
+
+The YAML is that of mergekit: `merge_method`, `models` or `slices`, `base_model`, `parameters` at three levels, each a
+number, a list of numbers (a gradient over the layers), or a list of `filter` and `value`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.canonical.merge_methods import (
+    DARE_LINEAR,
+    DARE_TIES,
+    LINEAR,
+    METHODS,
+    NONE,
+    NORM,
+    PASSTHROUGH,
+    RESCALES,
+    SLERP,
+    TASK_ARITHMETIC,
+    TIES,
+    Rule,
+)
+from aprfmt.errors import NotFoundError, UsageError, storage_errors
+from aprfmt.limits import MAX_LAYERS, MAX_RECIPE_BYTES, MAX_RECIPE_DEPTH
+from aprfmt.text import first_few
+from aprfmt.types import PathLike
+
+if TYPE_CHECKING:
+    import yaml
+
+WEIGHTED, DARE = "weighted", "dare"
+
+ALIASES = {WEIGHTED: LINEAR, DARE: DARE_LINEAR}
+
+_DELTA = ("weight", "density", "normalize", "rescale", "lambda")
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    LINEAR: ("weight", "normalize"),
+    SLERP: ("t",),
+    **dict.fromkeys((TIES, DARE_LINEAR, DARE_TIES), _DELTA),
+    TASK_ARITHMETIC: ("weight", "normalize", "lambda"),
+    PASSTHROUGH: ("scale",),
+}
+"""Method -> the parameters that it has."""
+
+_OF_INPUT = ("weight", "density", "scale")
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    LINEAR: {"normalize": True},
+    SLERP: {},
+    TIES: {"normalize": True, "rescale": NONE, "lambda": 1.0, "density": 1.0},
+    DARE_LINEAR: {"normalize": False, "rescale": NORM, "lambda": 1.0, "density": 1.0},
+    DARE_TIES: {"normalize": False, "rescale": NORM, "lambda": 1.0, "density": 1.0},
+    TASK_ARITHMETIC: {"normalize": False, "lambda": 1.0},
+    PASSTHROUGH: {"scale": 1.0},
+}
+_IGNORED = "int8_mask"
+_KNOWN = {*(name for names in PARAMETERS.values() for name in names), _IGNORED}
+_WITH_BASE = (SLERP, TIES, DARE_LINEAR, DARE_TIES, TASK_ARITHMETIC)
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value of the recipe, and the line that it stands in; 0 for what does not come from a file."""
+
+    value: object
+    line: int = 0
+
+    def error(self, message: str, hint: str | None = None) -> UsageError:
+        """What is wrong with it."""
+        return UsageError(f"line {self.line}: {message}" if self.line else message, hint=hint)
+
+    def mapping(self, what: str) -> dict[str, Node]:
+        """Its entries. Raises UsageError for anything else."""
+        if not isinstance(self.value, dict):
+            raise self.error(f"{what} must be a mapping, not {_shown(self.value)}")
+        return self.value
+
+    def items(self, what: str) -> list[Node]:
+        """Its items. Raises UsageError for anything else, and for none."""
+        if not isinstance(self.value, list) or not self.value:
+            raise self.error(f"{what} must be a list with items, not {_shown(self.value)}")
+        return self.value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list" if value else "an empty list"
+    return f"{value!r:.40}"
+
+
+Parameters = Mapping[str, Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model of a slice, its layers from the first up to, but not including, the last, and its own parameters."""
+
+    path: str
+    layers: tuple[int, int] | None = None
+    parameters: Parameters = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some layers of the result."""
+
+    sources: tuple[Source, ...]
+    base: str | None = None
+    parameters: Parameters = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that is said of a merge.
+
+    Attributes:
+        method: one of METHODS.
+        parts: slices in their order; one of whole models where no layers are said.
+        base: the base model.
+        parameters: of all slices.
+        dtype: what `dtype` or `out_dtype` say, as --dtype takes it; None without them.
+        tokenizer: the model whose tokenizer is asked for; "base", "union", or None.
+        path: of the file; None for options.
+        notes: what is ignored.
+    """
+
+    method: str
+    parts: tuple[Part, ...]
+    base: str | None = None
+    parameters: Parameters = field(default_factory=dict)
+    dtype: str | None = None
+    tokenizer: str | None = None
+    path: PathLike | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """Every model once: the base, then the others in the order in which they are named."""
+        named = [part.base for part in self.parts] + [source.path for part in self.parts for source in part.sources]
+        return list(dict.fromkeys(path for path in (self.base, *named) if path is not None))
+
+    def base_of(self, number: int) -> int | None:
+        """Which of the inputs of a slice is its base; None for methods without one."""
+        part = self.parts[number]
+        base = part.base or self.base
+        if self.method not in _WITH_BASE:
+            return None
+        return next(i for i, source in enumerate(part.sources) if source.path == base)
+
+    def rule(self, number: int, name: str, names: Sequence[str], place: float, seed: int) -> Rule:
+        """How the weight `name` of slice `number` is merged; `names` are those that it has in the inputs.
+
+        `place` says where in the slice its layer lies, from 0 to 1. Raises UsageError for parameters that are
+        missing, and for values that cannot be.
+        """
+        part = self.parts[number]
+        common = (part.parameters, self.parameters)
+        base = self.base_of(number)
+        found: dict[str, object] = {}
+        for parameter in PARAMETERS[self.method]:
+            if parameter not in _OF_INPUT:
+                found[parameter] = self._value(parameter, common, name, place)
+                continue
+            found[parameter] = tuple(
+                0.0 if i == base else self._value(parameter, (source.parameters, *common), own, place, source.path)
+                for i, (source, own) in enumerate(zip(part.sources, names, strict=True))
+            )
+        return _rule(self.method, found, base, seed, len(part.sources), name)
+
+    def _value(
+        self, parameter: str, scopes: Sequence[Parameters], name: str, place: float, model: str | None = None
+    ) -> object:
+        for scope in scopes:
+            if parameter in scope and (value := evaluate(parameter, scope[parameter], name, place)) is not None:
+                return value
+        if parameter in _DEFAULTS[self.method]:
+            return _DEFAULTS[self.method][parameter]
+        of = f" of {model}" if model is not None else ""
+        raise UsageError(
+            f"{self.method} needs {parameter}, and nothing says it for {name}{of}",
+            path=self.path,
+            hint="the last of a list of filters may be a value without a filter, for all other weights",
+        )
+
+
+def _rule(method: str, found: Mapping[str, object], base: int | None, seed: int, n: int, name: str) -> Rule:
+    def several(key: str) -> tuple[float, ...]:
+        values = found.get(key, ())
+        assert isinstance(values, tuple)
+        return values
+
+    def one(key: str, default: float) -> float:
+        value = found.get(key, default)
+        assert isinstance(value, float)
+        return value
+
+    weights = several("weight") or (1.0,) * n
+    if method == LINEAR and found["normalize"] and abs(math.fsum(weights)) < 1e-12:
+        raise UsageError(f"the weights of {name} add up to 0", hint="other weights, or normalize: false")
+    scales = several("scale")
+    return Rule(
+        method=method,
+        base=base,
+        weights=weights,
+        densities=several("density") or (1.0,) * n,
+        t=one("t", 0.5),
+        normalize=bool(found.get("normalize", False)),
+        rescale=str(found.get("rescale", NONE)),
+        factor=scales[0] if scales else one("lambda", 1.0),
+        seed=seed,
+    )
+
+
+# --- values of parameters ---
+
+
+def evaluate(parameter: str, node: Node, name: str, place: float) -> object:
+    """What a setting says of the weight `name`, at `place` from 0 to 1 of its slice; None where no filter fits.
+
+    A list of numbers is a gradient: its items lie at equal distances over the layers, with straight lines between
+    them. Of filters, texts that are part of a weight's name, the first that fits counts.
+    """
+    value = node.value
+    if isinstance(value, dict):
+        return _filtered(parameter, node, name, place)
+    if not isinstance(value, list):
+        return checked(parameter, node)
+    if isinstance(value[0].value, dict):
+        found = (_filtered(parameter, item, name, place) for item in value)
+        return next((number for number in found if number is not None), None)
+    numbers = [checked(parameter, item) for item in value]
+    if not all(isinstance(number, float) for number in numbers):
+        return numbers[int(place * (len(numbers) - 1))]
+    scaled = place * (len(numbers) - 1)
+    low = int(scaled)
+    share = scaled - low
+    a, b = (number for number in (numbers[low], numbers[min(len(numbers) - 1, low + 1)]) if isinstance(number, float))
+    return (1 - share) * a + share * b
+
+
+def _filtered(parameter: str, node: Node, name: str, place: float) -> object:
+    entries = node.mapping(parameter)
+    text = entries["filter"].value if "filter" in entries else None
+    if text is None or text == "*" or str(text) in name:
+        return evaluate(parameter, entries["value"], name, place)
+    return None
+
+
+def checked(parameter: str, node: Node) -> float | bool | str:
+    """One value of a parameter. Raises UsageError for one that it cannot have."""
+    value = node.value
+    if parameter == "normalize":
+        if not isinstance(value, bool):
+            raise node.error(f"normalize must be true or false, not {_shown(value)}")
+        return value
+    if parameter == "rescale":
+        if isinstance(value, bool):
+            return NORM if value else NONE
+        if value not in RESCALES:
+            raise node.error(f"rescale must be true, false, {', '.join(RESCALES)}, not {_shown(value)}")
+        return str(value)
+    number = value
+    if isinstance(value, str):
+        try:
+            number = float(value)  # YAML 1.1 takes 1e-3 for a text
+        except ValueError:
+            number = None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise node.error(f"{parameter} must be a number, not {_shown(value)}")
+    limits = {"density": (0.0, 1.0), "t": (0.0, 1.0)}.get(parameter)
+    if limits is not None and not limits[0] <= number <= limits[1]:
+        raise node.error(f"{parameter} must be from {limits[0]:g} to {limits[1]:g}, not {number:g}")
+    return float(number)
+
+
+def check_parameters(method: str, parameters: Parameters) -> tuple[dict[str, Node], list[str]]:
+    """The parameters that count, every value of them checked, and words on those that are ignored.
+
+    Raises UsageError for a parameter that the method does not have.
+    """
+    out, notes = {}, []
+    for name, node in parameters.items():
+        if name == _IGNORED:
+            notes.append(f"{_IGNORED} is ignored: masks take no memory here")
+            continue
+        if name not in PARAMETERS[method]:
+            what = f"{method} has no parameter {name}" if name in _KNOWN else f"unknown parameter {name!r}"
+            raise node.error(what, f"it has {first_few(list(PARAMETERS[method]), 9)}")
+        _check_setting(name, node)
+        out[name] = node
+    return out, notes
+
+
+def _check_setting(parameter: str, node: Node, *, within: bool = False) -> None:
+    if isinstance(node.value, dict):
+        entries = node.value
+        odd = next((key for key in entries if key not in ("filter", "value")), None)
+        if odd is not None or "value" not in entries:
+            raise node.error(f"{parameter}: a filter has the keys filter and value, and no others")
+        if isinstance(entries.get("filter", Node(None)).value, dict | list):
+            raise node.error(f"{parameter}: filter must be a part of a weight's name")
+        _check_setting(parameter, entries["value"])
+    elif isinstance(node.value, list):
+        kinds = {isinstance(item.value, dict) for item in node.items(parameter)}
+        if len(kinds) > 1 or within:
+            raise node.error(f"{parameter} must be a list of numbers or a list of filters, and not both")
+        for item in node.value:
+            _check_setting(parameter, item, within=True)
+    else:
+        checked(parameter, node)
+
+
+def find_method(name: str, node: Node | None = None) -> str:
+    """The method of a name, with underscores or hyphens. Raises UsageError for any other."""
+    spelled = name.lower().replace("-", "_")
+    found = ALIASES.get(spelled, spelled)
+    if found not in METHODS:
+        known = ", ".join(sorted({*METHODS, *ALIASES}))
+        raise (node or Node(name)).error(f"unknown merge method {name!r:.60}", f"one of: {known}")
+    return found
+
+
+# --- the whole ---
+
+
+def check_recipe(recipe: Recipe) -> Recipe:
+    """`recipe`, with the base among the models of its only slice. Raises UsageError for what makes no merge."""
+    method = recipe.method
+    parts = []
+    for part in recipe.parts:
+        base = part.base or recipe.base
+        node = Node(None, part.line)
+        sources = part.sources
+        if method in _WITH_BASE:
+            if base is None:
+                raise node.error(f"{method} needs a base model", "--base FILE, or base_model in the recipe")
+            if base not in [source.path for source in sources]:
+                if sources[0].layers is not None:
+                    raise node.error(f"the base model {base} is not among the sources of the slice", "list it there")
+                sources = (Source(base), *sources)
+        elif recipe.base is not None and method == LINEAR and base not in [source.path for source in sources]:
+            raise node.error(
+                "linear compares with no base, and this one is not among the models", "list it with a weight of its own"
+            )
+        if method == SLERP and len(sources) != 2:
+            raise node.error(f"slerp is for a base and one other model, and {len(sources)} are named")
+        if method == PASSTHROUGH and len(sources) != 1:
+            raise node.error("passthrough takes each layer from one model: a slice has one source")
+        if method in _WITH_BASE and len(sources) < 2:
+            raise node.error(f"{method} needs a model beside the base")
+        lengths = {source.layers[1] - source.layers[0] for source in sources if source.layers is not None}
+        if len(lengths) > 1:
+            raise node.error("the sources of a slice must have equally many layers")
+        parts.append(Part(sources, part.base, part.parameters, part.line))
+    return Recipe(
+        method, tuple(parts), recipe.base, recipe.parameters, recipe.dtype, recipe.tokenizer, recipe.path, recipe.notes
+    )
+
+
+# --- YAML ---
+
+
+def read_recipe(path: PathLike) -> Recipe:
+    """The recipe in a YAML file. Raises UsageError, with the line, for what it cannot mean."""
+    import yaml
+
+    with storage_errors(path):
+        try:
+            data = Path(path).read_bytes()[: MAX_RECIPE_BYTES + 1]
+        except FileNotFoundError:
+            raise NotFoundError("there is no such recipe", path=path) from None
+    try:
+        if len(data) > MAX_RECIPE_BYTES:
+            raise UsageError(f"a recipe may have {MAX_RECIPE_BYTES} bytes")
+        text = data.decode("utf-8-sig")
+        _check_events(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is None:
+            raise UsageError("the recipe is empty")
+        return check_recipe(_recipe(_node(tree), path))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"it is not UTF-8 at byte {error.start}", path=path) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        problem = getattr(error, "problem", None) or type(error).__name__
+        raise UsageError(f"{where}this is not YAML: {problem}", path=path) from error
+    except UsageError as error:
+        raise UsageError(error.message, path=path, hint=error.hint) from None
+
+
+def _check_events(text: str) -> None:
+    """Refuses aliases and deep nesting before anything is built: a few bytes of them can mean gigabytes."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark is not None else 0
+        if getattr(event, "anchor", None) is not None:
+            raise UsageError(f"line {line}: anchors and aliases are not supported", hint="write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_RECIPE_DEPTH:
+            raise UsageError(f"line {line}: nested deeper than {MAX_RECIPE_DEPTH} levels")
+
+
+def _node(tree: yaml.Node) -> Node:
+    import yaml
+
+    line = tree.start_mark.line + 1
+    if isinstance(tree, yaml.MappingNode):
+        out: dict[str, Node] = {}
+        for key, value in tree.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise UsageError(f"line {line}: a key must be a word")
+            if key.value in out:
+                raise UsageError(f"line {key.start_mark.line + 1}: {key.value!r:.40} is there twice")
+            out[key.value] = _node(value)
+        return Node(out, line)
+    if isinstance(tree, yaml.SequenceNode):
+        return Node([_node(item) for item in tree.value], line)
+    loader = yaml.SafeLoader("")
+    try:
+        return Node(loader.construct_object(tree), line)
+    except ValueError as error:
+        raise UsageError(f"line {line}: {error}") from error
+    finally:
+        loader.dispose()
+
+
+_KEYS = (
+    *("merge_method", "models", "slices", "base_model", "parameters", "dtype", "out_dtype", "tokenizer_source"),
+    *("tokenizer", "chat_template"),
+)
+
+
+def _entries(node: Node, what: str, known: Sequence[str]) -> dict[str, Node]:
+    """The entries of a mapping, without those that say nothing. Raises UsageError for an unknown key, with its line."""
+    entries = node.mapping(what)
+    for key, value in entries.items():
+        if key not in known:
+            raise value.error(f"unknown key {key!r:.40} in {what}", f"known here: {', '.join(known)}")
+    return {key: value for key, value in entries.items() if value.value is not None}
+
+
+def _recipe(root: Node, path: PathLike) -> Recipe:
+    if isinstance(root.value, dict) and "modules" in root.value:
+        raise root.value["modules"].error("modules are not supported", "name models or slices")
+    entries = _entries(root, "the recipe", _KEYS)
+    if "merge_method" not in entries:
+        raise root.error("merge_method is missing", f"one of: {', '.join(METHODS)}")
+    method = find_method(_text(entries["merge_method"], "merge_method"), entries["merge_method"])
+    if ("models" in entries) == ("slices" in entries):
+        raise root.error("a recipe has either models or slices")
+    notes: list[str] = []
+    if "models" in entries:
+        sources = tuple(_source(item, method, notes, "a model") for item in entries["models"].items("models"))
+        parts: tuple[Part, ...] = (Part(sources, line=entries["models"].line),)
+    else:
+        parts = tuple(_part(item, method, notes) for item in entries["slices"].items("slices"))
+    base = _text(entries["base_model"], "base_model") if "base_model" in entries else None
+    dtype = next((_dtype(entries[key], key) for key in ("out_dtype", "dtype") if key in entries), None)
+    if "chat_template" in entries and entries["chat_template"].value != "auto":
+        raise entries["chat_template"].error(
+            "the chat template is that of the first model", "apr stamp sets another one afterwards"
+        )
+    tokenizer = _tokenizer(entries)
+    parameters = _parameters(entries, method, notes)
+    return Recipe(method, parts, base, parameters, dtype, tokenizer, path, tuple(dict.fromkeys(notes)))
+
+
+def _tokenizer(entries: Mapping[str, Node]) -> str | None:
+    if "tokenizer_source" in entries and "tokenizer" in entries:
+        raise entries["tokenizer"].error("tokenizer and tokenizer_source exclude each other")
+    if "tokenizer" in entries:
+        found = _entries(entries["tokenizer"], "tokenizer", ("source",))
+        return _text(found["source"], "source") if "source" in found else None
+    return _text(entries["tokenizer_source"], "tokenizer_source") if "tokenizer_source" in entries else None
+
+
+def _part(node: Node, method: str, notes: list[str]) -> Part:
+    entries = _entries(node, "a slice", ("sources", "base_model", "parameters", "residual_weight"))
+    if "residual_weight" in entries:
+        raise entries["residual_weight"].error("residual_weight is not supported")
+    if "sources" not in entries:
+        raise node.error("a slice needs sources")
+    found = entries["sources"].items("sources")
+    sources = tuple(_source(item, method, notes, "a source", layers=True) for item in found)
+    base = _text(entries["base_model"], "base_model") if "base_model" in entries else None
+    return Part(sources, base, _parameters(entries, method, notes), node.line)
+
+
+def _source(node: Node, method: str, notes: list[str], what: str, *, layers: bool = False) -> Source:
+    entries = _entries(node, what, ("model", "parameters", *(("layer_range",) if layers else ())))
+    if "model" not in entries:
+        raise node.error(f"{what} needs the key model, a path")
+    path = _text(entries["model"], "model")
+    given: tuple[int, int] | None = None
+    if layers:
+        if "layer_range" not in entries:
+            raise node.error("layer_range is missing: the first layer, and the one behind the last", "[0, 16]")
+        given = _range(entries["layer_range"])
+    return Source(path, given, _parameters(entries, method, notes), node.line)
+
+
+def _range(node: Node) -> tuple[int, int]:
+    numbers = [item.value for item in node.value] if isinstance(node.value, list) else []
+    if len(numbers) == 2 and all(type(number) is int for number in numbers):
+        first, last = (number for number in numbers if isinstance(number, int))
+        if 0 <= first < last <= MAX_LAYERS:
+            return first, last
+    raise node.error(f"layer_range must be the first layer and the one behind the last, not {numbers!r:.40}", "[0, 16]")
+
+
+def _parameters(entries: Mapping[str, Node], method: str, notes: list[str]) -> dict[str, Node]:
+    if "parameters" not in entries:
+        return {}
+    found, told = check_parameters(method, entries["parameters"].mapping("parameters"))
+    notes += told
+    return found
+
+
+def _text(node: Node, what: str) -> str:
+    if not isinstance(node.value, str) or not node.value:
+        raise node.error(f"{what} must be a text, not {_shown(node.value)}")
+    return node.value
+
+
+def _dtype(node: Node, key: str) -> str:
+    text = _text(node, key)
+    if text not in _DTYPES:
+        raise node.error(f"{key} must be one of {', '.join(_DTYPES)}, not {text!r:.40}")
+    return _DTYPES[text]
