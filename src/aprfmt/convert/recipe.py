@@ -45,7 +45,7 @@ from aprfmt.formats import INDEX_SUFFIXES, apr2
 from aprfmt.formats.apr_metadata import FILES_PREFIX, SOURCE_KEY
 from aprfmt.formats.gguf import GgufNative, GgufPart, GgufType
 from aprfmt.formats.gguf_write import encode_value
-from aprfmt.formats.hf_files import read_text_file
+from aprfmt.formats.hf_files import parse_object, read_text_file
 from aprfmt.formats.hfdir import HfNative
 from aprfmt.formats.out import OutTensor
 from aprfmt.formats.safetensors import SafetensorsNative
@@ -198,6 +198,8 @@ def read_recipe(
         made = {name: [source.segment(s) for s in segments] for name, segments in files.items()}
         if any(sum(s.n_bytes for s in segments) != sizes[name] for name, segments in made.items()):
             return None
+        if not all(_keeps_shapes(listed, made[name], tensors) for name, listed in files.items()):
+            return None
         return Recipe(str(body["format"]), made, _names(body.get("names", {})), digests, body.get("partial") is True)
     except AprError as error:
         error.path, error.hint = error.path or path, error.hint or _HINT
@@ -206,6 +208,33 @@ def read_recipe(
         raise CorruptError(
             f"the record of the source files ({SOURCE_KEY}) is damaged: {error}", path=path, hint=_HINT
         ) from error
+
+
+def _keeps_shapes(
+    listed: Sequence[list[object]], made: Sequence[Segment], tensors: Mapping[str, CanonicalTensor]
+) -> bool:
+    """Whether the tensors of a file of weights have the shapes that its header says; of a single value either shape.
+
+    Raises ValueError, TypeError, KeyError for a header that is none.
+    """
+    direct = any(segment[0] == "t" for segment in listed)
+    if not direct or not made or not isinstance(made[0], Literal):
+        return True
+    head = bytes(made[0].data)
+    end = 8 + int.from_bytes(head[:8], "little")
+    if len(head) < end or head[8:9] != b"{":
+        return True  # no safetensors
+    header = parse_object(head[8:end], "", "the header of a file of weights", unique=False)
+    entries = [_mapping(entry) for name, entry in header.items() if name != "__metadata__"]
+    shapes = {_list(entry["data_offsets"])[0]: tuple(_list(entry["shape"])) for entry in entries}
+    at = -end
+    for segment, stored in zip(listed, made, strict=True):
+        if segment[0] == "t" and stored.n_bytes and at in shapes:
+            shape = tensors[str(segment[1])].shape
+            if shapes[at] != shape and (*shapes[at], *shape) != (1,):
+                return False
+        at += stored.n_bytes
+    return True
 
 
 class _Source:
