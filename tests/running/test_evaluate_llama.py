@@ -57,7 +57,9 @@ def test_a_small_model_and_its_teacher_both_ways(
 ) -> None:
     monkeypatch.setattr(scoring, "_BYTES", piece)
     gguf = gguf_of("llama", tmp_path)
-    aprfmt.quantize_model(gguf, output := tmp_path / "q8.gguf", "q8_0")
+    aprfmt.quantize_model(gguf, tmp_path / "q4.gguf", "q4_0")
+    # llama.cpp rounds what it multiplies with blocks of 4 bits; the values are the same in float32.
+    aprfmt.convert_model(tmp_path / "q4.gguf", output := tmp_path / "student.gguf", dtype="f32")
     both = [
         aprfmt.evaluate(output, documents, teacher=gguf, seq_len=64, **how)  # type: ignore[arg-type]
         for how in ({"engine": "torch", "device": "cpu"}, {"engine": "llama"})
@@ -66,7 +68,7 @@ def test_a_small_model_and_its_teacher_both_ways(
         assert getattr(both[1], name) == pytest.approx(getattr(both[0], name), rel=1e-3), name
     assert both[0].kl is not None
     assert both[1].kl is not None
-    assert both[1].kl == pytest.approx(both[0].kl, rel=0.2, abs=1e-5)
+    assert both[1].kl == pytest.approx(both[0].kl, rel=0.01)
     assert both[1].agreement == pytest.approx(both[0].agreement, abs=0.02)
     assert both[1].tokens == both[0].tokens
 
