@@ -229,6 +229,7 @@ class Llama:
         adapters: LoRA GGUFs to apply, each with its scale.
         n_threads: threads that compute; 0: half of the processors.
         gpu_layers: layers to compute on a GPU, where the build of llama.cpp can.
+        watched: to ask for `effects` and to `reorder`.
         importance: "layers" or "output" to `collect`.
         tower: GGUF of what sees or hears beside the model, for `media`.
         engines: packages to try, in this order.
@@ -257,6 +258,7 @@ class Llama:
         gpu_layers: int = 0,
         importance: str | None = None,
         tower: PathLike | None = None,
+        watched: bool = False,
         engines: Sequence[str] = tuple(ENGINES),
     ) -> None:
         require_llama()
@@ -271,6 +273,7 @@ class Llama:
             adapters=[(os.path.abspath(path), scale) for path, scale in adapters],
             importance=importance,
             tower=os.path.abspath(tower) if tower is not None else None,
+            watched=watched,
         )
         self._engines = engines
         self._seconds = _time_limit(n_bytes or os.path.getsize(path))
@@ -381,6 +384,15 @@ class Llama:
         assert self._worker is not None
         sizes = _BUFFER.findall(self._worker.written())
         return round(sum(map(float, sizes)) * 2**20) if sizes else None
+
+    def effects(self, ids: Sequence[int]) -> tuple[list[float | None], list[str]]:
+        """How far each layer moves the states of a text, relative to their size, and the names of the weights."""
+        found = self._ask("effects", ids=[*ids])
+        return found["effects"], found["weights"]
+
+    def reorder(self, heads: Sequence[tuple[str, int, int, int]], *, halves: bool) -> None:
+        """Reorders weights in the memory of the worker: see Session.reorder."""
+        self._ask("reorder", heads=[[*entry] for entry in heads], halves=halves)
 
     def collect(self, ids: Sequence[int]) -> dict[str, int]:
         """See Session.collect. What was collected dies with a worker, so no other one goes on in its place."""

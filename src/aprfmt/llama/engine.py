@@ -28,6 +28,7 @@ class LoadRequest:
         gpu_layers: layers computed on a GPU, by a build of llama.cpp that can.
         adapters: (path of a LoRA GGUF, scale).
         tower: GGUF of what sees or hears beside the model.
+        watched: whether weights are looked at and reordered in memory, which takes memory of the process's own.
         importance: what an importance matrix is made of: "layers", or "output" for the output head too.
     """
 
@@ -40,6 +41,7 @@ class LoadRequest:
     adapters: list[tuple[str, float]] = field(default_factory=list)
     importance: str | None = None
     tower: str | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, slots=True)

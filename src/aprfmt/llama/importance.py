@@ -20,11 +20,11 @@ _F32, _I32 = 0, 26
 _DIMS, _SOURCES = 4, 10
 
 
-class _Tensor(Structure):
+class GgmlTensor(Structure):
     """ggml_tensor, as far as it is read here."""
 
 
-_Tensor._fields_ = [
+GgmlTensor._fields_ = [
     ("type", c_int32),
     ("buffer", c_void_p),
     ("ne", c_int64 * _DIMS),
@@ -32,7 +32,7 @@ _Tensor._fields_ = [
     ("op", c_int32),
     ("op_params", c_int32 * 16),
     ("flags", c_int32),
-    ("src", POINTER(_Tensor) * _SOURCES),
+    ("src", POINTER(GgmlTensor) * _SOURCES),
     ("view_src", c_void_p),
     ("view_offs", c_size_t),
     ("data", c_void_p),
@@ -64,10 +64,10 @@ class Collector:
     def __init__(self, library: Library, output: bool) -> None:
         self._c, self._output = library, output
         library.declare("ggml_op_name", ctypes.c_char_p, [c_int32])
-        library.declare("ggml_get_name", c_void_p, [POINTER(_Tensor)])
-        library.declare("ggml_nbytes", c_size_t, [POINTER(_Tensor)])
+        library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])
+        library.declare("ggml_nbytes", c_size_t, [POINTER(GgmlTensor)])
         library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
-        library.declare("ggml_backend_tensor_get", None, [POINTER(_Tensor), c_void_p, c_size_t, c_size_t])
+        library.declare("ggml_backend_tensor_get", None, [POINTER(GgmlTensor), c_void_p, c_size_t, c_size_t])
         self.sums: dict[str, Sums] = {}
         self.failure: Exception | None = None
         self._kinds: dict[int, bytes] = {}
@@ -88,7 +88,7 @@ class Collector:
 
     def _called(self, pointer: int, ask: bool, _: object) -> bool:
         try:
-            return self._see(ctypes.cast(pointer, POINTER(_Tensor)), ask)
+            return self._see(ctypes.cast(pointer, POINTER(GgmlTensor)), ask)
         except Exception as error:
             self.failure = self.failure or error
             return False
@@ -99,7 +99,7 @@ class Collector:
             return not ask
         tensor = pointer.contents
         if not self._checked:
-            if self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + _Tensor.name.offset:
+            if self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + GgmlTensor.name.offset:
                 raise LayoutError("this build of llama.cpp has another ggml_tensor")
             self._checked = True
         kind = self._kinds.get(tensor.op)
@@ -108,7 +108,7 @@ class Collector:
         if kind not in (b"MUL_MAT", b"MUL_MAT_ID"):
             return not ask
         weight, given = tensor.src[0].contents, tensor.src[1]
-        name = _plain_name(weight.name)
+        name = plain_name(weight.name)
         if ask:
             return given.contents.type == _F32 and (
                 name.startswith("blk.") or (self._output and name == "output.weight")
@@ -182,7 +182,7 @@ class Collector:
         return np.ndarray(tuple(tensor.ne[::-1]), dtype, memory, strides=tuple(tensor.nb[::-1]))
 
 
-def _plain_name(raw: bytes) -> str:
+def plain_name(raw: bytes) -> str:
     """The name of a weight: a copy on another device is called `DEVICE#name#number`."""
     parts = raw.decode().split("#")
     return parts[1] if len(parts) > 1 else parts[0]

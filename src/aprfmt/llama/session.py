@@ -16,9 +16,13 @@ from aprfmt.llama.capi import Batch, ChatMessage, Library, Token
 from aprfmt.llama.engine import POOLINGS, EngineError, LoadRequest, Sampling
 from aprfmt.llama.importance import Collector, Sums
 from aprfmt.llama.media import Tower
+from aprfmt.llama.watch import Watcher
 from aprfmt.types import JsonObject
 
 _LONGEST_PIECE = 4096
+_LOAD_INTO_MEMORY = 0
+"""llama_load_mode: the weights are read, not mapped from the file."""
+
 _BATCH, _MICRO_BATCH = 2048, 512
 """Tokens that llama.cpp takes in one call, and computes at once: its own defaults."""
 
@@ -44,7 +48,9 @@ class Session:
         started = time.perf_counter()
         params = library.model_params()
         params.n_gpu_layers = request.gpu_layers
-        params.use_extra_bufts = request.extra_buffers
+        params.use_extra_bufts = request.extra_buffers and not request.watched
+        if request.watched:
+            params.load_mode = _LOAD_INTO_MEMORY
         self._model = library.model_load_from_file(os.fsencode(request.path), params)
         if not self._model:
             raise EngineError("llama.cpp does not load the file")
@@ -53,6 +59,7 @@ class Session:
         self.n_vocab: int = library.vocab_n_tokens(self._vocab)
         self._pooling = request.pooling
         self._collector = Collector(library, request.importance == "output") if request.importance else None
+        self._watcher = Watcher(library) if request.watched else None
         self._context = library.init_from_model(self._model, self._options(request))
         if not self._context:
             raise EngineError("llama.cpp makes no context for the model")
@@ -80,6 +87,8 @@ class Session:
             options.embeddings, options.pooling_type = True, POOLINGS.index(request.pooling)
         if self._collector is not None:
             self._c.callback(options, "cb_eval", self._collector.callback)
+        if self._watcher is not None:
+            self._c.callback(options, "cb_eval", self._watcher.callback)
         return options
 
     def _apply(self, adapters: Sequence[tuple[str, float]]) -> None:
@@ -371,6 +380,25 @@ class Session:
             "seconds": ended - begun,
             "peak_bytes": _peak_bytes(),
         }
+
+    # --- weights in memory ---
+
+    def effects(self, ids: list[int]) -> dict[str, Any]:
+        """Computes ids from an empty context: how far each layer moves its states, and the weights in use."""
+        assert self._watcher is not None
+        self._forget()
+        self._watcher.begin()
+        self._compute(ids, every=True)
+        self._row(-1)
+        found = self._watcher.effects()
+        return {"effects": [found.get(i) for i in range(max(found, default=-1) + 1)], "weights": self._watcher.names()}
+
+    def reorder(self, heads: list[tuple[str, int, int, int]], halves: bool) -> int:
+        """Reorders rows of weights by Watcher.reorder: (name, first row, heads, rows of a head); how many weights."""
+        assert self._watcher is not None
+        for name, first, n_heads, size in heads:
+            self._watcher.reorder(name, first, n_heads, size, halves)
+        return len(heads)
 
     # --- importance ---
 

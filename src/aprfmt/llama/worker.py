@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 CALLS = (
     *("facts", "system", "tokenize", "detokenize", "generate", "embed", "logits"),
-    *("measure", "collect", "collected", "restore", "pair", "chat"),
+    *("measure", "collect", "collected", "restore", "pair", "chat", "effects", "reorder"),
 )
 """Methods of a Session that can be asked for, with their arguments by name."""
 

@@ -1,0 +1,125 @@
+"""The weights of a loaded model in memory, and what its layers do to the hidden states, seen while it is computed.
+
+Weights are reordered in place, so that a fault in their order is found without a second copy of the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_void_p
+from typing import Any
+
+import numpy as np
+
+from aprfmt.llama.capi import EVAL_CALLBACK, Library
+from aprfmt.llama.engine import EngineError, LayoutError
+from aprfmt.llama.importance import GgmlTensor, plain_name
+
+_F32 = 0
+_STATES, _EMBEDDED = "l_out-", ("inp_embd", "embd", "inp_scaled", "inp_norm")
+"""What llama.cpp calls the hidden states behind a layer, and those before the first."""
+
+
+class Watcher:
+    """Finds weights by name and takes hidden states.
+
+    Attributes:
+        callback: what llama.cpp calls for each operation of a graph.
+        failure: what went wrong in the callback, which cannot raise.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._c = library
+        library.declare("ggml_op_name", c_char_p, [c_int32])
+        library.declare("ggml_get_name", c_void_p, [POINTER(GgmlTensor)])
+        library.declare("ggml_nbytes", c_size_t, [POINTER(GgmlTensor)])
+        library.declare("ggml_backend_buffer_is_host", c_bool, [c_void_p])
+        self._weights: dict[str, Any] = {}
+        self._states: dict[int, np.ndarray[Any, np.dtype[np.float32]]] | None = None
+        self._none: int | None = None
+        self.failure: Exception | None = None
+        self.callback = EVAL_CALLBACK(self._called)
+
+    def _called(self, pointer: int, ask: bool, _: object) -> bool:
+        try:
+            return self._see(ctypes.cast(pointer, POINTER(GgmlTensor)), ask)
+        except Exception as error:
+            self.failure = self.failure or error
+            return not ask
+
+    def _see(self, pointer: Any, ask: bool) -> bool:
+        tensor = pointer.contents
+        if not self._weights and self._c.ggml_get_name(pointer) != ctypes.addressof(tensor) + GgmlTensor.name.offset:
+            raise LayoutError("this build of llama.cpp has another ggml_tensor")
+        if ask:
+            for source in tensor.src:
+                if source and self._c.ggml_op_name(source.contents.op) == b"NONE":
+                    self._weights[plain_name(source.contents.name)] = source
+        layer = self._layer(tensor.name.decode(errors="replace"))
+        if self._states is None or layer is None:
+            return not ask
+        if not ask:
+            if tensor.type != _F32 or not self._c.ggml_backend_buffer_is_host(tensor.buffer):
+                raise EngineError("the hidden states are not where the processor reads them")
+            memory = (ctypes.c_uint8 * self._c.ggml_nbytes(pointer)).from_address(tensor.data)
+            shape, strides = (tensor.ne[1], tensor.ne[0]), (tensor.nb[1], tensor.nb[0])
+            self._states[layer] = np.ndarray(shape, np.float32, memory, strides=strides).copy()
+        return True
+
+    @staticmethod
+    def _layer(name: str) -> int | None:
+        if name in _EMBEDDED:
+            return -1
+        number = name.removeprefix(_STATES)
+        return int(number) if number != name and number.isdigit() else None
+
+    def begin(self) -> None:
+        """The next graph's hidden states are wanted."""
+        self._states = {}
+
+    def effects(self) -> dict[int, float]:
+        """How far each layer moves the states of the graph since `begin`, relative to their size; by layer.
+
+        Raises what went wrong meanwhile.
+        """
+        states, self._states = self._states or {}, None
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        found = {}
+        for layer, after in states.items():
+            before = states.get(layer - 1)
+            if before is not None and before.shape == after.shape:
+                # The first token's states are often some thousand times as large as those of the others.
+                some = slice(1, None) if len(after) > 1 else slice(None)
+                size = np.linalg.norm(before[some], axis=1)
+                moved = np.linalg.norm(after[some] - before[some], axis=1)
+                found[layer] = float(np.median(moved / np.maximum(size, 1e-30)))
+        return found
+
+    def names(self) -> list[str]:
+        """Weights that the graphs so far were computed with."""
+        return [*self._weights]
+
+    def reorder(self, name: str, first: int, n_heads: int, size: int, halves: bool) -> None:
+        """Reorders the rows of heads of a weight in memory, or the values of a bias.
+
+        Args:
+            name: of the weight.
+            first: its first row that is reordered.
+            n_heads: how many heads follow from there on.
+            size: rows of a head.
+            halves: from neighbours (0, 1), (2, 3), ... to halves (0, 2, ..., 1, 3, ...); else the other way.
+        """
+        pointer = self._weights[name]
+        tensor = pointer.contents
+        if not self._c.ggml_backend_buffer_is_host(tensor.buffer):
+            raise EngineError(f"{name} is not where the processor reads it")
+        flat = tensor.ne[1] == 1
+        rows, step = (tensor.ne[0], tensor.nb[0]) if flat else (tensor.ne[1], tensor.nb[1])
+        if first + n_heads * size > rows or rows * step != self._c.ggml_nbytes(pointer):
+            raise EngineError(f"{name} has {rows} rows")
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * (rows * step)).from_address(tensor.data)).reshape(rows, step)
+        heads = memory[first : first + n_heads * size]
+        pairs = heads.reshape(n_heads, size // 2, 2, step) if halves else heads.reshape(n_heads, 2, size // 2, step)
+        heads[:] = pairs.swapaxes(1, 2).reshape(heads.shape).copy()
